@@ -50,6 +50,7 @@ class _Body(msgspec.Struct, frozen=True):
     prompt: msgspec.Raw = msgspec.Raw(b"")
     max_tokens: object = None
     max_completion_tokens: object = None
+    max_output_tokens: object = None
     n_predict: object = None
     n: object = None
     n_cmpl: object = None
@@ -60,7 +61,9 @@ class _Body(msgspec.Struct, frozen=True):
         prompts, window = 1, model.window
         if bytes(self.prompt)[:1] == b"[":
             prompts = sum(not _IS_NUMBER(bytes(each)) for each in _decode_list(self.prompt)) or 1
-        lengths = _numbers(self.max_tokens, self.max_completion_tokens, self.n_predict)
+        lengths = _numbers(
+            self.max_tokens, self.max_completion_tokens, self.max_output_tokens, self.n_predict
+        )
         length = max(lengths, default=model.max_tokens)
         choices = max(_numbers(self.n, self.n_cmpl, self.best_of), default=1)
         most = prompts * window if b"image" in content else min(len(content), prompts * window)

@@ -41,7 +41,7 @@ class RepetitionDetectionParameters(Parameters):
     )
 
 
-MAX_TOKENS_NAMES: Final = ("max_tokens", "max_completion_tokens", "n_predict")
+MAX_TOKENS_NAMES: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
 
 
 class LengthParameters(Parameters):

@@ -458,9 +458,10 @@ def _asked_of_completions(request: GenerationRequest) -> Iterable[tuple[str, Nee
 
 
 def _asked_of_chats(request: GenerationRequest) -> Iterable[tuple[str, Need]]:
-    yield "messages", Need.CHAT
+    param = request.chat.param if request.chat else ""
+    yield param, Need.CHAT
     if _image_count(request):
-        yield "messages", Need.IMAGES
+        yield param, Need.IMAGES
     if request.tool_use is not None:
         yield request.tools_param, Need.CALLS
         if request.tool_use.mode is not ToolMode.AUTO:
@@ -491,7 +492,7 @@ def _chain_parameters(chain: SamplerChain, profile: Profile) -> list[str]:
 def _check_images(request: GenerationRequest, most: int | None) -> None:
     given = _image_count(request)
     if most is not None and given > most:
-        param = "images" if request.chat is None else "messages"
+        param = "images" if request.chat is None else request.chat.param
         raise must(param, f"have at most {most} images per prompt of this model", given)
 
 

@@ -187,6 +187,8 @@ class ChatRequest:
 
     An assistant's message may have `sealed`: its reasoning, as `gateway.completions.sealing` sealed
     it for the client."""
+    param: str = "messages"
+    """The parameter that contains them."""
     tools: list[dict[str, Any]] = field(default_factory=list)
     """As the client described them, for the template; present even if `tool_choice` is none."""
     image_sources: list[ImageSource] = field(default_factory=list)

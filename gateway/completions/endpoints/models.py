@@ -66,6 +66,12 @@ _FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
 _PAGE: Final = 20
 _MOST_OF_PAGE: Final = 1000
 """Default and largest `limit` of a page in Anthropic's form."""
+_CODEX_EFFORTS: Final = ("low", "medium", "high")
+_CODEX_INSTRUCTIONS: Final = (
+    "You are a coding agent that works in the user's terminal. Read the files that matter before "
+    "you change them, change them with the tools that you have, and check the result by running "
+    "it. Work until the task is done, then say briefly what you changed."
+)
 _PRICE_DIGITS: Final = 12
 """Prices are in micro-dollars per million tokens, and here in dollars per token."""
 
@@ -232,11 +238,17 @@ async def list_models(
         Literal["openrouter"] | None,
         Query(alias="format", description="`openrouter`: as OpenRouter reads it from providers."),
     ] = None,
+    client_version: Annotated[
+        str | None, Query(description="Sent by Codex, which reads its own catalogue in `models`.")
+    ] = None,
 ) -> dict[str, Any]:
     """Return every announced model that the principal may use."""
     services = services_of(request)
     principal = await services[Authorizer].authorize(request, Scope.COMPLETIONS)
     models = await services[ModelList].list(principal)
+    if client_version is not None:
+        listed = enumerate(models["data"])
+        return models | {"models": [codex_body(body, number) for number, body in listed]}
     if form is None:
         return _anthropic_page(request, models["data"]) if is_anthropic(request.scope) else models
     details = services[Settings].openrouter_models
@@ -322,6 +334,46 @@ def openrouter_body(
         ],
         "is_ready": body["ready"],
         **details.get(body["id"], {}),
+    }
+
+
+def codex_body(body: Mapping[str, Any], priority: int) -> dict[str, Any]:
+    """Return the body of a model as Codex reads it. Models of a lower priority come first."""
+    features, window = body["features"], body["context_window"]
+    has_reasoning = Feature.REASONING in features
+    return {
+        "slug": body["id"],
+        "display_name": body["id"],
+        "description": f"{body['id']}, served by {body['owned_by']}.",
+        "supported_reasoning_levels": [
+            {"effort": effort, "description": f"Reasoning effort {effort}."}
+            for effort in _CODEX_EFFORTS
+            if has_reasoning
+        ],
+        "default_reasoning_level": "medium" if has_reasoning else None,
+        "shell_type": "shell_command",
+        "visibility": "list",
+        "supported_in_api": True,
+        "priority": priority,
+        "availability_nux": None,
+        "upgrade": None,
+        "base_instructions": _CODEX_INSTRUCTIONS,
+        "supports_reasoning_summaries": has_reasoning,
+        "support_verbosity": False,
+        "default_verbosity": None,
+        # Codex sends the tool with its grammar, which only such models follow.
+        "apply_patch_tool_type": "freeform" if Feature.STRICT_TOOLS in features else None,
+        "truncation_policy": {"mode": "tokens", "limit": 10_000},
+        "supports_parallel_tool_calls": Feature.TOOLS in features,
+        "context_window": window,
+        "max_context_window": window,
+        "effective_context_window_percent": 95,
+        "experimental_supported_tools": [],
+        "input_modalities": ["text", *["image"] * (Feature.IMAGES in features)],
+        "additional_speed_tiers": [],
+        "web_search_tool_type": "text",
+        "supports_image_detail_original": False,
+        "supports_search_tool": False,
     }
 
 

@@ -45,7 +45,6 @@ MAX_OPENING_TOKENS: Final = 256
 _LATER_SYSTEM: Final = ("user", "assistant", "system", "user")
 """Roles of the messages that show whether a template keeps the place of a system message."""
 
-_PARAM: Final = "messages"
 _CONTINUATION_MARK: Final = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
@@ -86,8 +85,8 @@ async def render_chat(
     chat, form = request.chat, card.chat
     if chat is None or form is None:
         raise UnsupportedParameterError(
-            f"'{_PARAM}' is not supported by the model '{card.model}': it has no chat template.",
-            param=_PARAM,
+            f"'messages' is not supported by the model '{card.model}': it has no chat template.",
+            param="messages",
         )
     try:
         chosen = (await templates.get(form.template_digest)).choose(has_tools=bool(chat.tools))
@@ -111,6 +110,7 @@ class _Rendering:
     ) -> None:
         self._text_tools = text_tools
         self._chat = chat
+        self._param = chat.param
         self._card = card
         self._form = form
         self._template = template
@@ -125,14 +125,14 @@ class _Rendering:
     def run(self) -> RenderedChat:
         """Render the chat."""
         if _size(self._chat) > _most_characters(self._card):
-            raise _too_long(self._card)
+            raise _too_long(self._card, self._param)
         try:
             self._variables = self._protected_variables()
             sent: list[Message] = [self._protected_message(each) for each in self._chat.messages]
         except RecursionError:
             raise InvalidParameterError(
-                f"'{_PARAM}' and 'tools' must not be nested so deeply (RecursionError).",
-                param=_PARAM,
+                f"'{self._param}' and 'tools' must not be nested so deeply (RecursionError).",
+                param=self._param,
             ) from None
         if self._chat.keeps_system_places:
             sent = with_systems_in_place(
@@ -215,12 +215,13 @@ class _Rendering:
         try:
             return self._text(messages, opens=opens)
         except RefusedMessagesError as error:
+            reason = str(error).rstrip(".")
             raise InvalidParameterError(
-                f"'{_PARAM}' was rejected by the model's chat template: {str(error).rstrip('.')}.",
-                param=_PARAM,
+                f"'{self._param}' was rejected by the model's chat template: {reason}.",
+                param=self._param,
             ) from None
         except TooLongError:
-            raise _too_long(self._card) from None
+            raise _too_long(self._card, self._param) from None
 
     def _text(self, messages: list[dict[str, Any]], *, opens: bool) -> str:
         text = self._template.render(
@@ -237,7 +238,7 @@ class _Rendering:
         rendered = self._rendered([*earlier, marked], opens=False)
         end = rendered.rfind(_CONTINUATION_MARK.rstrip())
         if end < 0 or text.strip() not in rendered:
-            param = f"{_PARAM}[{len(earlier)}]"
+            param = f"{self._param}[{len(earlier)}]"
             raise InvalidParameterError(
                 f"'{param}' cannot be continued: the model's chat template changes its content.",
                 param=param,
@@ -272,23 +273,23 @@ class _Rendering:
     def _check_text(self, text: str) -> None:
         if not text:
             raise InvalidParameterError(
-                f"'{_PARAM}' must not be empty: the model's chat template renders no text.",
-                param=_PARAM,
+                f"'{self._param}' must not be empty: the model's chat template renders no text.",
+                param=self._param,
             )
         try:
             text.encode()
         except UnicodeEncodeError:
             raise InvalidParameterError(
-                f"'{_PARAM}' must not contain unpaired surrogates.", param=_PARAM
+                f"'{self._param}' must not contain unpaired surrogates.", param=self._param
             ) from None
         images = sum(map(image_count, self._chat.messages))
         token = self._card.image_token
         found = text.count(token) if token else 0
         if found != images:
             raise InvalidParameterError(
-                f"'{_PARAM}' must not contain the model's image token except for its images. "
+                f"'{self._param}' must not contain the model's image token except for its images. "
                 f"Given: {found} image tokens, {images} images.",
-                param=_PARAM,
+                param=self._param,
             )
 
 
@@ -327,14 +328,14 @@ def _most_characters(card: WorkerCard) -> int:
     return card.context_window * CHARACTERS_PER_TOKEN + SLACK_CHARACTERS
 
 
-def _too_long(card: WorkerCard) -> ContextLengthExceededError:
+def _too_long(card: WorkerCard, param: str) -> ContextLengthExceededError:
     window, least = card.context_window, card.context_window + 1
     return ContextLengthExceededError(
-        f"you requested at least {least} tokens (at least {least} in the {_PARAM})",
-        advice=f"Please reduce the length of the {_PARAM}. '{_PARAM}' and 'tools' must have at "
+        f"you requested at least {least} tokens (at least {least} in the {param})",
+        advice=f"Please reduce the length of the {param}. '{param}' and 'tools' must have at "
         f"most {_most_characters(card)} characters; more cannot fit.",
         window=window,
-        param=_PARAM,
+        param=param,
         requested=f"at least {least}",
     )
 

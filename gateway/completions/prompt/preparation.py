@@ -92,7 +92,7 @@ async def prepare(
 
 
 def _param(request: GenerationRequest) -> str:
-    return "prompt" if request.chat is None else "messages"
+    return "prompt" if request.chat is None else request.chat.param
 
 
 class _Preparation:

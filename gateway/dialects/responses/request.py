@@ -205,6 +205,7 @@ def read_response(body: dict[str, Any], profile: Profile, *, max_prompts: int) -
         ),
         chat=ChatRequest(
             messages=conversation.messages,
+            param="input",
             tools=toolbox.described,
             image_sources=conversation.image_sources,
             template_arguments=arguments,

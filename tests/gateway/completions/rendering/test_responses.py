@@ -1,0 +1,402 @@
+"""Responses in OpenAI's form: streams as its SDKs read them, and whole responses."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Sequence
+from typing import Any
+
+import httpx2
+import msgspec
+import openai
+import pytest
+
+from contract.messages import CallPiece
+from contract.outcomes import FailureCode
+from gateway.completions.queue.generation import Reply
+from gateway.completions.rendering.completion import Completion
+from gateway.completions.rendering.forms import collect, event_renderer
+from gateway.completions.sealing import Sealer
+from gateway.dialects.request import (
+    CallForm,
+    CallKind,
+    ChatRequest,
+    ResponseForm,
+    ResponsesOptions,
+    Tool,
+    ToolMode,
+    ToolUse,
+)
+from gateway.dialects.responses.failures import failed_stream, failure_of
+from gateway.records.errors import (
+    ApiError,
+    AuthenticationError,
+    BadRequestError,
+    NoWorkerError,
+    OverloadedError,
+    StorageFullError,
+    TenantQueueFullError,
+)
+from tests.gateway.completions.rendering.test_messages import called, events_of, thought
+from tests.gateway.replies import LENGTH, STOP, completion, ended, failed, inbox, said
+from tests.support.cases import all_cases, case
+from tests.support.stream_decoders import CLIENTS
+
+FORMS = {
+    "patch": CallForm(CallKind.CUSTOM, "apply_patch"),
+    "mcp__look": CallForm(CallKind.FUNCTION, "look", "mcp"),
+    "tool_search": CallForm(CallKind.TOOL_SEARCH, "tool_search"),
+    "local_shell": CallForm(CallKind.LOCAL_SHELL, "local_shell"),
+    "shell": CallForm(CallKind.SHELL, "shell"),
+}
+USE = ToolUse([Tool(name, {}, is_strict=False) for name in ("a", *FORMS)], ToolMode.AUTO)
+SEALER = Sealer(["a secret"])
+TEXT = 'a "b"\n\\ é😀\u2028\t'
+INPUT = json.dumps({"input": TEXT})
+LAST = ended(prompt_tokens=10, tokens=2, cached=8)
+END = said("", finish=STOP)
+CUT = said("", finish=LENGTH)
+
+
+def message(text: str, status: str = "completed") -> dict[str, Any]:
+    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "message", "role": "assistant", "status": status, "content": [part]}
+
+
+def reasoning(text: str, status: str = "completed") -> dict[str, Any]:
+    content = [{"type": "reasoning_text", "text": text}]
+    return {"type": "reasoning", "summary": [], "content": content, "status": status}
+
+
+def function(arguments: str, status: str = "completed", **more: Any) -> dict[str, Any]:
+    call = {"type": "function_call", "name": "a", "arguments": arguments, "status": status}
+    return call | more
+
+
+def custom(text: str, status: str = "completed") -> dict[str, Any]:
+    return {"type": "custom_tool_call", "name": "apply_patch", "input": text, "status": status}
+
+
+KINDS: dict[str, tuple[list[Reply], list[dict[str, Any]]]] = {
+    "text": ([said("Hel"), said("lo"), END], [message("Hello")]),
+    "nothing": ([END], []),
+    "blank": ([said(" "), said("\n"), END], []),
+    "one delta": ([said("Hello", finish=STOP)], [message("Hello")]),
+    "characters": ([said('"\\\n\u2028é'), said("😀"), END], [message('"\\\n\u2028é😀')]),
+    "cut text": ([said("Hel"), CUT], [message("Hel", "incomplete")]),
+    "thinking": ([*thought("a", "b"), said("c"), END], [reasoning("ab"), message("c")]),
+    "thinking only": ([*thought("a"), END], [reasoning("a")]),
+    "cut thinking": ([*thought("a"), CUT], [reasoning("a", "incomplete")]),
+    "thinking again": (
+        [*thought("a"), said("b"), *thought("c"), said("d"), END],
+        [reasoning("a"), message("b"), reasoning("c"), message("d")],
+    ),
+    "call": ([*called(0, '{"x"', ":1}"), END], [function('{"x":1}')]),
+    "call without arguments": ([*called(0), END], [function("")]),
+    "call of a namespace": (
+        [*called(0, "{}", name="mcp__look"), END],
+        [function("{}", name="look", namespace="mcp")],
+    ),
+    "text and calls": (
+        [said("Reading."), *called(0, "{}"), *called(1, '{"y":2}'), said("Done."), END],
+        [message("Reading."), function("{}"), function('{"y":2}'), message("Done.")],
+    ),
+    "calls in one delta": (
+        [said("", calls=[CallPiece(0, "a", '{"x":1}'), CallPiece(1, "patch", INPUT)]), END],
+        [function('{"x":1}'), custom(TEXT)],
+    ),
+    "custom call": ([*called(0, *INPUT, name="patch"), END], [custom(TEXT)]),
+    "custom call in pieces": (
+        [*called(0, INPUT[:9], INPUT[9:20], INPUT[20:], name="patch"), END],
+        [custom(TEXT)],
+    ),
+    "custom call with an empty text": (
+        [*called(0, '{"input": ""}', name="patch"), END],
+        [custom("")],
+    ),
+    "custom call of another form": (
+        [*called(0, '{"patch"', ": 1}", name="patch"), END],
+        [custom('{"patch": 1}')],
+    ),
+    "custom call without JSON": (
+        [*called(0, "*** Begin", name="patch"), END],
+        [custom("*** Begin")],
+    ),
+    "tool search": (
+        [*called(0, '{"query"', ': "a"}', name="tool_search"), END],
+        [
+            {
+                "type": "tool_search_call",
+                "execution": "client",
+                "arguments": {"query": "a"},
+                "status": "completed",
+            }
+        ],
+    ),
+    "local shell": (
+        [*called(0, '{"command": ["ls"]}', name="local_shell"), END],
+        [
+            {
+                "type": "local_shell_call",
+                "action": {"type": "exec", "command": ["ls"], "env": {}},
+                "status": "completed",
+            }
+        ],
+    ),
+    "shell": (
+        [*called(0, '{"commands": ["ls"]}', name="shell"), END],
+        [{"type": "shell_call", "action": {"commands": ["ls"]}, "status": "completed"}],
+    ),
+    "cut call": ([*called(0, '{"x":1,"y":"ab'), CUT], [function('{"x":1,"y":"ab', "incomplete")]),
+    "call that is whole at the cut": ([*called(0, "{}"), CUT], [function("{}")]),
+    "cut custom call": (
+        [*called(0, INPUT[:15], INPUT[15:22], name="patch"), CUT],
+        [custom('a "b"\n\\', "incomplete")],
+    ),
+    "cut second call": (
+        [*called(0, "{}"), *called(1, '{"y":'), CUT],
+        [function("{}"), function('{"y":', "incomplete")],
+    ),
+    "broken call": ([*called(0, '{"x":1'), END], [function('{"x":1')]),
+    "everything": (
+        [
+            *thought("a"),
+            said("b"),
+            *called(0, '{"x":[1,', '{"y":"é"}]}'),
+            *thought("c"),
+            *called(1, INPUT, name="patch"),
+            END,
+        ],
+        [
+            reasoning("a"),
+            message("b"),
+            function('{"x":[1,{"y":"é"}]}'),
+            reasoning("c"),
+            custom(TEXT),
+        ],
+    ),
+}
+
+
+def response(options: ResponsesOptions | None = None, **fields: Any) -> Completion:
+    """Return what a response has before its replies."""
+    echo = {"parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "metadata": {}}
+    known: dict[str, Any] = {
+        "chat": ChatRequest(messages=[]),
+        "form": ResponseForm.RESPONSES,
+        "form_options": msgspec.structs.replace(
+            options or ResponsesOptions(), echo=msgspec.json.encode(echo), calls=FORMS
+        ),
+        "tool_use": USE,
+        "sealed_for": "model",
+    }
+    made = completion(**known | fields)
+    seal = SEALER.seal_of("resp_1", made.request, tenant_id="acme")
+    return msgspec.structs.replace(made, id="resp_1", seal=seal)
+
+
+async def whole_of(replies: Sequence[Reply], made: Completion) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads((await collect(made, inbox(*replies, LAST))).content)
+    return body
+
+
+def stream_of(replies: Sequence[Reply], made: Completion, **options: Any) -> bytes:
+    """Return the stream that replies make, which arrive one at a time, after a silence each."""
+    renderer = event_renderer(made, **options)
+    parts = [renderer.opening()]
+    for reply in [*replies, LAST]:
+        if not options:
+            parts.append(renderer.keep_alive() or b"")
+        parts.append(renderer.render([reply]))
+    assert renderer.finished
+    return b"".join(parts)
+
+
+def read_with_sdk(stream: bytes) -> dict[str, Any]:
+    """Return the response that OpenAI's SDK reads from a stream."""
+    headers = {"content-type": "text/event-stream"}
+    transport = httpx2.MockTransport(
+        lambda _: httpx2.Response(200, headers=headers, content=stream)
+    )
+    with (
+        httpx2.Client(transport=transport) as http,
+        openai.OpenAI(api_key="k", base_url="http://localhost", http_client=http) as client,
+        client.responses.stream(model="m", input="a") as reading,
+    ):
+        *events, last = [each.to_dict(mode="json", warnings=False) for each in reading]
+        if last["type"] == "response.completed":
+            assert (
+                reading.get_final_response().to_dict(mode="json", warnings=False)
+                == last["response"]
+            )
+    assert events[0]["type"] == "response.created"
+    read: dict[str, Any] = last["response"]
+    return read
+
+
+def without_ids(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in each.items() if k not in ("id", "call_id")} for each in items]
+
+
+@all_cases("name", KINDS)
+async def test_events_add_up_to_the_whole_response(name: str) -> None:
+    replies, items = KINDS[name]
+    whole = await whole_of(replies, response())
+    assert without_ids(whole["output"]) == items
+    is_cut = "cut" in name
+    assert whole["status"] == ("incomplete" if is_cut else "completed")
+    assert whole["incomplete_details"] == ({"reason": "max_output_tokens"} if is_cut else None)
+    assert whole["usage"] == {
+        "input_tokens": 10,
+        "input_tokens_details": {"cached_tokens": 8, "cache_write_tokens": 0},
+        "output_tokens": 2,
+        "output_tokens_details": {
+            "reasoning_tokens": whole["usage"]["output_tokens_details"]["reasoning_tokens"]
+        },
+        "total_tokens": 12,
+    }
+    events = events_of(stream_of(replies, response()))
+    assert [each["sequence_number"] for each in events] == [*range(len(events))]
+    assert events[-1]["type"] == f"response.{whole['status']}"
+    assert events[-1]["response"] == whole
+    added = [each for each in events if each["type"] == "response.output_item.added"]
+    done = [each["item"] for each in events if each["type"] == "response.output_item.done"]
+    assert [each["item"]["id"] for each in added] == [each["id"] for each in whole["output"]]
+    assert [each["output_index"] for each in added] == [*range(len(added))]
+    assert done == whole["output"]
+    texts: dict[str, str] = {}
+    for each in events:
+        if each["type"].endswith(".delta"):
+            texts[each["item_id"]] = texts.get(each["item_id"], "") + each["delta"]
+    for item in whole["output"]:
+        shown = item.get("arguments") or item.get("input") or ""
+        if "content" in item:
+            shown = item["content"][0]["text"]
+        assert not isinstance(shown, str) or texts.get(item["id"], "") == shown
+
+
+@all_cases("name", KINDS)
+def test_python_reads_the_items(name: str) -> None:
+    read = read_with_sdk(stream_of(KINDS[name][0], response()))
+    for item in read["output"]:
+        for part in item.get("content") or ():
+            part.pop("parsed", None)
+        item.pop("parsed_arguments", None)
+    assert without_ids(read["output"]) == KINDS[name][1]
+
+
+@pytest.mark.skipif(
+    not (shutil.which("node") and (CLIENTS / "node_modules" / "openai").is_dir()),
+    reason="requires Node.js and tests/clients/node_modules",
+)
+def test_node_reads_the_items() -> None:
+    streams = [stream_of(replies, response()).decode() for replies, _ in KINDS.values()]
+    program = ["node", CLIENTS / "responses.mjs"]
+    given = json.dumps(streams)
+    ran = subprocess.run(program, input=given, capture_output=True, check=True, text=True)
+    for (name, (_, items)), read in zip(KINDS.items(), json.loads(ran.stdout), strict=True):
+        with case(name):
+            for item in read["output"]:
+                for part in item.get("content") or ():
+                    part.pop("parsed", None)
+                item.pop("parsed_arguments", None)
+            assert without_ids(read["output"]) == items
+
+
+@all_cases("name", KINDS)
+def test_stream_resumes_after_any_event(name: str) -> None:
+    replies = KINDS[name][0]
+    everything = stream_of(replies, response(), has_ids=True)
+    events = everything.split(b"\n\n")[:-1]
+    for skip in range(len(events)):
+        rest = stream_of(replies, response(), has_ids=True, skip=skip)
+        assert rest.split(b"\n\n")[:-1] == events[skip:]
+    # However many replies arrive at a time.
+    renderer = event_renderer(response(), has_ids=True)
+    assert renderer.render([*replies, LAST]) == everything
+    # A keep-alive of a stream that can be resumed has the number of the last event.
+    silence = events_of(renderer.keep_alive() or b"")
+    assert silence[0]["sequence_number"] == len(events) - 1
+
+
+async def test_sealed_reasoning_is_opened_in_the_next_turn() -> None:
+    replies = KINDS["thinking again"][0]
+    whole = await whole_of(replies, response(ResponsesOptions(has_sealed_reasoning=True)))
+    sealed = [each["encrypted_content"] for each in whole["output"] if each["type"] == "reasoning"]
+    opened = [SEALER.open(each, tenant_id="acme", model="model") for each in sealed]
+    assert opened == ["a", "c"]
+
+
+async def test_reasoning_is_a_summary_on_request() -> None:
+    options = ResponsesOptions(has_summaries=True, wants_reasoning=True)
+    replies = KINDS["thinking"][0]
+    whole = await whole_of(replies, response(options))
+    summary = [{"type": "summary_text", "text": "ab"}]
+    assert without_ids(whole["output"][:1]) == [
+        {"type": "reasoning", "summary": summary, "status": "completed"}
+    ]
+    stream = stream_of(replies, response(options))
+    kinds = [each["type"].removeprefix("response.") for each in events_of(stream)]
+    kinds = [each for each in kinds if each.startswith("reasoning")]
+    assert kinds == [
+        "reasoning_summary_part.added",
+        "reasoning_summary_text.delta",
+        "reasoning_summary_text.delta",
+        "reasoning_summary_text.done",
+        "reasoning_summary_part.done",
+    ]
+    assert read_with_sdk(stream)["output"][0]["summary"] == summary
+
+
+async def test_requested_reasoning_has_an_item_even_if_there_is_none() -> None:
+    options = ResponsesOptions(wants_reasoning=True)
+    for name in ("text", "nothing"):
+        with case(name):
+            whole = await whole_of(KINDS[name][0], response(options))
+            assert [each["type"] for each in whole["output"]][:1] == ["reasoning"]
+            events = events_of(stream_of(KINDS[name][0], response(options)))
+            assert events[-1]["response"] == whole
+            done = [each for each in events if each["type"] == "response.output_item.done"]
+            assert [each["item"] for each in done] == whole["output"]
+            assert [each["output_index"] for each in done] == [*range(len(done))]
+
+
+@all_cases("begun", [[], [said("a")], called(0, '{"x"'), thought("a")])
+def test_failure_is_the_last_event(begun: list[Reply]) -> None:
+    for has_ids in (False, True):
+        renderer = event_renderer(response(), has_ids=has_ids)
+        stream = renderer.render([*begun, failed(FailureCode.WORKER_LOST)])
+        assert renderer.failure is not None
+        stream += renderer.render_failure(renderer.failure)
+        events = events_of(stream)
+        assert [each["sequence_number"] for each in events] == [*range(len(events))]
+        assert events[0]["type"] == "response.created"
+        assert events[-1]["type"] == "response.failed"
+        assert events[-1]["response"]["error"]["code"] == "server_error"
+
+
+@all_cases(
+    ("error", "code", "is_shown"),
+    [
+        (OverloadedError("Full.", retry_after_seconds=5), "server_is_overloaded", True),
+        (TenantQueueFullError("Full.", retry_after_seconds=1.23), "rate_limit_exceeded", True),
+        (StorageFullError("Full."), "rate_limit_exceeded", True),
+        (NoWorkerError("None."), "server_error", False),
+        (BadRequestError("Bad."), "invalid_prompt", False),
+        (AuthenticationError("Who?"), "server_error", False),
+    ],
+)
+def test_refusals_are_told_in_the_words_of_agents(
+    error: ApiError, code: str, *, is_shown: bool
+) -> None:
+    told = failure_of(error)
+    assert told["code"] == code
+    is_limit = code == "rate_limit_exceeded" and error.retry_after_seconds is not None
+    assert told["message"] == error.message + " Please try again in 1.3s." * is_limit
+    stream = failed_stream(error, "resp_1", "m")
+    assert (stream is not None) is is_shown
+    if stream is not None:
+        assert [each["type"] for each in events_of(stream)] == [
+            "response.created",
+            "response.failed",
+        ]
