@@ -9,7 +9,6 @@ import msgspec
 from redis.exceptions import RedisError
 from tokenizers import Tokenizer
 
-from common.present import present
 from common.tracing import FETCH_IMAGES
 from contract.messages import Feature, Parsing, Ranking, WorkerCard
 from contract.tier import ServiceTier
@@ -254,7 +253,7 @@ class RequestChecker:
         beside: Beside,
     ) -> CheckedChat:
         """Render the messages of a chat; return a completion unchanged. Raises an ApiError."""
-        chat = request.chat
+        chat, form = request.chat, card.chat
         if chat is None:
             return CheckedChat(request, None, None, request.tool_use)
         inner = None
@@ -272,7 +271,6 @@ class RequestChecker:
         rendered = await render_chat(
             request, card, self._chat_templates, encoder, beside, text_tools=frozenset(texts)
         )
-        form = present(card.chat)
         read = chat.template_arguments.keys() - {*rendered.ignored_template_arguments}
         ignored = unread_parameters(chat, read)
         switch = chat.argument_params.get("enable_thinking", "")
