@@ -22,8 +22,8 @@ from pathlib import Path
 import httpx
 from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
 
+from gateway.billing.ledger.drain import row_of
 from gateway.billing.ledger.rollups import Rollups
-from gateway.billing.ledger.rows import row_of
 from gateway.billing.ledger.store import LedgerStore
 from gateway.platform.database.engine import Database
 from gateway.records.times import to_ms, utc_now

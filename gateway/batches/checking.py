@@ -12,9 +12,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from contract.dialect import Dialect
 from gateway.auth.authenticator import Authenticator
 from gateway.batches.claimed import TURN_SECONDS, BatchSlots
-from gateway.batches.events import add_events
 from gateway.batches.files.service import FileService
 from gateway.batches.files.store import Owner
+from gateway.batches.finishing import add_events
 from gateway.batches.principals import principal_of
 from gateway.batches.store import BatchStore
 from gateway.batches.validation import UNREADABLE_CODE, FileChecker, ModelBounds, error_of

@@ -9,9 +9,10 @@ from itertools import chain
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, and_, or_
+from sqlalchemy.ext.asyncio import AsyncSession
 
+from gateway.accounts.webhooks.service import EventName, WebhookStore, make_event, webhooks_of
 from gateway.batches.claimed import TURN_SECONDS, BatchSlots
-from gateway.batches.events import add_events
 from gateway.batches.files.service import FileService
 from gateway.batches.files.store import FileStore
 from gateway.batches.lines import CANCELLED, EXPIRED, Result, custom_id_of, line_id_of, unfinished
@@ -22,6 +23,28 @@ from gateway.platform.database.engine import Database
 from gateway.platform.database.tables import BatchRow
 from gateway.records.batches import Batch, BatchStatus, Chunk
 from gateway.records.times import utc_now
+
+
+async def add_events(transaction: AsyncSession, batch: Batch) -> None:
+    """Add an event about an ended batch for each webhook of its tenant."""
+    kind, webhooks = f"batch.{batch.status}", await webhooks_of(transaction, batch.tenant_id)
+    data: dict[str, object] = {
+        "id": batch.id,
+        "status": batch.status,
+        "output_file_id": batch.output_file_id,
+        "error_file_id": batch.error_file_id,
+        "request_counts": {
+            "total": batch.total,
+            "completed": batch.completed,
+            "failed": batch.failed,
+        },
+        "metadata": batch.labels,
+    }
+    names = [EventName(webhook.id, kind, batch.id, "", 0) for webhook in webhooks]
+    await WebhookStore(transaction).add_events(
+        [make_event(name, batch.tenant_id, data) for name in names]
+    )
+
 
 BATCHES_AT_ONCE: Final = 4
 MOST_ATTEMPTS: Final = 9

@@ -10,7 +10,7 @@ import click
 from gateway.accounts.audit.log import AuditService, ChainState
 from gateway.accounts.audit.signing import HeadSigner, SignedHead
 from gateway.adapters.checks import InvalidAdapterError
-from gateway.adapters.schemas import RegisteredAdapterBody
+from gateway.adapters.routes import RegisteredAdapterBody
 from gateway.adapters.service import AdapterService
 from gateway.billing.ledger.reconcile import reconcile
 from gateway.cli.deployment import Stores, command_settings, open_stores

@@ -6,7 +6,6 @@ from typing import Any, Final
 import click
 
 from contract.tier import ServiceTier
-from gateway.billing.credits.checks import MAX_AMOUNT_MICROS
 from gateway.cli.calls import PAGE, Calls
 from gateway.cli.terminal.client import AdminClient
 from gateway.cli.terminal.options import (
@@ -20,7 +19,7 @@ from gateway.cli.terminal.options import (
 from gateway.cli.terminal.output import Entity, columns, print_table
 from gateway.records.limits import LimitScope
 from gateway.records.money import Dollars
-from gateway.records.records import MAX_PRICE_MICROS
+from gateway.records.records import MAX_AMOUNT_MICROS, MAX_PRICE_MICROS
 
 # These are tables: a row is a command or an option.
 # fmt: off
@@ -60,7 +59,7 @@ plans.add("list", "GET /admin/plans", _PLAN, "List all plans.")
 plans.add("show PLAN", "GET /admin/plans/{plan}", _print_limits, "Show PLAN with all its limits.")
 
 prices = Calls(
-    "prices", "gateway.billing.prices.routes", "Add and list model prices.",
+    "prices", "gateway.billing.prices", "Add and list model prices.",
     """\
   sluice prices add llama-8b --prompt 0.15 --cached 0.05 --completion 0.60
   sluice prices add llama-8b --tier flex --prompt 0.08 --completion 0.30

@@ -143,7 +143,7 @@ adapters.add_call("delete --tenant ADAPTER", _delete_adapter, "Deleted {name}.",
                   "Delete ADAPTER (its id or name). Requests that were admitted continue.")
 
 requests = Calls(
-    "requests", "gateway.billing.live.routes",
+    "requests", "gateway.billing.live",
     "List and cancel the requests of a tenant that wait or run now.",
     """\
   sluice requests list acme

@@ -7,8 +7,7 @@ from typing import Final
 
 from fastapi import Request, Response
 
-from gateway.billing.invoices.routes import statement_csv
-from gateway.billing.invoices.service import InvoiceService
+from gateway.billing.invoices import InvoiceService, statement_csv
 from gateway.billing.usage.periods import DAY
 from gateway.console.rendering import page
 from gateway.http.services import Services

@@ -9,8 +9,6 @@ from typing import Final
 
 from fastapi import Request, Response
 
-from gateway.billing.usage.csv_text import Cell, to_csv
-from gateway.billing.usage.export import RECEIPT_COLUMNS, receipt_row
 from gateway.billing.usage.pages import (
     USAGE_COLUMNS,
     Writer,
@@ -22,7 +20,14 @@ from gateway.billing.usage.pages import (
 from gateway.billing.usage.parts import Dimension, UsageFilter
 from gateway.billing.usage.periods import Bucket
 from gateway.billing.usage.query import MAX_USAGE_PAGE
-from gateway.billing.usage.schemas import receipt_fields, usage_fields
+from gateway.billing.usage.schemas import (
+    RECEIPT_COLUMNS,
+    Cell,
+    receipt_fields,
+    receipt_row,
+    to_csv,
+    usage_fields,
+)
 from gateway.billing.usage.service import ReportRequest, UsageService, position
 from gateway.console.rendering import page
 from gateway.console.usage_query import UsageQuery

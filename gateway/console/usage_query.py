@@ -9,9 +9,9 @@ from urllib.parse import parse_qs, urlencode
 from fastapi import Request
 
 from gateway.accounts.shared import MAX_CURSOR_CHARACTERS, MAX_TEXT_CHARACTERS
-from gateway.billing.usage.input import read_span
 from gateway.billing.usage.parts import Dimension, UsageFilter, UsageSums
 from gateway.billing.usage.periods import DAY, Bucket, Span
+from gateway.billing.usage.query import read_span
 from gateway.billing.usage.service import ReportRequest, UsageService
 from gateway.console.forms import MAX_FIELDS, Form
 from gateway.records.checks import is_storable

@@ -9,7 +9,7 @@ from celery.schedules import crontab
 
 from gateway.accounts.keys.expiry import audit_expired_keys
 from gateway.accounts.webhooks.service import encrypt_secrets
-from gateway.billing.alerts.service import find_alerts
+from gateway.billing.alerts import find_alerts
 from gateway.billing.ledger.reconcile import ReconcileReport
 from gateway.jobs import telemetry
 from gateway.jobs.services import JobServices

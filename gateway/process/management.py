@@ -14,11 +14,9 @@ from gateway.accounts.projects import routes as projects
 from gateway.accounts.shared import any_tenant
 from gateway.accounts.tenants import routes as tenants
 from gateway.accounts.webhooks import routes as webhooks
+from gateway.billing import invoices, live, prices
 from gateway.billing.credits import routes as credit
 from gateway.billing.exports import routes as exports
-from gateway.billing.invoices import routes as invoices
-from gateway.billing.live import routes as live
-from gateway.billing.prices import routes as prices
 from gateway.billing.usage import routes as usage
 
 customers = APIRouter()

@@ -17,8 +17,8 @@ from gateway.auth.oidc import OidcProvider
 from gateway.auth.revocation import RevocationListener
 from gateway.batches.runner import LinesReleased
 from gateway.batches.running import LineRunner
-from gateway.billing.ledger.balances import LedgerBalances
 from gateway.billing.ledger.history import ServiceHistory
+from gateway.billing.ledger.store import LedgerBalances
 from gateway.completions.admission.call import RequestReader
 from gateway.completions.admission.check import RequestChecker
 from gateway.completions.admission.idempotency import EarlierResponses

@@ -220,6 +220,10 @@ class Price:
     created_at: datetime
 
 
+MAX_AMOUNT_MICROS: Final = 10**15
+"""One billion dollars: Redis scripts use doubles, which are exact up to 2**53."""
+
+
 class CreditKind(StrEnum):
     """Why a balance of credits changed, apart from usage."""
 

@@ -5,8 +5,8 @@ from datetime import datetime
 
 from sqlalchemy import func, select
 
+from gateway.billing.ledger.drain import row_of
 from gateway.billing.ledger.rollups import Rollups
-from gateway.billing.ledger.rows import row_of
 from gateway.billing.ledger.store import LedgerStore
 from gateway.platform.database.engine import Database
 from gateway.platform.database.tables import RejectionRow

@@ -15,9 +15,9 @@ from redis.asyncio import Redis
 from contract import keys
 from gateway.accounts.keys.service import KeyService
 from gateway.accounts.tenants.service import TenantService
-from gateway.billing.exports.service import ExportService
+from gateway.billing.exports.routes import ExportService
 from gateway.billing.exports.store import ExportStore
-from gateway.billing.ledger.rows import row_of
+from gateway.billing.ledger.drain import row_of
 from gateway.billing.ledger.store import LedgerStore
 from gateway.cli.health import SIGNALS, serving_health
 from gateway.jobs.app import BoundedScheduler, SchedulerTick, create_app, run_beat

@@ -3,25 +3,145 @@
 Operators list and delete those of a tenant at `/admin/tenants/{tenant_id}/files`.
 """
 
-from typing import Annotated, Any, Final, Literal
+import re
+from collections.abc import Callable
+from datetime import datetime
+from typing import Annotated, Any, Final, Generic, Literal, Self, TypeVar
+from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from pydantic import BaseModel, Field
 
 from gateway.accounts.shared import PLAIN, Caller, CallerOfTenant, any_tenant
-from gateway.batches.files.content import MEDIA_TYPE, content_response
-from gateway.batches.files.schemas import DeletedFile, FileBody, FileList
-from gateway.batches.files.service import MAX_RETENTION_SECONDS, MIN_RETENTION_SECONDS, FileService
+from gateway.batches.files.service import (
+    MAX_RETENTION_SECONDS,
+    MIN_RETENTION_SECONDS,
+    FileReader,
+    FileService,
+)
 from gateway.batches.files.store import Owner
 from gateway.batches.files.upload import Uploads
 from gateway.dialects.parameters import ignored_header
 from gateway.http.allowances import UnpaidRequests
 from gateway.http.authorization import Authorizer
+from gateway.http.connection import Stream
 from gateway.http.exchange import exchange_of
 from gateway.http.services import made, services_of
-from gateway.platform.database.paging import PageRequest
-from gateway.records.batches import FilePurpose
+from gateway.platform.database.paging import Page, PageRequest
+from gateway.records.batches import Batch, File, FilePurpose
+from gateway.records.errors import RangeNotSatisfiableError
 from gateway.records.principal import Principal
 from gateway.records.scopes import Scope
+
+T = TypeVar("T", bound=BaseModel)
+R = TypeVar("R", File, Batch)
+
+
+class FileBody(BaseModel):
+    """A file."""
+
+    id: str
+    object: Literal["file"] = "file"
+    bytes: int = Field(description="Bytes so far: a result file grows while its batch runs.")
+    created_at: int = Field(description="Unix time in seconds.")
+    expires_at: int | None = Field(description="Unix time in seconds; null: not known yet.")
+    filename: str
+    purpose: FilePurpose
+    status: Literal["processed"] = "processed"
+    lines: int
+
+    @classmethod
+    def of(cls, file: File) -> Self:
+        """Return the response body of a file."""
+        return cls(
+            id=file.id,
+            bytes=file.size,
+            created_at=to_seconds(file.created_at),
+            expires_at=None if file.expires_at is None else to_seconds(file.expires_at),
+            filename=file.name,
+            purpose=file.purpose,
+            lines=file.lines,
+        )
+
+
+class CursorList(BaseModel, Generic[T]):
+    """A page of a list."""
+
+    object: Literal["list"] = "list"
+    data: list[T]
+    first_id: str | None
+    last_id: str | None = Field(description="`after` of the request for the next page.")
+    has_more: bool
+
+    @classmethod
+    def of(cls, page: Page[R], body_of: Callable[[R], T]) -> Self:
+        """Return the response body of a page of records."""
+        ids = [each.id for each in page.entries]
+        return cls(
+            data=list(map(body_of, page.entries)),
+            first_id=ids[0] if ids else None,
+            last_id=ids[-1] if ids else None,
+            has_more=page.has_more,
+        )
+
+
+class FileList(CursorList[FileBody]):
+    """A page of files."""
+
+
+class DeletedFile(BaseModel):
+    """A deleted file."""
+
+    id: str
+    object: Literal["file"] = "file"
+    deleted: Literal[True] = True
+
+
+def to_seconds(time: datetime) -> int:
+    """Return Unix seconds, as OpenAI's API shows times."""
+    return int(time.timestamp())
+
+
+MEDIA_TYPE: Final = "application/jsonl"
+_RANGE: Final = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
+
+
+def content_response(reader: FileReader, file: File, wanted: str | None) -> Response:
+    """Return the content of a file, or the part that a Range header wants.
+
+    Other units, and several ranges, get the whole file, as HTTP allows. Raises
+    RangeNotSatisfiableError.
+    """
+    start, end = _range(wanted, file.size)
+    headers = {
+        "accept-ranges": "bytes",
+        "content-disposition": f"attachment; filename*=UTF-8''{quote(file.name, safe='')}",
+        "content-length": str(end - start),
+    }
+    status = 200
+    if (start, end) != (0, file.size):
+        status = 206
+        headers["content-range"] = f"bytes {start}-{end - 1}/{file.size}"
+    pieces = reader.pieces(file.id, start, end)
+    return Stream(pieces, status_code=status, headers=headers, media_type=MEDIA_TYPE)
+
+
+def _range(wanted: str | None, size: int) -> tuple[int, int]:
+    """Return the first byte and the one after the last."""
+    match = _RANGE.fullmatch(wanted or "")
+    if match is None or match[0] == "bytes=-":
+        return 0, size
+    first, last = match[1], match[2]
+    if not first:
+        start, end = max(size - int(last), 0), size
+    else:
+        start, end = int(first), min(int(last or size) + 1, size)
+        if last and int(last) < start:
+            return 0, size
+    if start >= end:
+        raise RangeNotSatisfiableError(size)
+    return start, end
+
 
 _of_both = APIRouter(prefix="/files", tags=["Files"])
 _of_customers = APIRouter(prefix="/files", tags=["Files"])

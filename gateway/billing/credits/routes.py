@@ -1,18 +1,88 @@
 """Prepaid balances: `/admin/tenants/{tenant_id}/credits`."""
 
-from typing import Annotated
+from datetime import datetime
+from typing import Annotated, Literal, Self
 
 from fastapi import APIRouter
+from pydantic import AwareDatetime, Field
 
-from gateway.accounts.shared import AfterId, PageSize, TenantId
-from gateway.billing.credits.schemas import CreditAddition, CreditBody, CreditList
-from gateway.billing.credits.service import CreditService
+from gateway.accounts.shared import AfterId, ListBody, PageSize, RecordBody, RequestBody, TenantId
+from gateway.billing.credits.service import (
+    MAX_NOTE_CHARACTERS,
+    Balance,
+    CreditService,
+)
 from gateway.http.authorization import CanAdminister, CanSeeEverything
 from gateway.http.bounded_route import BoundedRoute
 from gateway.http.services import made
-from gateway.platform.database.paging import PageRequest
+from gateway.platform.database.paging import Page, PageRequest
 from gateway.records.errors import InvalidParameterError
-from gateway.records.records import CreditKind
+from gateway.records.records import MAX_AMOUNT_MICROS, Credit, CreditKind
+
+AmountMicros = Annotated[
+    int,
+    Field(
+        strict=True,
+        ge=-MAX_AMOUNT_MICROS,
+        le=MAX_AMOUNT_MICROS,
+        description="Micro-dollars; only an adjustment may be negative.",
+    ),
+]
+
+
+class CreditAddition(RequestBody):
+    """A change of a prepaid balance."""
+
+    kind: Literal[CreditKind.GRANT, CreditKind.ADJUSTMENT] = CreditKind.GRANT
+    amount_micros: AmountMicros
+    note: str = Field(
+        "",
+        max_length=MAX_NOTE_CHARACTERS,
+        description="Purpose; required for an adjustment.",
+    )
+    expires_at: AwareDatetime | None = Field(
+        None, description="When the rest of a grant expires; null: never."
+    )
+
+
+class CreditBody(RecordBody):
+    """One change of a prepaid balance."""
+
+    object: Literal["credit"] = "credit"
+    id: str
+    tenant_id: str
+    kind: CreditKind
+    amount_micros: int = Field(description="Micro-dollars; negative for a deduction.")
+    note: str
+    created_at: datetime
+    expires_at: datetime | None
+    grant_id: str | None = Field(description="The expired grant, for an expiry.")
+
+
+class BalanceBody(RecordBody):
+    """A tenant's balance in the ledger, which records usage a few seconds after a request ends."""
+
+    granted_micros: int = Field(description="Grants and adjustments, minus expired credits.")
+    spent_micros: int
+    balance_micros: int = Field(
+        validation_alias="micros", description="Remaining credits; a negative value is a debt."
+    )
+
+
+class CreditList(ListBody[CreditBody]):
+    """A page of balance changes, oldest first."""
+
+    balance: BalanceBody
+
+    @classmethod
+    def with_balance(cls, page: Page[Credit], balance: Balance) -> Self:
+        """Return the response body of a page."""
+        return cls(
+            data=[CreditBody.of(each) for each in page.entries],
+            has_more=page.has_more,
+            balance=BalanceBody.of(balance),
+        )
+
 
 router = APIRouter(prefix="/tenants/{tenant_id}", tags=["Credits"], route_class=BoundedRoute)
 

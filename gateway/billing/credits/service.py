@@ -15,19 +15,42 @@ from common.tasks import each_apart
 from gateway.accounts.audit.log import SYSTEM
 from gateway.accounts.changes import Service, changing
 from gateway.accounts.tenants.service import reading_of_tenant
-from gateway.billing.credits.checks import (
-    MAX_AMOUNT_MICROS,
-    check_amount,
-    check_note,
-    future_expiry,
-)
 from gateway.billing.credits.funds import replay, turning_points
 from gateway.platform.database.paging import Page, PageRequest, list_records, read_page
 from gateway.platform.database.tables import CreditRow, LedgerRow
 from gateway.records.checks import check_known
-from gateway.records.errors import InvalidParameterError, StoreUnavailableError
-from gateway.records.records import Credit, CreditKind
-from gateway.records.times import utc_now
+from gateway.records.errors import InvalidParameterError, StoreUnavailableError, must
+from gateway.records.records import MAX_AMOUNT_MICROS, Credit, CreditKind
+from gateway.records.times import in_utc, utc_now
+
+MAX_NOTE_CHARACTERS: Final = 200
+
+
+def future_expiry(expires_at: datetime | None) -> datetime | None:
+    """Return the time in UTC; reject one that is not in the future."""
+    if expires_at is None:
+        return None
+    in_time = in_utc(expires_at, param="expires_at")
+    if in_time <= utc_now():
+        raise InvalidParameterError(
+            f"'expires_at' must be in the future. Given: {in_time.isoformat()}.",
+            param="expires_at",
+        )
+    return in_time
+
+
+def check_amount(amount_micros: int, *, least: int) -> None:
+    """Reject amounts below `least` and amounts that Redis cannot count exactly."""
+    if not least <= amount_micros <= MAX_AMOUNT_MICROS:
+        rule = f"be an integer from {least} to {MAX_AMOUNT_MICROS}"
+        raise must("amount_micros", rule, amount_micros)
+
+
+def check_note(note: str) -> None:
+    """Reject a note that does not fit into a table row."""
+    if len(note) > MAX_NOTE_CHARACTERS or not note.isprintable():
+        raise must("note", f"have at most {MAX_NOTE_CHARACTERS} printable characters", note)
+
 
 GRACE: Final = timedelta(minutes=5)
 """Minimum time between a grant's expiry and taking it back.

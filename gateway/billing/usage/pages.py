@@ -10,8 +10,6 @@ from fastapi.responses import Response
 from msgspec.json import encode
 from pydantic import BaseModel
 
-from gateway.billing.usage.csv_text import Cell, to_csv
-from gateway.billing.usage.export import RECEIPT_COLUMNS, receipt_row
 from gateway.billing.usage.parts import Dimension, UsageFilter
 from gateway.billing.usage.periods import Span
 from gateway.billing.usage.query import (
@@ -21,7 +19,14 @@ from gateway.billing.usage.query import (
     decode_cursor,
     encode_cursor,
 )
-from gateway.billing.usage.schemas import receipt_fields, usage_fields
+from gateway.billing.usage.schemas import (
+    RECEIPT_COLUMNS,
+    Cell,
+    receipt_fields,
+    receipt_row,
+    to_csv,
+    usage_fields,
+)
 from gateway.billing.usage.service import ReportRequest, UsageService, position
 from gateway.platform.concurrency.fair_turns import LoopTurns
 from gateway.platform.database.engine import Database

@@ -7,10 +7,15 @@ from fastapi import APIRouter, Depends, Path, Query
 from fastapi.responses import Response
 
 from gateway.accounts.shared import MAX_TEXT_CHARACTERS, PRINTABLE, text_filter
-from gateway.billing.usage.input import read_dimensions
 from gateway.billing.usage.pages import UsagePages
 from gateway.billing.usage.parts import Dimension, UsageFilter
-from gateway.billing.usage.query import AskedBuckets, AskedPage, AskedSpan, WantedUsage
+from gateway.billing.usage.query import (
+    AskedBuckets,
+    AskedPage,
+    AskedSpan,
+    WantedUsage,
+    read_dimensions,
+)
 from gateway.billing.usage.schemas import (
     AnyReceiptBody,
     AnyReceiptList,

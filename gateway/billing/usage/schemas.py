@@ -1,7 +1,10 @@
 """Response formats of usage: JSON and CSV."""
 
+import csv
+import io
+from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, Field
 
@@ -176,3 +179,41 @@ def receipt_fields(record: UsageRecord) -> dict[str, Any]:
         "is_prepaid": record.is_prepaid,
         "cost_micros": record.cost_micros,
     }
+
+
+RECEIPT_COLUMNS: Final = (
+    *("id", "created_at", "ended_at", "tenant", "project", "key", "model", "engine", "endpoint"),
+    *("dialect", "service_tier", "stream", "outcome", "code", "first_token_ms"),
+    *("prompt_tokens", "cached_tokens", "completion_tokens"),
+    *("free_prompt_tokens", "free_cached_tokens", "free_completion_tokens"),
+    *("prompt_price", "cached_price", "completion_price", "prepaid", "cost_micros"),
+)
+FORMULA_SIGNS: Final = ("=", "+", "-", "@", "\t", "\r")
+"""Spreadsheets evaluate text that starts with one of these characters."""
+Cell = str | int | datetime | None
+
+
+def receipt_row(record: UsageRecord, columns: Sequence[str] = RECEIPT_COLUMNS) -> list[Cell]:
+    """Return the cells of a request."""
+    fields = receipt_fields(record)
+    fields |= {name.replace("micros", "price"): each for name, each in fields["prices"].items()}
+    fields["prepaid"] = record.is_prepaid
+    return [fields[name] for name in columns]
+
+
+def to_csv(headings: Sequence[str] | None, rows: Iterable[Sequence[Cell]]) -> str:
+    """Return the rows as CSV (RFC 4180), after the headings if any; None is an empty cell."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    if headings is not None:
+        writer.writerow(headings)
+    writer.writerows([_cell(value) for value in row] for row in rows)
+    return text.getvalue()
+
+
+def _cell(value: Cell) -> str:
+    if isinstance(value, str):
+        return f"'{value}" if value.startswith(FORMULA_SIGNS) else value
+    if isinstance(value, int):
+        return str(value).lower() if isinstance(value, bool) else str(value)
+    return "" if value is None else value.isoformat().replace("+00:00", "Z")

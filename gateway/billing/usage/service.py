@@ -1,21 +1,279 @@
 """Usage reports: sums by time, key, model and so on, and single requests."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Self
+from typing import Any, Final, NamedTuple, Self
 
+from sqlalchemy import (
+    ColumnElement,
+    String,
+    and_,
+    case,
+    desc,
+    false,
+    func,
+    literal,
+    literal_column,
+    or_,
+    select,
+    tuple_,
+    type_coerce,
+    union_all,
+)
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import InstrumentedAttribute
 
+from contract.tier import ServiceTier
+from gateway.billing.ledger.rollups import first_token_sums
 from gateway.billing.usage.parts import Dimension, UsageFilter, UsageGroup, UsageSums
-from gateway.billing.usage.periods import Bucket, Span, bucket_span, choose_sources
-from gateway.billing.usage.store import UsageStore
+from gateway.billing.usage.periods import Bucket, Sources, Span, bucket_span, choose_sources
 from gateway.platform.database.engine import Database
 from gateway.platform.database.paging import PART, Page
+from gateway.platform.database.tables import (
+    FAILED_OUTCOMES,
+    FIRST_TOKENS,
+    DirtyHourRow,
+    LedgerRow,
+    RollupPeriod,
+    RollupRow,
+)
 from gateway.records.errors import NotFoundError, shown
 from gateway.records.first_tokens import quantile_ms
-from gateway.records.times import to_time
+from gateway.records.times import hour_of, to_ms, to_time
 from gateway.records.usage_record import UsageRecord
+
+Rows = type[LedgerRow] | type[RollupRow]
+Time = InstrumentedAttribute[datetime]
+
+
+COLUMNS: Final = {
+    Dimension.TENANT: "tenant_id",
+    Dimension.PROJECT: "project_id",
+    Dimension.KEY: "credential_id",
+    Dimension.MODEL: "model",
+    Dimension.SERVICE_TIER: "service_tier",
+}
+
+_SQLITE_FORMAT: Final[Mapping[Bucket, ColumnElement[Any]]] = {
+    Bucket.HOUR: literal_column("'%Y-%m-%dT%H'"),
+    Bucket.DAY: literal_column("'%Y-%m-%d'"),
+    Bucket.MONTH: literal_column("'%Y-%m'"),
+}
+_POSTGRESQL_FORMAT: Final[Mapping[Bucket, ColumnElement[Any]]] = {
+    Bucket.HOUR: literal_column("""'YYYY-MM-DD"T"HH24'"""),
+    Bucket.DAY: literal_column("'YYYY-MM-DD'"),
+    Bucket.MONTH: literal_column("'YYYY-MM'"),
+}
+
+
+class UsageStore:
+    """Reports on the ledger, within one transaction that sees one snapshot of it."""
+
+    def __init__(self, transaction: AsyncSession) -> None:
+        self._transaction = transaction
+        self._is_postgresql = transaction.get_bind().dialect.name == "postgresql"
+
+    async def dirty_hours(self, span: Span) -> set[datetime]:
+        """Return the hours whose sums may lag the ledger."""
+        hour = DirtyHourRow.hour
+        found = await self._transaction.scalars(
+            select(hour).where(hour >= hour_of(span.start), hour < span.end).distinct()
+        )
+        return set(found)
+
+    async def groups(
+        self,
+        wanted: UsageFilter,
+        sources: Sources,
+        *,
+        bucket: Bucket,
+        dimensions: Sequence[Dimension],
+        after: Sequence[str] | None,
+        limit: int,
+    ) -> list[UsageGroup]:
+        """Return sums sorted by bucket and dimensions, starting after a given group."""
+        names = [COLUMNS[dimension] for dimension in dimensions]
+        parts = union_all(
+            *(
+                self._part(source, bucket=bucket, names=names).where(
+                    *_conditions(source.table, wanted)
+                )
+                for source in _sources(sources)
+            )
+        ).subquery()
+        groups = [parts.c.label, *(parts.c[name] for name in names)]
+        # Without groups, a sum over no rows is a row of nulls.
+        query = select(*groups, *(func.sum(parts.c[name]) for name in UsageSums._fields)).where(
+            parts.c.requests > 0
+        )
+        if after is not None:
+            query = query.where(tuple_(*groups) > tuple_(*map(literal, after)))
+        found = await self._transaction.execute(
+            query.group_by(*groups).order_by(*groups).limit(limit)
+        )
+        size = len(groups)
+        return [
+            UsageGroup(row[0], tuple(row[1:size]), UsageSums(*(int(sum_) for sum_ in row[size:])))
+            for row in found
+        ]
+
+    async def records(
+        self,
+        wanted: UsageFilter,
+        span: Span,
+        *,
+        before: tuple[datetime, str] | None,
+        limit: int,
+    ) -> list[UsageRecord]:
+        """Return single requests, newest first, starting before a given one."""
+        order = LedgerRow.created_at, LedgerRow.request_id
+        query = select(*_RECORD).where(
+            *_conditions(LedgerRow, wanted),
+            LedgerRow.created_at >= span.start,
+            LedgerRow.created_at < span.end,
+        )
+        if before is not None:
+            query = query.where(tuple_(*order) < tuple_(*before))
+        rows = await self._transaction.execute(query.order_by(*map(desc, order)).limit(limit))
+        return [_record(row) for row in rows]
+
+    async def first_tokens(self, wanted: UsageFilter, sources: Sources) -> list[int]:
+        """Return the requests in each bucket of `BOUNDS_MS`, without lines of batches."""
+        parts = union_all(
+            *(
+                select(*source.first_tokens.values()).where(
+                    source.condition,
+                    source.table.service_tier != ServiceTier.BATCH,
+                    *_conditions(source.table, wanted),
+                )
+                for source in _sources(sources)
+            )
+        ).subquery()
+        found = await self._transaction.execute(
+            select(*(func.sum(parts.c[name]) for name in FIRST_TOKENS))
+        )
+        return [int(requests or 0) for requests in found.one()]
+
+    async def record(self, wanted: UsageFilter, request_id: str) -> UsageRecord | None:
+        """Return one request."""
+        found = await self._transaction.execute(
+            select(*_RECORD).where(
+                *_conditions(LedgerRow, wanted), LedgerRow.request_id == request_id
+            )
+        )
+        row = found.one_or_none()
+        return None if row is None else _record(row)
+
+    def _part(self, source: "_Source", *, bucket: Bucket, names: Sequence[str]) -> Any:
+        # Constants are part of the SQL text, so that PostgreSQL sees that both places are equal.
+        groups = [_text(source.table, name).label(name) for name in names]
+        if bucket is Bucket.TOTAL:
+            label: ColumnElement[str] = literal_column("''", String)
+        else:
+            label = self._label(source.time, bucket)
+            groups.append(label.label("label"))
+        sums = [value.label(name) for name, value in source.sums.items()]
+        columns = [label.label("label"), *groups[: len(names)], *sums]
+        return select(*columns).where(source.condition).group_by(*groups)
+
+    def _label(self, time: Any, bucket: Bucket) -> ColumnElement[str]:
+        if self._is_postgresql:
+            utc = func.timezone(literal_column("'UTC'"), time)
+            return func.to_char(utc, _POSTGRESQL_FORMAT[bucket], type_=String)
+        return func.strftime(_SQLITE_FORMAT[bucket], time, type_=String)
+
+
+class _Source(NamedTuple):
+    """Rows to sum."""
+
+    table: Rows
+    time: Any
+    """Column of the start time."""
+    condition: ColumnElement[bool]
+    sums: dict[str, ColumnElement[Any]]
+    first_tokens: dict[str, ColumnElement[Any]]
+    """Requests by their time to the first token."""
+
+
+def _sources(chosen: Sources) -> list[_Source]:
+    days, hours = (
+        _Source(
+            RollupRow,
+            RollupRow.start_at,
+            and_(RollupRow.period == period, _within(RollupRow.start_at, spans)),
+            _ROLLUP_SUMS,
+            _ROLLUP_FIRST_TOKENS,
+        )
+        for period, spans in (
+            (RollupPeriod.DAY, chosen.days),
+            (RollupPeriod.HOUR, chosen.hours),
+        )
+    )
+    rows = _Source(
+        LedgerRow,
+        LedgerRow.created_at,
+        _within(LedgerRow.created_at, chosen.rows),
+        _ROW_SUMS,
+        _ROW_FIRST_TOKENS,
+    )
+    return [days, hours, rows]
+
+
+_ROLLUP_SUMS: Final[dict[str, ColumnElement[Any]]] = {
+    name: func.sum(getattr(RollupRow, name)) for name in UsageSums._fields
+}
+_ROLLUP_FIRST_TOKENS: Final[dict[str, ColumnElement[Any]]] = {
+    name: func.sum(RollupRow.__table__.c[name]).label(name) for name in FIRST_TOKENS
+}
+
+
+def _row_sums() -> dict[str, ColumnElement[Any]]:
+    counted = ("prompt_tokens", "cached_tokens", "completion_tokens", "cost_micros")
+    has_failed = case((LedgerRow.outcome.in_(FAILED_OUTCOMES), 1), else_=0)
+    return {
+        "requests": func.count(),
+        "failed_requests": func.sum(has_failed),
+        **{name: func.sum(getattr(LedgerRow, name)) for name in counted},
+    }
+
+
+# Made once: the expressions of a report take longer to make than the database needs.
+_ROW_SUMS: Final = _row_sums()
+_ROW_FIRST_TOKENS: Final = first_token_sums(LedgerRow.first_token_ms)
+
+
+def _within(time: Time, spans: Iterable[Span]) -> ColumnElement[bool]:
+    return or_(false(), *(and_(time >= span.start, time < span.end) for span in spans))
+
+
+def _text(table: Rows, name: str) -> ColumnElement[str]:
+    return func.coalesce(
+        type_coerce(getattr(table, name), String), literal_column("''"), type_=String
+    )
+
+
+def _conditions(table: Rows, wanted: UsageFilter) -> list[ColumnElement[bool]]:
+    asked = {
+        table.tenant_id: wanted.tenant_id,
+        table.project_id: wanted.project_id,
+        table.credential_id: wanted.credential_id,
+        table.model: wanted.model,
+    }
+    return [column == value for column, value in asked.items() if value is not None]
+
+
+_NAMES: Final = tuple(
+    name for name in UsageRecord.__struct_fields__ if name in LedgerRow.__table__.c
+)
+_RECORD: Final = [LedgerRow.__table__.c[name] for name in ("created_at", "ended_at", *_NAMES)]
+"""Columns instead of rows of the ORM, which take three times as long."""
+
+
+def _record(row: Sequence[Any]) -> UsageRecord:
+    created_at, ended_at, *values = row
+    columns = dict(zip(_NAMES, values, strict=True))
+    return UsageRecord(**columns, created_ms=to_ms(created_at), ended_ms=to_ms(ended_at))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

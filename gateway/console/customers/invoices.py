@@ -4,7 +4,7 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from gateway.billing.invoices.routes import Month
+from gateway.billing.invoices import Month
 from gateway.console.routing import CustomerRoute, Visitor, needs
 from gateway.console.statement_pages import statement_file, statement_page, statements_list
 from gateway.http.services import AllServices

@@ -6,8 +6,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Query, Request, Response
 
 from gateway.accounts.shared import AfterId, TenantId
-from gateway.adapters.routes import AdapterId, Adapters
-from gateway.adapters.schemas import AdapterRegistration
+from gateway.adapters.routes import AdapterId, AdapterRegistration, Adapters
 from gateway.console.forms import Form, checked
 from gateway.console.rendering import confirmation, page
 from gateway.console.routing import AnyVisitor, OperatorRoute, SentForm, redirect

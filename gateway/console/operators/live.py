@@ -6,9 +6,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Query, Request, Response
 
 from gateway.accounts.shared import TenantId
-from gateway.billing.live.routes import AfterPosition
-from gateway.billing.live.schemas import LiveRequestBody, following
-from gateway.billing.live.service import LiveRequests
+from gateway.billing.live import AfterPosition, LiveRequestBody, LiveRequests, following
 from gateway.billing.usage.pages import read_cursor
 from gateway.billing.usage.routes import RequestId
 from gateway.console.rendering import confirmation, page

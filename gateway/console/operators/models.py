@@ -6,8 +6,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Query, Request, Response
 
 from contract.tier import ServiceTier
-from gateway.billing.prices.schemas import PriceAddition
-from gateway.billing.prices.service import PriceService
+from gateway.billing.prices import PriceAddition, PriceService
 from gateway.console.forms import Form, checked
 from gateway.console.rendering import confirmation, page, show_time
 from gateway.console.routing import AnyVisitor, OperatorRoute, SentForm, redirect

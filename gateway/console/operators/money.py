@@ -7,11 +7,10 @@ from fastapi import APIRouter, Query, Request, Response
 
 from gateway.accounts.shared import TenantId
 from gateway.accounts.tenants.routes import Tenants
-from gateway.billing.invoices.routes import Month
-from gateway.billing.live.routes import AfterPosition
-from gateway.billing.usage.input import read_month
+from gateway.billing.invoices import Month
+from gateway.billing.live import AfterPosition
 from gateway.billing.usage.parts import Dimension, UsageFilter
-from gateway.billing.usage.query import decode_cursor, encode_cursor
+from gateway.billing.usage.query import decode_cursor, encode_cursor, read_month
 from gateway.billing.usage.service import UsageService
 from gateway.console.rendering import page
 from gateway.console.routing import OperatorRoute

@@ -15,7 +15,7 @@ from gateway.accounts.projects.service import ProjectService
 from gateway.accounts.tenants.service import TenantService
 from gateway.accounts.webhooks.service import WebhookService
 from gateway.billing.credits.service import CreditService
-from gateway.billing.prices.service import PriceService
+from gateway.billing.prices import PriceService
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
 from gateway.records.limits import LimitName, LimitScope

@@ -10,7 +10,7 @@ import msgspec
 from sqlalchemy import delete
 
 from contract.tier import ServiceTier
-from gateway.billing.ledger.rows import row_of
+from gateway.billing.ledger.drain import row_of
 from gateway.billing.usage.parts import UsageSums
 from gateway.platform.database.engine import Database
 from gateway.platform.database.partitions import make_partitions, month_start

@@ -15,7 +15,7 @@ from gateway.accounts.plans.service import PlanService
 from gateway.accounts.projects.service import ProjectService
 from gateway.accounts.tenants.service import TenantService
 from gateway.accounts.webhooks.service import WebhookService, WebhookStore
-from gateway.billing.alerts.service import find_alerts
+from gateway.billing.alerts import find_alerts
 from gateway.billing.credits.service import CreditService
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database

@@ -12,7 +12,6 @@ from contract import keys
 from gateway.accounts.audit.log import SYSTEM, AuditLog
 from gateway.accounts.tenants.service import TenantService
 from gateway.billing.credits import service as service_module
-from gateway.billing.credits.checks import MAX_AMOUNT_MICROS
 from gateway.billing.credits.service import GRACE, CreditService
 from gateway.limits.accounts import FIELD
 from gateway.platform.changes import ChangeAnnouncer
@@ -20,7 +19,7 @@ from gateway.platform.database.engine import Database
 from gateway.platform.database.paging import PageRequest
 from gateway.platform.redis_client import connect
 from gateway.records.errors import InvalidParameterError, NotFoundError, StoreUnavailableError
-from gateway.records.records import Credit, CreditKind
+from gateway.records.records import MAX_AMOUNT_MICROS, Credit, CreditKind
 from gateway.records.times import utc_now
 from tests.support.cases import all_cases, case
 from tests.support.kinds import every_database

@@ -4,7 +4,7 @@ import csv
 import io
 from datetime import UTC, datetime
 
-from gateway.billing.usage.csv_text import Cell, to_csv
+from gateway.billing.usage.schemas import Cell, to_csv
 from tests.support.cases import all_cases
 
 

@@ -8,7 +8,7 @@ from sqlalchemy import func, select, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from contract.tier import ServiceTier
-from gateway.billing.ledger.rows import UnusableRecordError, row_of
+from gateway.billing.ledger.drain import UnusableRecordError, row_of
 from gateway.billing.ledger.store import LedgerStore, PeriodUsage
 from gateway.platform.database.engine import Database
 from gateway.platform.database.tables import DirtyHourRow, LedgerRow

@@ -13,8 +13,8 @@ from sqlalchemy import delete, func, select, text, update
 from contract.tier import ServiceTier
 from gateway.accounts.tenants.service import TenantService
 from gateway.billing.ledger import rollups as rollups_module
+from gateway.billing.ledger.drain import row_of
 from gateway.billing.ledger.rollups import Rollups
-from gateway.billing.ledger.rows import row_of
 from gateway.billing.ledger.store import LedgerStore
 from gateway.platform.database.engine import Database
 from gateway.platform.database.tables import (

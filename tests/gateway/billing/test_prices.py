@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from contract.keys import KEY_EVENTS
 from contract.tier import ServiceTier
 from gateway.accounts.audit.log import AuditLog
-from gateway.billing.prices.service import PriceService
+from gateway.billing.prices import PriceService
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
 from gateway.records.errors import InvalidParameterError, StoreUnavailableError

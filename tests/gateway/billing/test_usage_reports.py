@@ -15,7 +15,7 @@ from sqlalchemy import update
 
 from contract.tier import ServiceTier
 from gateway.accounts.tenants.service import TenantService
-from gateway.billing.invoices.service import InvoiceService
+from gateway.billing.invoices import InvoiceService
 from gateway.billing.ledger.rollups import Rollups
 from gateway.billing.usage.parts import Dimension, UsageFilter, UsageSums
 from gateway.billing.usage.periods import DAY, HOUR, Bucket, Span
@@ -25,9 +25,9 @@ from gateway.billing.usage.service import (
     UsageReport,
     UsageService,
     UsageSlice,
+    UsageStore,
     position,
 )
-from gateway.billing.usage.store import UsageStore
 from gateway.platform.database.engine import Database
 from gateway.platform.database.tables import FIRST_TOKENS, RollupPeriod, RollupRow
 from gateway.records.errors import NotFoundError, StoreUnavailableError

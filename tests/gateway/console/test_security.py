@@ -20,8 +20,8 @@ from gateway.accounts.projects.service import ProjectService
 from gateway.accounts.tenants.service import TenantService
 from gateway.accounts.webhooks.secret_box import SecretBox
 from gateway.accounts.webhooks.service import WebhookService
-from gateway.billing.usage.input import read_span
 from gateway.billing.usage.parts import UsageFilter
+from gateway.billing.usage.query import read_span
 from gateway.billing.usage.service import UsageService
 from gateway.console.login import safe_page
 from gateway.console.routing import CustomerRoute, OperatorRoute

@@ -14,9 +14,9 @@ from sqlalchemy import func, select, update
 
 from gateway.accounts.tenants.service import TenantService
 from gateway.billing.exports import store as store_module
-from gateway.billing.exports.service import ExportService
+from gateway.billing.exports.routes import ExportService
 from gateway.billing.exports.store import ExportState, ExportStore
-from gateway.billing.ledger.rows import row_of
+from gateway.billing.ledger.drain import row_of
 from gateway.billing.ledger.store import LedgerStore
 from gateway.cli.main import main
 from gateway.jobs import exports as exports_module

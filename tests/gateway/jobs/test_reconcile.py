@@ -17,10 +17,10 @@ from gateway.accounts.keys.service import KeyService
 from gateway.accounts.tenants.service import TenantService
 from gateway.billing.credits.service import CreditService
 from gateway.billing.ledger import reconcile as reconcile_module
-from gateway.billing.ledger.balances import LedgerBalances
 from gateway.billing.ledger.drain import Drain
 from gateway.billing.ledger.reconcile import Reconciler, ReconcileReport, reconcile
 from gateway.billing.ledger.rollups import Rollups
+from gateway.billing.ledger.store import LedgerBalances
 from gateway.limits.accounts import FIELD, AccountNumbers
 from gateway.limits.seeding import Seeder
 from gateway.limits.store import QuotaStore

@@ -11,7 +11,7 @@ from common.tasks import end_task
 from contract.tier import ServiceTier
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.revocation import RevocationListener
-from gateway.billing.prices.service import PriceService
+from gateway.billing.prices import PriceService
 from gateway.models.price_book import PriceBook
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database import table_copy

@@ -19,7 +19,7 @@ from contract.messages import Delta, JobFailed
 from contract.outcomes import FailureCode
 from contract.tier import ServiceTier
 from gateway.accounts.tenants.service import TenantService
-from gateway.billing.prices.service import PriceService
+from gateway.billing.prices import PriceService
 from gateway.completions.stored.head import ResponseHead
 from gateway.limits.reservations import Reservations
 from gateway.platform.changes import ChangeAnnouncer

@@ -1,4 +1,4 @@
-"""Live requests of a tenant: what waits and runs now, and its cancellation.
+"""Live requests of a tenant, and their cancellation: `/admin/tenants/{tenant_id}/live-requests`.
 
 Reservations show which requests are live, the queues of their models how far they are. Nothing is
 stored for this: a request that is not listed costs nothing.
@@ -8,8 +8,12 @@ import asyncio
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple, Self
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, Field
 
 from common import clock
 from contract import keys
@@ -19,12 +23,20 @@ from contract.queue import JobQueue
 from contract.scripts import CommandExecutor
 from gateway.accounts.audit.log import SYSTEM
 from gateway.accounts.changes import changing
+from gateway.accounts.shared import MAX_CURSOR_CHARACTERS, PRINTABLE, PageSize, TenantId
 from gateway.accounts.tenants.service import reading_of_tenant
+from gateway.billing.usage.pages import read_cursor
+from gateway.billing.usage.query import encode_cursor
+from gateway.billing.usage.routes import RequestId
 from gateway.completions.queue.notices import send_notices
+from gateway.http.authorization import CanAdminister, CanSeeEverything
+from gateway.http.bounded_route import BoundedRoute
+from gateway.http.services import made
 from gateway.limits.store import QuotaStore
 from gateway.platform.database.engine import Database
 from gateway.records.checks import is_storable
 from gateway.records.errors import ConflictError, NotFoundError, shown
+from gateway.records.times import to_time
 from gateway.records.usage_record import UsageRecord
 
 MOST_JOBS: Final = 100
@@ -188,3 +200,134 @@ def _state(receipts: Sequence[JobReceipt]) -> LiveState:
     if JobState.WAITING in states:
         return LiveState.WAITING
     return LiveState.ENDING if JobState.ENDED in states else LiveState.STARTING
+
+
+class LiveRequestBody(BaseModel):
+    """A request that waits or runs."""
+
+    object: Literal["live_request"] = "live_request"
+    id: str
+    tenant: str
+    key: str = Field(description="Id of the key, or `jwt:SUBJECT`.")
+    project: str | None
+    model: str
+    endpoint: str
+    service_tier: str
+    stream: bool
+    batch_line: str | None = Field(description="Batch and number of a line of a batch.")
+    state: LiveState
+    created_at: datetime
+    age_ms: int
+    prompts: int
+    prompt_tokens: int = Field(
+        description="0 until an engine has processed the prompt. Of the first 100 prompts, as "
+        "are the next two."
+    )
+    completion_tokens: int = Field(description="By the last report of the workers.")
+    workers: list[str]
+    gateway: str
+
+    @classmethod
+    def of(cls, live: LiveRequest) -> Self:
+        """Return the response body of a live request."""
+        record = live.record
+        return cls(
+            id=record.request_id,
+            tenant=record.tenant_id,
+            key=record.credential_id,
+            project=record.project_id,
+            model=record.full_model,
+            endpoint=record.endpoint,
+            service_tier=record.service_tier,
+            stream=record.is_streamed,
+            batch_line=record.line or None,
+            state=live.state,
+            created_at=to_time(record.created_ms),
+            age_ms=live.age_ms,
+            prompts=record.jobs,
+            prompt_tokens=live.prompt_tokens,
+            completion_tokens=live.completion_tokens,
+            workers=list(live.workers),
+            gateway=record.gateway,
+        )
+
+
+class LiveRequestList(BaseModel):
+    """A page of the live requests of a tenant, oldest first."""
+
+    object: Literal["list"] = "list"
+    data: list[LiveRequestBody]
+    has_more: bool
+    next: str | None = Field(description="`after` for the next page; null on the last page.")
+    total: int = Field(description="Live requests of the tenant.")
+    is_complete: bool = Field(
+        description="False if there are so many live requests that the list may lack some."
+    )
+
+    @classmethod
+    def of(cls, page: LivePage) -> Self:
+        """Return the response body of a page."""
+        return cls(
+            data=[LiveRequestBody.of(each) for each in page.entries],
+            has_more=page.next is not None,
+            next=following(page),
+            total=page.total,
+            is_complete=page.is_complete,
+        )
+
+
+class CancelledRequest(BaseModel):
+    """A cancelled live request."""
+
+    object: Literal["live_request.cancelled"] = "live_request.cancelled"
+    id: str
+    has_ended: bool = Field(
+        description="False if its gateway has not ended it within five seconds. It then ends "
+        "later, or another gateway or the sweep settles it."
+    )
+
+
+def following(page: LivePage) -> str | None:
+    """Return the cursor of the next page; None on the last page."""
+    return None if page.next is None else encode_cursor(str(page.next[0]), page.next[1])
+
+
+router = APIRouter(
+    prefix="/tenants/{tenant_id}/live-requests", tags=["Live requests"], route_class=BoundedRoute
+)
+
+Live = Annotated[LiveRequests, made(LiveRequests)]
+AfterPosition = Annotated[
+    str | None,
+    Query(
+        min_length=1,
+        max_length=MAX_CURSOR_CHARACTERS,
+        pattern=PRINTABLE,
+        description="`next` of the previous page; absent: the first page.",
+    ),
+]
+
+
+@router.get("", summary="List a tenant's live requests")
+async def list_live_requests(
+    live: Live,
+    _principal: CanSeeEverything,
+    tenant_id: TenantId,
+    after: AfterPosition = None,
+    limit: PageSize = 20,
+) -> LiveRequestList:
+    """List the requests that wait or run now, oldest first."""
+    page = await live.page(tenant_id, after=read_cursor(after), limit=limit)
+    return LiveRequestList.of(page)
+
+
+@router.post("/{request_id}:cancel", summary="Cancel a live request")
+async def cancel_live_request(
+    live: Live, principal: CanAdminister, tenant_id: TenantId, request_id: RequestId
+) -> CancelledRequest:
+    """Cancel a request. Its client gets `request_cancelled`; the tenant pays for the work so far.
+
+    The audit log records it. A line of a batch gets 409: cancel the batch.
+    """
+    has_ended = await live.cancel(tenant_id, request_id, actor=principal.actor)
+    return CancelledRequest(id=request_id, has_ended=has_ended)

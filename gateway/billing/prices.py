@@ -1,12 +1,20 @@
-"""Prices: they are added, never changed, and never apply to the past."""
+"""Prices: they are added, never changed, and never apply to the past (`/admin/prices`)."""
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query
+from pydantic import AwareDatetime, Field
 
 from contract.tier import ServiceTier
 from gateway.accounts.audit.log import SYSTEM
 from gateway.accounts.changes import Service, changing
-from gateway.platform.database.paging import list_records
+from gateway.accounts.shared import FLAG, ListBody, Name, RecordBody, RequestBody, text_filter
+from gateway.http.authorization import CanAdminister, CanSeeEverything
+from gateway.http.bounded_route import BoundedRoute
+from gateway.http.services import made
+from gateway.platform.database.paging import Page, list_records
 from gateway.platform.database.tables import PriceRow
 from gateway.records.checks import check_name
 from gateway.records.errors import InvalidParameterError, must
@@ -104,3 +112,73 @@ def _check_micros(micros: Mapping[str, int]) -> None:
     cached, prompt = micros["cached_micros"], micros["prompt_micros"]
     if cached > prompt:
         raise must("cached_micros", f"be <= 'prompt_micros' ({prompt})", cached)
+
+
+PriceMicros = Annotated[
+    int,
+    Field(strict=True, ge=0, le=MAX_PRICE_MICROS, description="Micro-dollars per million tokens."),
+]
+
+
+class PriceAddition(RequestBody):
+    """A price to add."""
+
+    model: Name = Field(description="Id under which workers announce the model, not an alias.")
+    service_tier: ServiceTier = Field(
+        ServiceTier.DEFAULT,
+        description="A tier without a price has the price of the default tier.",
+    )
+    prompt_micros: PriceMicros
+    cached_micros: PriceMicros | None = Field(
+        None,
+        description="For prompt tokens found in the prefix cache, at most `prompt_micros`. "
+        "Default: `prompt_micros`.",
+    )
+    completion_micros: PriceMicros
+    effective_at: AwareDatetime | None = Field(
+        None, description="When the price takes effect, not in the past. Default: now."
+    )
+
+
+class PriceBody(RecordBody):
+    """The price of a model from a point in time: micro-dollars per million tokens."""
+
+    object: Literal["price"] = "price"
+    id: int
+    model: str
+    service_tier: ServiceTier
+    prompt_micros: int
+    cached_micros: int = Field(description="For prompt tokens found in the prefix cache.")
+    completion_micros: int
+    effective_at: datetime
+    created_at: datetime
+
+
+class PriceList(ListBody[PriceBody]):
+    """A list of prices."""
+
+
+router = APIRouter(prefix="/prices", tags=["Prices"], route_class=BoundedRoute)
+
+PriceTable = Annotated[PriceService, made(PriceService)]
+
+
+@router.get("", summary="List prices")
+async def list_prices(
+    table: PriceTable,
+    _principal: CanSeeEverything,
+    *,
+    model: Annotated[str | None, text_filter("Only this model.")] = None,
+    history: Annotated[
+        bool, Query(strict=True, description="Include past and future prices, in order."), FLAG
+    ] = False,
+) -> PriceList:
+    """List the prices in force, or all prices ever added. A model without a price is free."""
+    prices = await (table.list_history(model) if history else table.list_current(model))
+    return PriceList.of(Page(prices, has_more=False))
+
+
+@router.post("", summary="Add a price")
+async def add_price(table: PriceTable, principal: CanAdminister, body: PriceAddition) -> PriceBody:
+    """Add a price. Prices never change: the price in force at admission applies to a request."""
+    return PriceBody.of(await table.add(**dict(body), actor=principal.actor))

@@ -1,1 +1,0 @@
-"""Alerts about limits and credits, sent to webhooks."""

@@ -1,1 +1,0 @@
-"""Requests that wait or run now."""

@@ -1,1 +1,0 @@
-"""Prices of models."""
