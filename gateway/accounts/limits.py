@@ -15,8 +15,8 @@ from gateway.accounts.shared import RecordBody, TenantId, text_filter
 from gateway.accounts.tenants.service import find_tenant
 from gateway.http.authorization import CanSeeEverything, requires
 from gateway.http.services import made, provided
+from gateway.limits.accounts import DAY_MS, day_start_ms, month_start_ms
 from gateway.limits.period_counts import Period, PeriodCounts
-from gateway.limits.periods import DAY_MS, day_start_ms, month_start_ms
 from gateway.limits.refusal_log import Refusals
 from gateway.limits.replies import SubjectStatus
 from gateway.limits.seeding import Seeder

@@ -8,20 +8,22 @@ from contract.tier import REQUEST_TIERS
 from gateway.accounts.keys.rules import MadeKeys
 from gateway.auth.api_key import public_name
 from gateway.cli.calls import PAGE, Calls, secret_of
-from gateway.cli.terminal.client import AdminClient
-from gateway.cli.terminal.options import (
+from gateway.cli.client import AdminClient
+from gateway.cli.terminal import (
     LIMITS_HELP,
+    NONE,
     Duration,
     argument,
     choice,
+    columns,
     dialect_option,
     from_now,
     limit_option,
     option,
     or_none,
+    print_fields,
     seconds,
 )
-from gateway.cli.terminal.output import NONE, columns, print_fields
 from gateway.records.records import Billing, Role
 from gateway.records.scopes import Scope
 

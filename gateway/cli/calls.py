@@ -12,9 +12,17 @@ from typing import Any, Final
 import click
 from click.core import ParameterSource
 
-from gateway.cli.terminal.client import AdminClient, Target, connected, read_profile
-from gateway.cli.terminal.options import DATABASE, JSON, REDIS, argument, option
-from gateway.cli.terminal.output import Columns, print_columns, print_json
+from gateway.cli.client import AdminClient, Target, connected, read_profile
+from gateway.cli.terminal import (
+    DATABASE,
+    JSON,
+    REDIS,
+    Columns,
+    argument,
+    option,
+    print_columns,
+    print_json,
+)
 
 PAGE: Final = 100
 """Maximum entries of one page of most lists of the API."""

@@ -4,8 +4,7 @@ import click
 
 from gateway.cli.calls import runs_async
 from gateway.cli.deployment import command_settings
-from gateway.cli.terminal.options import DATABASE, JSON
-from gateway.cli.terminal.output import print_json
+from gateway.cli.terminal import DATABASE, JSON, print_json
 from gateway.platform.database import schema
 from gateway.platform.database.engine import Database
 from gateway.platform.database.schema import SchemaState

@@ -20,8 +20,8 @@ from typing_extensions import override
 from contract.scripts import CommandExecutor
 from gateway.accounts.shared import any_tenant
 from gateway.auth.authenticator import Authenticator
-from gateway.cli.terminal.client import HEADERS, AdminClient
-from gateway.cli.terminal.options import URL_SOURCE
+from gateway.cli.client import HEADERS, AdminClient
+from gateway.cli.terminal import URL_SOURCE
 from gateway.http.allowances import FailedLogins, Intake, UnpaidRequests
 from gateway.http.authorization import Authorizer
 from gateway.http.body import BodyReader

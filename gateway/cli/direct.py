@@ -14,8 +14,8 @@ from gateway.adapters.routes import RegisteredAdapterBody
 from gateway.adapters.service import AdapterService
 from gateway.billing.ledger.reconcile import reconcile
 from gateway.cli.deployment import Stores, command_settings, open_stores
-from gateway.cli.terminal.output import print_json
-from gateway.jobs.services import JobServices
+from gateway.cli.terminal import print_json
+from gateway.jobs.schedule import JobServices
 from gateway.platform.database.schema import require_current_schema
 from gateway.platform.redis_client import converting_errors
 

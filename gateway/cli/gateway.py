@@ -10,10 +10,10 @@ import msgspec
 
 from common.logs import configure_logs
 from gateway.auth.jwt_verifier import JwtVerifier
-from gateway.cli.terminal.options import DATABASE
+from gateway.cli.terminal import DATABASE, option
 from gateway.platform.database.schema import check_schema
 from gateway.platform.settings import Settings, environment_of, load_settings
-from gateway.process.one_of_many import OneOfMany
+from gateway.process.supervision.processes import OneOfMany
 from gateway.records.errors import StartupError
 
 EXIT_FAILED: Final = 1
@@ -30,45 +30,28 @@ Each setting is also an environment variable SLUICE_*.
 """
 
 
-@click.command("gateway", epilog=EPILOG, params=[DATABASE])
-@click.option("--host", metavar="ADDRESS", help="Address to listen on.  [SLUICE_HOST]")
-@click.option("--port", metavar="PORT", help="Port to listen on.  [SLUICE_PORT]")
-@click.option(
-    "--operator-port",
-    metavar="PORT",
-    help="Port of /admin and /metrics, on SLUICE_OPERATOR_HOST; 0 disables it.  "
-    "With --processes, the first of as many ports.  [SLUICE_OPERATOR_PORT]",
-)
-@click.option(
-    "--redis-url", metavar="URL", help="Redis server that workers share.  [SLUICE_REDIS_URL]"
-)
-@click.option(
-    "--processes",
-    metavar="COUNT",
-    help="Processes that share the port, for machines with several cores.  [SLUICE_PROCESSES]",
-)
-@click.option("--one-of-many", hidden=True)
+_PARAMS: Final = [
+    DATABASE,
+    option("--host ADDRESS", "Address to listen on.  [SLUICE_HOST]"),
+    option("--port PORT", "Port to listen on.  [SLUICE_PORT]"),
+    option(
+        "--operator-port PORT",
+        "Port of /admin and /metrics, on SLUICE_OPERATOR_HOST; 0 disables it.  With --processes, "
+        "the first of as many ports.  [SLUICE_OPERATOR_PORT]",
+    ),
+    option("--redis-url URL", "Redis server that workers share.  [SLUICE_REDIS_URL]"),
+    option(
+        "--processes COUNT",
+        "Processes that share the port, for machines with several cores.  [SLUICE_PROCESSES]",
+    ),
+    click.Option(["--one-of-many"], hidden=True),
+]
+
+
+@click.command("gateway", epilog=EPILOG, params=_PARAMS)
 @click.pass_obj
-def command(
-    sluice: tuple[str, ...],
-    *,
-    host: str | None,
-    port: str | None,
-    operator_port: str | None,
-    redis_url: str | None,
-    database_url: str | None,
-    processes: str | None,
-    one_of_many: str | None,
-) -> None:
+def command(sluice: tuple[str, ...], *, one_of_many: str | None, **options: str | None) -> None:
     """Run a gateway until SIGTERM or Ctrl-C; open streams may then continue for a while."""
-    options = {
-        "host": host,
-        "port": port,
-        "operator_port": operator_port,
-        "redis_url": redis_url,
-        "database_url": database_url,
-        "processes": processes,
-    }
     settings = load_settings(**options)
     if one_of_many is not None:
         _serve(settings, msgspec.json.decode(one_of_many, type=OneOfMany))

@@ -1,20 +1,77 @@
-"""`sluice jobs`: Celery worker for background jobs."""
+"""`sluice jobs`, the Celery worker for background jobs, and `sluice beat`, which schedules them."""
 
 import asyncio
 import logging
+import os
+import signal
 import sys
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, nullcontext
+from typing import Any, Final, Never
 
 import click
+from prometheus_client import REGISTRY, CollectorRegistry
 
+from common.health import HealthServer
 from common.logs import configure_logs
-from common.metrics import begin_metrics
-from gateway.cli.health import serving_health
-from gateway.cli.terminal.options import DATABASE
+from common.metrics import bare_registry, begin_metrics
+from gateway.cli.terminal import DATABASE, choice, option
 from gateway.platform.database.schema import check_schema
-from gateway.platform.settings import load_settings
+from gateway.platform.settings import Settings, load_settings
+from gateway.records.errors import StartupError
 
-EPILOG = """\
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+@contextmanager
+def serving_health(
+    settings: Settings,
+    is_healthy: Callable[[], bool],
+    *,
+    registry: CollectorRegistry = REGISTRY,
+) -> Iterator[None]:
+    """Serve /metrics and /healthz within a block, if the settings name a port.
+
+    SIGTERM and SIGINT exit the process with status 0 until Celery installs its own handlers. Raises
+    StartupError if another process listens on the port.
+    """
+    before = {number: signal.signal(number, _exit_at_once) for number in SIGNALS}
+    try:
+        port = settings.metrics_port
+        with closing(_serve(settings, is_healthy, registry)) if port else nullcontext():
+            yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _serve(
+    settings: Settings, is_healthy: Callable[[], bool], registry: CollectorRegistry
+) -> HealthServer:
+    try:
+        return HealthServer(
+            settings.metrics_host,
+            settings.metrics_port,
+            {"/healthz": is_healthy},
+            registry=registry,
+        )
+    except OSError as error:
+        raise StartupError(
+            f"SLUICE_METRICS_PORT: cannot listen on {settings.metrics_host}:"
+            f"{settings.metrics_port} ({error.strerror})."
+        ) from error
+
+
+def _exit_at_once(*_: Any) -> Never:
+    """Handle a signal when there is nothing to finish.
+
+    SystemExit could be raised anywhere, even in an import, where Python replaces it with other
+    errors.
+    """
+    os._exit(0)
+
+
+JOBS_EPILOG = """\
 \b
 Examples:
   sluice jobs
@@ -26,18 +83,22 @@ and credits, sign the audit log, and send webhooks. `sluice beat` schedules them
 `sluice jobs` may run; gateways serve requests without them. The track `ledger` moves money, and the
 track `long` does the rest. Each setting is also an environment variable SLUICE_*.
 """
+BEAT_EPILOG = """\
+\b
+Example:
+  sluice beat --redis-url redis://redis.internal:6379/0
+
+One scheduler is enough; a second one does no harm. Each setting is also an environment variable
+SLUICE_*.
+"""
+_REDIS: Final = option("--redis-url URL", "Redis server that gateways share.  [SLUICE_REDIS_URL]")
+_TRACK: Final = choice("--track", ("ledger", "long"), "Run only the jobs of this track.")
 
 
-@click.command("jobs", epilog=EPILOG, params=[DATABASE])
-@click.option(
-    "--redis-url", metavar="URL", help="Redis server that gateways share.  [SLUICE_REDIS_URL]"
-)
-@click.option(
-    "--track", type=click.Choice(["ledger", "long"]), help="Run only the jobs of this track."
-)
-def command(redis_url: str | None, database_url: str | None, track: str | None) -> None:
+@click.command("jobs", epilog=JOBS_EPILOG, params=[DATABASE, _REDIS, _TRACK])
+def command(track: str | None, **urls: str | None) -> None:
     """Run background jobs until SIGTERM or Ctrl-C, and finish running ones first."""
-    settings = load_settings(redis_url=redis_url, database_url=database_url)
+    settings = load_settings(**urls)
     asyncio.run(check_schema(settings.database_url.get_secret_value()))
     from gateway.jobs.app import create_app, run_worker
     from gateway.jobs.runner import running, stop_all
@@ -59,3 +120,17 @@ def command(redis_url: str | None, database_url: str | None, track: str | None) 
             # Drain the settlements of stopped gateways, so that none stay in Redis.
             runners[Track.LEDGER].run(DRAIN)
     sys.exit(status)
+
+
+@click.command("beat", epilog=BEAT_EPILOG, params=[_REDIS])
+def beat(redis_url: str | None) -> None:
+    """Schedule background jobs until SIGTERM or Ctrl-C."""
+    settings = load_settings(redis_url=redis_url)
+    from gateway.jobs.app import SchedulerTick, create_app, run_beat
+
+    configure_logs(settings.log_format, level=logging.WARNING)
+    begin_metrics("beat")
+    heartbeat = SchedulerTick()
+    # The jobs are imported for their schedules; this process runs none of them.
+    with serving_health(settings, heartbeat.is_recent, registry=bare_registry()):
+        run_beat(create_app(settings), heartbeat)

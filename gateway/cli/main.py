@@ -13,7 +13,7 @@ import click
 from pydantic import ValidationError
 from typing_extensions import override
 
-from gateway.cli.terminal.options import URL_SOURCE
+from gateway.cli.terminal import URL_SOURCE
 from gateway.records.errors import ApiError, StartupError, StoreUnavailableError
 
 PROGRAM: Final = (sys.executable, "-P", "-m", "gateway.cli.main")
@@ -26,7 +26,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "worker": (".worker", "Run a worker."),
     "host": (".worker:host", "Run a host: serve several models in turns."),
     "jobs": (".jobs", "Run background jobs: usage into the ledger, expiries, webhooks."),
-    "beat": (".beat", "Schedule background jobs."),
+    "beat": (".jobs:beat", "Schedule background jobs."),
     "tenants": (".accounts:tenants", "Create, change, list, suspend and activate tenants."),
     "projects": (".accounts:projects", "Create, change, list and archive a tenant's projects."),
     "members": (".accounts:members", "Add, change, list and remove a tenant's members."),

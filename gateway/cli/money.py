@@ -7,16 +7,18 @@ import click
 
 from contract.tier import ServiceTier
 from gateway.cli.calls import PAGE, Calls
-from gateway.cli.terminal.client import AdminClient
-from gateway.cli.terminal.options import (
+from gateway.cli.client import AdminClient
+from gateway.cli.terminal import (
     LIMITS_HELP,
+    Entity,
     Time,
     argument,
     choice,
+    columns,
     default_limit_option,
     option,
+    print_table,
 )
-from gateway.cli.terminal.output import Entity, columns, print_table
 from gateway.records.limits import LimitScope
 from gateway.records.money import Dollars
 from gateway.records.records import MAX_AMOUNT_MICROS, MAX_PRICE_MICROS

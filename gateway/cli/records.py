@@ -11,11 +11,14 @@ import msgspec
 
 from gateway.billing.usage.parts import Dimension
 from gateway.cli.calls import PAGE, Calls, prints, runs_async, secret_of
-from gateway.cli.terminal.client import AdminClient
-from gateway.cli.terminal.options import DATABASE, JSON, REDIS, option
-from gateway.cli.terminal.output import (
+from gateway.cli.client import AdminClient
+from gateway.cli.terminal import (
+    DATABASE,
+    JSON,
+    REDIS,
     Entity,
     columns,
+    option,
     print_columns,
     print_fields,
     print_table,

@@ -7,9 +7,8 @@ import click
 
 from common.object_store import S3_SCHEME
 from gateway.cli.calls import PAGE, Calls
-from gateway.cli.terminal.client import AdminClient
-from gateway.cli.terminal.options import Time, argument, choice, option
-from gateway.cli.terminal.output import columns
+from gateway.cli.client import AdminClient
+from gateway.cli.terminal import Time, argument, choice, columns, option
 from gateway.records.aliases import Sticky, read_weights
 from gateway.records.errors import shown
 

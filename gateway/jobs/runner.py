@@ -15,8 +15,7 @@ from common import clock
 from common.tasks import end_task
 from gateway.jobs import telemetry
 from gateway.jobs.observing import Observer
-from gateway.jobs.schedule import TASKS, Task, Track
-from gateway.jobs.services import JobServices
+from gateway.jobs.schedule import TASKS, JobServices, Task, Track
 from gateway.platform.settings import Settings
 from gateway.platform.store_errors import cause_of
 from gateway.records.errors import StoreUnavailableError

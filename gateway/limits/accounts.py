@@ -1,11 +1,42 @@
-"""Numbers of an account in Redis, packed into big-endian doubles in its field `n`.
+"""Accounts of holders of limits in Redis, and the UTC days and months whose usage they count.
 
-One packed field costs Redis a fraction of ten fields with texts. Doubles are exact up to 2**53.
+An account is packed into big-endian doubles in its field `n`. One packed field costs Redis a
+fraction of ten fields with texts. Doubles are exact up to 2**53.
 """
 
 import math
 import struct
+from datetime import UTC, datetime
 from typing import Final, NamedTuple
+
+DAY_MS: Final = 86_400_000
+
+
+def day_of(unix_ms: int) -> int:
+    """Return the number of days since 1970."""
+    return unix_ms // DAY_MS
+
+
+def day_start_ms(unix_ms: int) -> int:
+    """Return the Unix time in milliseconds at the start of the day."""
+    return unix_ms - unix_ms % DAY_MS
+
+
+def month_of(unix_ms: int) -> int:
+    """Return the calendar month as YYYYMM."""
+    moment = _datetime(unix_ms)
+    return moment.year * 100 + moment.month
+
+
+def month_start_ms(unix_ms: int) -> int:
+    """Return the Unix time in milliseconds at the start of the calendar month."""
+    today = day_start_ms(unix_ms)
+    return today - (_datetime(unix_ms).day - 1) * DAY_MS
+
+
+def _datetime(unix_ms: int) -> datetime:
+    return datetime.fromtimestamp(unix_ms / 1000, UTC)
+
 
 FIELD: Final = "n"
 _FORMAT: Final = struct.Struct(">10d")

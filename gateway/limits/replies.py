@@ -6,8 +6,7 @@ from typing import Final, NamedTuple, cast
 
 import msgspec
 
-from gateway.limits.accounts import AccountNumbers
-from gateway.limits.periods import day_of, month_of
+from gateway.limits.accounts import AccountNumbers, day_of, month_of
 from gateway.records.limits import RESERVED_LIMITS, LimitName, LimitScope, SubjectLimits
 from gateway.records.usage_record import UsageRecord, encode_usage
 

@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 
 from common.tasks import jittered
 from contract import keys
-from gateway.limits.periods import day_of, day_start_ms, month_of, month_start_ms
+from gateway.limits.accounts import day_of, day_start_ms, month_of, month_start_ms
 from gateway.limits.replies import SubjectStatus
 from gateway.limits.store import QuotaStore
 from gateway.records.errors import StoreUnavailableError

@@ -30,9 +30,9 @@ from gateway.http.front_page import FixedPage
 from gateway.platform import tracing
 from gateway.platform.settings import Settings
 from gateway.process import health, management
-from gateway.process.openapi.described import RESPONSE_HEADERS
 from gateway.process.openapi.document import install_documentation
 from gateway.process.openapi.operations import GENERATION_TAGS
+from gateway.process.openapi.schemas import RESPONSE_HEADERS
 from gateway.process.services import open_services
 
 _OPENAPI: Final = "/openapi.json"

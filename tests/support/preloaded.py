@@ -56,7 +56,7 @@ PROGRAMS: Final = (
 )
 """Modules that run as forks; any other command starts as usual."""
 _IMPORTED: Final = {
-    "beat": ("gateway.cli.beat", "gateway.jobs.app"),
+    "beat": ("gateway.cli.jobs", "gateway.jobs.app"),
     "engine": (
         "worker.main",
         "worker.engine.vllm.engine",

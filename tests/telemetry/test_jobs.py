@@ -19,7 +19,7 @@ from gateway.billing.exports.routes import ExportService
 from gateway.billing.exports.store import ExportStore
 from gateway.billing.ledger.drain import row_of
 from gateway.billing.ledger.store import LedgerStore
-from gateway.cli.health import SIGNALS, serving_health
+from gateway.cli.jobs import SIGNALS, serving_health
 from gateway.jobs.app import BoundedScheduler, SchedulerTick, create_app, run_beat
 from gateway.jobs.observing import OVERDUE_MS, Observer
 from gateway.jobs.schedule import sweep

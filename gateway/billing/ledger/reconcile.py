@@ -24,8 +24,7 @@ from gateway.billing.ledger.drain import FIELD
 from gateway.billing.ledger.rollups import DAY, Rollups
 from gateway.billing.ledger.store import LedgerStore
 from gateway.limits import accounts
-from gateway.limits.accounts import AccountNumbers
-from gateway.limits.periods import DAY_MS
+from gateway.limits.accounts import DAY_MS, AccountNumbers
 from gateway.limits.store import QuotaStore
 from gateway.platform.database.engine import Database
 from gateway.platform.database.tables import ApiKeyRow, ProjectRow, TenantRow

@@ -8,24 +8,99 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import click
 import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from gateway.cli.launch import demo
-from gateway.cli.launch.launch_plan import LaunchPlan
-from gateway.cli.launch.ports import LOOPBACK
+from gateway.accounts.keys.service import KeyService
+from gateway.accounts.tenants.service import TenantService
+from gateway.auth.api_key import ApiKey
+from gateway.auth.authenticator import Authenticator
+from gateway.cli.launch.launch_plan import LOOPBACK, LaunchPlan
+from gateway.console.sessions import KeyLogin, make_link
+from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.concurrency.tether import adopt_orphans
 from gateway.platform.database import schema
+from gateway.platform.database.engine import Database
 from gateway.platform.env_file import EnvFile, LiveEnvFile
 from gateway.platform.redis_client import connect, converting_errors, describe
 from gateway.platform.settings import COMMANDS_FILE
-from gateway.process.supervision.child import ChildSpec
-from gateway.process.supervision.supervisor import Supervisor, unless
-from gateway.records.errors import StartupError
+from gateway.process.supervision.supervisor import ChildSpec, Supervisor, unless
+from gateway.records.errors import ApiError, NotFoundError, StartupError
+from gateway.records.scopes import DEFAULT_SCOPES, Scope
+
+TENANT_ID: Final = "demo"
+
+
+class DemoKeys(NamedTuple):
+    """The keys, or None where there is none."""
+
+    key: str | None
+    """Uses the models."""
+    admin_key: str | None
+    """Manages the tenant and, as an operator, every tenant."""
+
+
+class ConsoleLinks(NamedTuple):
+    """Links that log in once, as paths."""
+
+    customers: str
+    operators: str
+
+
+async def prepare_keys(database_url: str, redis_url: str, earlier: DemoKeys) -> tuple[str, str]:
+    """Return the keys of the demo tenant: earlier ones if they still work, else new ones."""
+    database = Database(database_url)
+    redis = connect(redis_url, max_connections=1)
+    announcer = ChangeAnnouncer(redis)
+    try:
+        await _ensure_tenant(TenantService(database, announcer))
+        keys = KeyService(database, announcer)
+
+        async def prepare(key: str | None, name: str, scopes: frozenset[Scope]) -> str:
+            if key is not None and await _works(database, key, scopes):
+                return key
+            return (await keys.create(TENANT_ID, name=name, scopes=scopes)).key.reveal()
+
+        return (
+            await prepare(earlier.key, "sluice up", DEFAULT_SCOPES),
+            await prepare(earlier.admin_key, "sluice up, for the console", frozenset(Scope)),
+        )
+    finally:
+        await redis.aclose()
+        await database.aclose()
+
+
+async def make_console_links(redis_url: str, admin_key: str) -> ConsoleLinks:
+    """Return links with which a browser logs in to each console, once. Raises RedisError."""
+    key = ApiKey.parse(admin_key)
+    login = KeyLogin(key.prefix, key.digest())
+    redis = connect(redis_url, max_connections=1)
+    try:
+        return ConsoleLinks(*[await make_link(redis, login) for _ in ConsoleLinks._fields])
+    finally:
+        await redis.aclose()
+
+
+async def _works(database: Database, key: str, scopes: frozenset[Scope]) -> bool:
+    authenticator = Authenticator(database, verifier=None, ttl_seconds=0, max_entries=1)
+    try:
+        principal = await authenticator.authenticate(f"Bearer {key}")
+    except ApiError:
+        return False
+    is_whole = principal.tenant_id == TENANT_ID and principal.allowed_models is None
+    return is_whole and scopes <= principal.scopes
+
+
+async def _ensure_tenant(tenants: TenantService) -> None:
+    try:
+        await tenants.get(TENANT_ID)
+    except NotFoundError:
+        await tenants.create("Demo", tenant_id=TENANT_ID)
+
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REDIS_SECONDS: Final = 15.0
@@ -73,13 +148,13 @@ class BringUp:
         earlier = self._demo.read()
         # The file exists only while its key is valid.
         self._demo.remove()
-        keys = demo.DemoKeys(earlier.get("SLUICE_KEY"), earlier.get("SLUICE_ADMIN_KEY"))
+        keys = DemoKeys(earlier.get("SLUICE_KEY"), earlier.get("SLUICE_ADMIN_KEY"))
         starting = self._start(supervisor, keys)
         await supervisor.while_alive(asyncio.create_task(starting))
         supervisor.settle()
         await asyncio.Event().wait()
 
-    async def _start(self, supervisor: Supervisor, earlier: demo.DemoKeys) -> None:
+    async def _start(self, supervisor: Supervisor, earlier: DemoKeys) -> None:
         plan = self._plan
         for spec in (*plan.jobs, *plan.gateways, *plan.workers):
             _clear_log(spec)
@@ -92,14 +167,14 @@ class BringUp:
         # The worker takes longest, so do not delay it for the others.
         self._report(f"Loading the model {plan.model_name} (about half a minute on a CPU) ...")
         await supervisor.start(plan.workers)
-        key, admin_key = await demo.prepare_keys(plan.database_url, plan.redis_url, earlier)
+        key, admin_key = await prepare_keys(plan.database_url, plan.redis_url, earlier)
         self._report("The database is ready, with a demo tenant and its keys.")
         await supervisor.start(plan.gateways)
         for port in plan.ports:
             await wait_until_ready(port)
             self._report(f"A gateway is ready on port {port}.")
         await self._wait_for_model(key)
-        self._finish(key, admin_key, await demo.make_console_links(plan.redis_url, admin_key))
+        self._finish(key, admin_key, await make_console_links(plan.redis_url, admin_key))
 
     async def _start_redis(self, supervisor: Supervisor) -> None:
         if self._plan.redis is not None:
@@ -127,7 +202,7 @@ class BringUp:
             await asyncio.sleep(REMINDER_SECONDS)
             self._report(f"Still loading the model. Log: {self._plan.workers[0].log}")
 
-    def _finish(self, key: str, admin_key: str, links: demo.ConsoleLinks) -> None:
+    def _finish(self, key: str, admin_key: str, links: ConsoleLinks) -> None:
         model = self._plan.model_name
         url = f"http://{LOOPBACK}:{self._plan.ports[0]}"
         operators = f"http://{LOOPBACK}:{self._plan.operator_ports[0]}"
@@ -149,7 +224,7 @@ class BringUp:
             f"  For operators  {operators}{links.operators}\n\n"
             f"Try it:\n\n{_curl_line(url, key, model)}\n\n"
             "Manage it in another terminal, from this folder:\n\n"
-            f"{_program()} keys create --tenant {demo.TENANT_ID} --name second\n"
+            f"{_program()} keys create --tenant {TENANT_ID} --name second\n"
         )
 
     def _report(self, text: str) -> None:

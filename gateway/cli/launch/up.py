@@ -5,11 +5,13 @@ import fcntl
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any, Final
 
 import click
 
 from gateway.cli.launch.bring_up import BringUp
 from gateway.cli.launch.launch_plan import DEFAULT_OPERATOR_PORT, DEFAULT_PORT, UpOptions, make_plan
+from gateway.cli.terminal import argument, choice, option
 from gateway.platform.settings import LOCAL_FOLDER, load_settings
 from gateway.records.errors import StartupError
 
@@ -28,82 +30,55 @@ folder manage it: they read the URLs of Redis and the database from .sluice/cli.
 """
 
 
-@click.command("up", epilog=EPILOG)
-@click.option(
-    "--port",
-    type=click.IntRange(1, 65535),
-    help=f"Port of the (first) gateway.  [default: {DEFAULT_PORT}, or the next free one]",
-)
-@click.option(
-    "--operator-port",
-    type=click.IntRange(1, 65535),
-    help="Port of /admin and /metrics of the (first) gateway.  "
-    f"[default: {DEFAULT_OPERATOR_PORT}, or the next free one]",
-)
-@click.option(
-    "--gateways",
-    type=click.IntRange(1, 100),
-    default=1,
-    show_default=True,
-    help="Number of gateways, on consecutive ports.",
-)
-@click.option(
-    "--workers", type=click.IntRange(1, 100), default=1, show_default=True, help="Workers."
-)
-@click.option(
-    "--model",
-    metavar="MODEL",
-    help="Folder or Hugging Face id of the model.  [default: the bundled tiny model]",
-)
-@click.option(
-    "--engine",
-    type=click.Choice(["vllm", "scripted"]),
-    default="vllm",
-    show_default=True,
-    help="`scripted` generates placeholder text at a steady rate.",
-)
-@click.option(
-    "--max-model-len",
-    "--context-window",
-    "context_window",
-    type=click.IntRange(min=2),
-    metavar="TOKENS",
-    help="Maximum tokens of prompt and completion.  [default: the model's maximum]",
-)
-@click.option("--redis-url", metavar="URL", help="Use this Redis server instead of starting one.")
-@click.option(
-    "--database-url", metavar="URL", help="Use this database instead of a file in .sluice."
-)
-@click.argument("worker_arguments", nargs=-1, type=click.UNPROCESSED)
+_PORT: Final = click.IntRange(1, 65535)
+_COUNT: Final = click.IntRange(1, 100)
+_PARAMS: Final = [
+    option(
+        "--port",
+        f"Port of the (first) gateway.  [default: {DEFAULT_PORT}, or the next free one]",
+        type=_PORT,
+    ),
+    option(
+        "--operator-port",
+        "Port of /admin and /metrics of the (first) gateway.  "
+        f"[default: {DEFAULT_OPERATOR_PORT}, or the next free one]",
+        type=_PORT,
+    ),
+    option(
+        "--gateways",
+        "Number of gateways, on consecutive ports.",
+        type=_COUNT,
+        default=1,
+        show_default=True,
+    ),
+    option("--workers", "Workers.", type=_COUNT, default=1, show_default=True),
+    option(
+        "--model MODEL",
+        "Folder or Hugging Face id of the model.  [default: the bundled tiny model]",
+    ),
+    choice(
+        "--engine",
+        ("vllm", "scripted"),
+        "`scripted` generates placeholder text at a steady rate.",
+        default="vllm",
+        show_default=True,
+    ),
+    option(
+        "--max-model-len --context-window context_window TOKENS",
+        "Maximum tokens of prompt and completion.  [default: the model's maximum]",
+        type=click.IntRange(min=2),
+    ),
+    option("--redis-url URL", "Use this Redis server instead of starting one."),
+    option("--database-url URL", "Use this database instead of a file in .sluice."),
+    argument("worker_arguments", nargs=-1, type=click.UNPROCESSED),
+]
+
+
+@click.command("up", epilog=EPILOG, params=_PARAMS)
 @click.pass_obj
-def command(
-    sluice: tuple[str, ...],
-    *,
-    port: int | None,
-    operator_port: int | None,
-    gateways: int,
-    workers: int,
-    model: str | None,
-    engine: str,
-    context_window: int | None,
-    redis_url: str | None,
-    database_url: str | None,
-    worker_arguments: tuple[str, ...],
-) -> None:
+def command(sluice: tuple[str, ...], **given: Any) -> None:
     """Run Redis, a database, gateways, a worker and background jobs on loopback, until Ctrl-C."""
-    options = UpOptions(
-        sluice=sluice,
-        port=port,
-        operator_port=operator_port,
-        gateways=gateways,
-        workers=workers,
-        model=model,
-        engine=engine,
-        context_window=context_window,
-        redis_url=redis_url,
-        database_url=database_url,
-        worker_arguments=worker_arguments,
-    )
+    options = UpOptions(sluice=sluice, **given)
     folder = _own_folder()
     (folder / "logs").mkdir(exist_ok=True)
     with _only_one(folder), ExitStack() as held:

@@ -15,15 +15,15 @@ from gateway.dialects.endpoint import (
 )
 from gateway.dialects.json_types import Schema, reference
 from gateway.dialects.parameters import Endpoints, rejected_by
-from gateway.process.openapi.described import (
+from gateway.process.openapi.schemas import (
     HEADER_TEXT,
     ID_TEXT,
     LIMIT_TEXT,
     OTHER_TEXT,
     error_response,
     header_objects,
+    table_schemas,
 )
-from gateway.process.openapi.schemas import table_schemas
 
 _NATIVE_TAG: Final = "llama.cpp"
 GENERATION_TAGS: Final = ("Completions", "Chat", "Messages", "Models", "Tokenization", _NATIVE_TAG)

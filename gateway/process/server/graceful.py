@@ -21,7 +21,7 @@ from gateway.completions.stored.service import Responses
 from gateway.http.draining import Draining
 from gateway.http.services import Services
 from gateway.platform.settings import Settings
-from gateway.process.one_of_many import OneOfMany
+from gateway.process.supervision.processes import OneOfMany
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 LINGER_SECONDS: Final = 0.1

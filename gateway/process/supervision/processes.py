@@ -4,19 +4,43 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 from collections.abc import Mapping
 from contextlib import ExitStack
 from itertools import count
 from typing import Final
 
+import msgspec
 from msgspec.json import encode
 
 from gateway.platform.concurrency.tether import adopt_orphans
 from gateway.platform.settings import Settings
-from gateway.process.one_of_many import OneOfMany
-from gateway.process.supervision.child import ChildSpec
-from gateway.process.supervision.supervisor import Supervisor, unless
+from gateway.process.supervision.supervisor import ChildSpec, Supervisor, unless
 from gateway.records.errors import StartupError
+
+
+class OneOfMany(msgspec.Struct, frozen=True, kw_only=True):
+    """One of several gateway processes that share their listening sockets."""
+
+    number: int
+    """From 1; a process that replaces another one has the same number."""
+    customers: list[int]
+    """File descriptors of the customers' sockets."""
+    serving: int
+    """File descriptor of a pipe to the parent."""
+
+    def sockets(self) -> list[socket.socket]:
+        """Return the customers' sockets, which no child of this process inherits."""
+        sockets = [socket.socket(fileno=descriptor) for descriptor in self.customers]
+        for each in sockets:
+            each.set_inheritable(False)
+        return sockets
+
+    def report(self) -> None:
+        """Report to the parent that this process serves."""
+        os.write(self.serving, b".")
+        os.close(self.serving)
+
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 DRAIN_MARGIN_SECONDS: Final = 15.0

@@ -22,7 +22,7 @@ from gateway.batches.files.store import FileStore, Owner
 from gateway.batches.finishing import BATCHES_AT_ONCE, Finisher
 from gateway.batches.service import BatchService
 from gateway.batches.store import BatchStore
-from gateway.jobs.services import JobServices
+from gateway.jobs.schedule import JobServices
 from gateway.platform.blobs import Blobs
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.claims import CLAIM

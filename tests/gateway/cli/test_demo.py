@@ -1,6 +1,6 @@
 """The keys that `sluice up` prepares."""
 
-from gateway.cli.launch.demo import DemoKeys, prepare_keys
+from gateway.cli.launch.bring_up import DemoKeys, prepare_keys
 from tests.support.redis_server import RedisServer
 
 

@@ -9,8 +9,14 @@ from threading import Barrier
 
 import pytest
 
-from gateway.cli.launch.launch_plan import LaunchPlan, UpOptions, make_plan, redis_server
-from gateway.cli.launch.ports import find_ports, require_ports
+from gateway.cli.launch.launch_plan import (
+    LaunchPlan,
+    UpOptions,
+    find_ports,
+    make_plan,
+    redis_server,
+    require_ports,
+)
 from gateway.platform.settings import Settings
 from gateway.records.errors import StartupError
 from tests.support.processes import free_port

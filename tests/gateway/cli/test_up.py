@@ -30,7 +30,7 @@ import pytest
 import redis
 
 from contract import keys
-from gateway.cli.launch.ports import find_ports, require_ports
+from gateway.cli.launch.launch_plan import find_ports, require_ports
 from gateway.platform.env_file import EnvFile, LiveEnvFile
 from gateway.records.errors import StartupError
 from gateway.records.usage_record import UsageRecord, encode_usage

@@ -9,7 +9,7 @@ import jsonschema  # type: ignore[import-untyped]
 
 from gateway.platform.settings import Settings
 from gateway.process.app import create_app, create_operator_app
-from gateway.process.openapi.management_pages import BODY_ERRORS, ERRORS, METHODS
+from gateway.process.openapi.document import BODY_ERRORS, ERRORS, METHODS
 
 BY_HAND = (
     *("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/models"),

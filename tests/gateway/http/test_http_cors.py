@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from gateway.platform.settings import Settings
-from gateway.process.openapi.described import RESPONSE_HEADERS
+from gateway.process.openapi.schemas import RESPONSE_HEADERS
 from tests.gateway.conftest import MAX_BODY_BYTES, ORIGIN, asking, eventually, gateway_client
 from tests.gateway.tenants import change_tenant
 from tests.support.stack import Stack

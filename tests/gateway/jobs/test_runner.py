@@ -20,8 +20,7 @@ from gateway.jobs import runner as runner_module
 from gateway.jobs.app import START, create_app, run_worker
 from gateway.jobs.observing import Observer
 from gateway.jobs.runner import TrackRunner, running, stop_all
-from gateway.jobs.schedule import TASKS, Task, Track
-from gateway.jobs.services import JobServices
+from gateway.jobs.schedule import TASKS, JobServices, Task, Track
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
 from gateway.platform.settings import Settings, load_settings

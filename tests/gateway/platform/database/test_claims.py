@@ -16,7 +16,7 @@ from gateway.accounts.webhooks.service import EventName, WebhookService, Webhook
 from gateway.batches.claimed import BatchSlots
 from gateway.batches.files.store import FileStore
 from gateway.batches.store import BatchStore
-from gateway.jobs.services import JobServices
+from gateway.jobs.schedule import JobServices
 from gateway.platform.database.claims import Claim, LostClaimError, lock_in_turns
 from gateway.platform.database.engine import Database
 from gateway.platform.database.tables import (

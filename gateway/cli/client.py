@@ -12,7 +12,7 @@ import click
 import httpx
 
 from contract.dialect import Dialect
-from gateway.cli.terminal.options import NULL
+from gateway.cli.terminal import NULL
 from gateway.records.errors import must
 
 TIMEOUT: Final = httpx.Timeout(60.0, connect=10.0)

@@ -1,1 +1,0 @@
-"""Options, tables and JSON of the command line."""
