@@ -16,8 +16,7 @@ from gateway.jobs.webhooks import signature
 from gateway.platform.settings import Settings
 from gateway.process.app import create_app, create_operator_app
 from gateway.records.limits import LimitName
-from gateway.records.roles import ROLE_SCOPES
-from gateway.records.scopes import Scope
+from gateway.records.scopes import ROLE_SCOPES, Scope
 from gateway.records.usage_record import Outcome
 from tests.support.cases import all_cases
 from tests.support.stack import REPOSITORY

@@ -36,15 +36,6 @@ from gateway.records.scopes import Scope
 from gateway.records.times import to_time
 
 _LONGEST_MONTH_DAYS = 31
-_PER_MINUTE = frozenset(
-    {
-        LimitName.REQUESTS_PER_MINUTE,
-        LimitName.TOKENS_PER_MINUTE,
-        LimitName.PROMPT_TOKENS_PER_MINUTE,
-        LimitName.COMPLETION_TOKENS_PER_MINUTE,
-    }
-)
-
 _AT_ANY_TIME = frozenset(
     {LimitName.CONCURRENT_REQUESTS, LimitName.STORED_BYTES, LimitName.BATCH_TOKENS}
 )
@@ -176,7 +167,7 @@ def _limits(
 
 def _resets_at(name: LimitName, status: SubjectStatus) -> datetime | None:
     now_ms = status.now_ms
-    if name in _PER_MINUTE:
+    if name.endswith("per_minute"):
         wait_ms = status.minute_reset_ms
         return None if wait_ms is None else to_time(now_ms + wait_ms)
     if name in _AT_ANY_TIME:

@@ -34,8 +34,8 @@ from gateway.platform.database.tables import MemberRow, TenantRow
 from gateway.records.checks import check_known, check_name, checked_email
 from gateway.records.errors import BadRequestError, InvalidParameterError, NotFoundError, shown
 from gateway.records.grants import bounds_of_role
-from gateway.records.records import Member, Person, Role
-from gateway.records.scopes import Scope
+from gateway.records.records import Member, Person
+from gateway.records.scopes import Role, Scope
 from gateway.records.times import utc_now
 
 

@@ -1,7 +1,7 @@
 """Fields, parameters and callers that routes of several resources share.
 
 Tenants have routes under `/v1`, operators under `/admin/tenants/{tenant_id}`. The router of the
-audience authorizes the caller and sets the tenant (`gateway.process.management`).
+audience authorizes the caller and sets the tenant (`gateway.process.app`).
 """
 
 import re

@@ -5,13 +5,15 @@ import logging
 import re
 import secrets
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
+from dataclasses import asdict
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from sqlalchemy import ColumnElement, and_, func, not_, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from common.object_store import S3_SCHEME
@@ -20,13 +22,19 @@ from gateway.accounts.changes import changing
 from gateway.accounts.tenants.service import reading_of_tenant
 from gateway.adapters.checks import InvalidAdapterError
 from gateway.adapters.copying import AdapterCopier, UnreadableSourceError
-from gateway.adapters.store import AdapterStore, lock_new, lock_unused
 from gateway.models.catalogue import Catalogue
 from gateway.platform.blobs import Blobs
 from gateway.platform.changes import ChangeAnnouncer
-from gateway.platform.database.claims import CLAIM, Claim, LostClaimError, Slots, claiming
+from gateway.platform.database.claims import (
+    CLAIM,
+    Claim,
+    LostClaimError,
+    Slots,
+    claiming,
+    lock_in_turns,
+)
 from gateway.platform.database.engine import Database
-from gateway.platform.database.paging import Page, PageRequest
+from gateway.platform.database.paging import Page, PageRequest, find_record, read_page
 from gateway.platform.database.tables import AdapterRow
 from gateway.platform.settings import Settings
 from gateway.records.adapters import Adapter, AdapterState
@@ -40,6 +48,65 @@ from gateway.records.errors import (
     shown,
 )
 from gateway.records.times import EPOCH, utc_now
+
+AT_ONCE_OF_TENANT: Final = 2
+"""Adapters of one tenant that a process validates at once."""
+KEPT_AFTER_DELETION: Final = timedelta(days=1)
+"""Time for which running requests may still need the files of a deleted adapter."""
+
+_IS_LIVE = AdapterRow.state != AdapterState.DELETED
+_HAS_ENDED = AdapterRow.state.in_((AdapterState.FAILED, AdapterState.DELETED))
+
+
+async def lock_new(
+    transaction: AsyncSession, now: datetime, limit: int, held: Collection[str]
+) -> list[AdapterRow]:
+    """Lock adapters to validate, in turns of their tenants; see `claiming`."""
+    return await lock_in_turns(
+        transaction,
+        AdapterRow,
+        is_due=and_(AdapterRow.state == AdapterState.VALIDATING, AdapterRow.claimed_until <= now),
+        is_held=AdapterRow.id.in_(held),
+        owners=(AdapterRow.tenant_id,),
+        order=AdapterRow.claimed_until,
+        limit=limit,
+        most=(AT_ONCE_OF_TENANT,),
+    )
+
+
+async def lock_unused(
+    transaction: AsyncSession, now: datetime, limit: int, held: Collection[str]
+) -> list[AdapterRow]:
+    """Lock adapters that ended a while ago, and whose files no other adapter has.
+
+    The tenants take turns. Files that another adapter has are left to it.
+    """
+    before = now - KEPT_AFTER_DELETION
+    rows = await lock_in_turns(
+        transaction,
+        AdapterRow,
+        is_due=and_(AdapterRow.is_stored, AdapterRow.claimed_until <= now, _ended(before)),
+        is_held=AdapterRow.id.in_(held),
+        owners=(AdapterRow.tenant_id,),
+        order=AdapterRow.claimed_until,
+        limit=limit,
+    )
+    for row in rows:
+        others = select(AdapterRow.id).where(
+            AdapterRow.sha256 == row.sha256, AdapterRow.id != row.id, not_(_ended(before))
+        )
+        row.is_stored = await transaction.scalar(others.limit(1)) is None
+    await transaction.flush()
+    return [row for row in rows if row.is_stored]
+
+
+def _ended(before: datetime) -> ColumnElement[bool]:
+    """Whether an adapter has failed or was deleted before a time."""
+    return or_(
+        and_(AdapterRow.state == AdapterState.FAILED, AdapterRow.claimed_until < before),
+        and_(AdapterRow.state == AdapterState.DELETED, AdapterRow.deleted_at < before),
+    )
+
 
 MAX_ADAPTERS: Final = 1_000
 """Maximum number per tenant."""
@@ -138,9 +205,9 @@ class AdapterService:
             created_at=utc_now(),
         )
         async with changing(self._database, tenant_id, actor=actor, is_locked=True) as change:
-            store = AdapterStore(change.transaction)
-            await _check_free(store, adapter)
-            await store.add(adapter, claimed_until=claimed_until)
+            await _check_free(change.transaction, adapter)
+            row = AdapterRow(**asdict(adapter), is_stored=False, claimed_until=claimed_until)
+            await change.insert(row)
             await change.audit("adapter.register", adapter.id, _details(adapter))
         return adapter
 
@@ -153,12 +220,14 @@ class AdapterService:
     async def page(self, tenant_id: str, wanted: PageRequest) -> Page[Adapter]:
         """Return a page of the tenant's adapters, oldest first."""
         async with reading_of_tenant(self._database, tenant_id) as transaction:
-            return await AdapterStore(transaction).page(tenant_id, wanted)
+            return await read_page(
+                transaction, AdapterRow, wanted, _IS_LIVE, AdapterRow.tenant_id == tenant_id
+            )
 
     async def page_of_all(self, wanted: PageRequest) -> Page[Adapter]:
         """Return a page of the adapters of all tenants."""
         async with self._database.reading() as transaction:
-            return await AdapterStore(transaction).page(None, wanted)
+            return await read_page(transaction, AdapterRow, wanted, _IS_LIVE)
 
     async def loaded_on(self, adapters: Iterable[Adapter]) -> dict[str, list[str]]:
         """Return the workers whose engines have loaded these adapters, by adapter id.
@@ -178,7 +247,11 @@ class AdapterService:
         """Delete an adapter. Requests that were admitted continue. Raises NotFoundError."""
         async with changing(self._database, tenant_id, actor=actor, is_locked=True) as change:
             adapter = await _find(change.transaction, tenant_id, id_or_name)
-            await AdapterStore(change.transaction).delete(adapter.id, utc_now())
+            now = utc_now()
+            row = await change.transaction.get_one(AdapterRow, adapter.id, with_for_update=True)
+            # This ends the claim of a validation too.
+            row.state, row.deleted_at, row.claimed_until = AdapterState.DELETED, now, now
+            await change.transaction.flush()
             await change.audit("adapter.delete", adapter.id, _details(adapter))
             change.announce(self._announcer.adapters_changed)
         return adapter
@@ -254,7 +327,7 @@ class AdapterService:
             if adapter.sha256 not in ("", sha256):
                 raise InvalidAdapterError("The files have changed while they were copied.")
             async with claim.changing(sha256=sha256, is_stored=True) as transaction:
-                if await AdapterStore(transaction).is_being_removed(sha256, utc_now()):
+                if await _is_being_removed(transaction, sha256):
                     raise StoreUnavailableError("Old copies of the files are being removed.")
 
         copying = self._copier.copy(adapter.source, adapter.base_model, note)
@@ -279,22 +352,43 @@ class AdapterService:
         return True
 
 
+async def _is_being_removed(transaction: AsyncSession, sha256: str) -> bool:
+    """Return whether a process removes these files now. None begins during this transaction.
+
+    The transaction must have noted that a live adapter has these files.
+    """
+    claims = await transaction.scalars(
+        select(AdapterRow.claimed_until)
+        .where(AdapterRow.sha256 == sha256, AdapterRow.is_stored, _HAS_ENDED)
+        .with_for_update()
+    )
+    now = utc_now()
+    return any(until > now for until in claims)
+
+
 async def _find(transaction: AsyncSession, tenant_id: str, id_or_name: str) -> Adapter:
     found = None
     if _NAME.fullmatch(id_or_name):
-        found = await AdapterStore(transaction).find(tenant_id, id_or_name)
+        found = await find_record(transaction, AdapterRow, *_is_named(tenant_id, id_or_name))
     if found is None:
         raise NotFoundError(f"The tenant {shown(tenant_id)} has no adapter {shown(id_or_name)}.")
     return found
 
 
-async def _check_free(store: AdapterStore, adapter: Adapter) -> None:
+def _is_named(tenant_id: str, id_or_name: str) -> tuple[ColumnElement[bool], ...]:
+    is_it = or_(AdapterRow.id == id_or_name, AdapterRow.name == id_or_name)
+    return AdapterRow.tenant_id == tenant_id, is_it, _IS_LIVE
+
+
+async def _check_free(transaction: AsyncSession, adapter: Adapter) -> None:
     name, tenant_id = adapter.name, adapter.tenant_id
-    if await store.find(tenant_id, name) is not None:
+    if await find_record(transaction, AdapterRow, *_is_named(tenant_id, name)) is not None:
         raise ConflictError(f"The tenant {shown(tenant_id)} already has an adapter {shown(name)}.")
-    if adapter.is_shared and await store.find_shared(name) is not None:
+    shared = (AdapterRow.name == name, AdapterRow.is_shared, _IS_LIVE)
+    if adapter.is_shared and await find_record(transaction, AdapterRow, *shared) is not None:
         raise ConflictError(f"There is already a shared adapter {shown(name)}.")
-    if await store.count(tenant_id) >= MAX_ADAPTERS:
+    number = select(func.count()).where(AdapterRow.tenant_id == tenant_id, _IS_LIVE)
+    if (await transaction.scalar(number) or 0) >= MAX_ADAPTERS:
         raise ConflictError(
             f"The tenant {shown(tenant_id)} already has {MAX_ADAPTERS} adapters, the maximum. "
             "Delete one first."

@@ -4,10 +4,9 @@ import hmac
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Final, TypedDict
+from typing import Any, Final
 
 from common import clock
-from contract.tier import ServiceTier
 from gateway.auth.api_key import ApiKey, MalformedKeyError, digest
 from gateway.auth.cache import LookupCache
 from gateway.auth.jwt_verifier import JwtVerifier, TokenClaims
@@ -40,8 +39,7 @@ from gateway.records.records import (
     Tenant,
     TenantStatus,
 )
-from gateway.records.roles import ROLE_SCOPES
-from gateway.records.scopes import Scope
+from gateway.records.scopes import ROLE_SCOPES, Scope
 from gateway.records.times import to_ms
 
 MAX_CREDENTIAL_CHARACTERS: Final = 8192
@@ -147,12 +145,14 @@ class Authenticator:
             raise AuthenticationError("The API key is unknown or has been revoked.")
         return _checked(known)
 
-    async def principal_of_subject(self, claims: TokenClaims) -> Principal:
-        """Return the principal of a token that was valid when a stored task began.
+    async def principal_of_claims(self, claims: TokenClaims) -> Principal:
+        """Return the principal of a token that is valid, or was when a stored task began.
 
         Raises the errors of `authenticate`.
         """
-        return await self._principal_of_claims(claims)
+        person = self.person(self._member_issuer, claims.subject)
+        caller = await self._caller_of(claims.tenant_id, person, project_id=claims.project_id)
+        return _principal_of_token(claims, caller)
 
     def person(self, issuer: str | None, subject: str) -> Person:
         """Return the person whom an issuer has authenticated."""
@@ -229,12 +229,7 @@ class Authenticator:
     async def _authenticate_jwt(self, token: str) -> Principal:
         if self._verifier is None:
             raise AuthenticationError("JWTs are not accepted. Use an API key (sk-...).")
-        return await self._principal_of_claims(self._verifier.verify(token))
-
-    async def _principal_of_claims(self, claims: TokenClaims) -> Principal:
-        person = self.person(self._member_issuer, claims.subject)
-        caller = await self._caller_of(claims.tenant_id, person, project_id=claims.project_id)
-        return _principal_of_token(claims, caller)
+        return await self.principal_of_claims(self._verifier.verify(token))
 
     async def _caller_of(
         self, tenant_id: str, person: Person, *, project_id: str | None
@@ -303,8 +298,8 @@ def _known(
     if record.revoked_at is not None:
         return None
     return _KnownKey(
-        principal=Principal(
-            **_tenant_options(tenant),
+        principal=_principal(
+            tenant,
             credential_id=record.id,
             scopes=record.scopes,
             allowed_models=record.allowed_models,
@@ -346,8 +341,8 @@ def _principal_of_caller(
     caller: TenantMember, *, subject: str, scopes: frozenset[Scope]
 ) -> Principal:
     tenant, project = caller.tenant, caller.project
-    return Principal(
-        **_tenant_options(tenant),
+    return _principal(
+        tenant,
         credential_id=f"jwt:{subject}",
         scopes=scopes,
         allowed_models=None,
@@ -357,28 +352,19 @@ def _principal_of_caller(
     )
 
 
-class _TenantOptions(TypedDict):
-    tenant_id: str
-    tenant_weight: float
-    is_strict: bool
-    default_model: str | None
-    is_prepaid: bool
-    service_tier: ServiceTier
-    shows_cost: bool
-    cors_origins: tuple[str, ...]
-
-
-def _tenant_options(tenant: Tenant) -> _TenantOptions:
-    return {
-        "tenant_id": tenant.id,
-        "tenant_weight": tenant.weight,
-        "is_strict": tenant.strict_parameters,
-        "default_model": tenant.default_model,
-        "is_prepaid": tenant.billing is Billing.PREPAID,
-        "service_tier": tenant.service_tier,
-        "shows_cost": tenant.shows_cost,
-        "cors_origins": tenant.cors_origins,
-    }
+def _principal(tenant: Tenant, **others: Any) -> Principal:
+    """Return a principal with the options of its tenant."""
+    return Principal(
+        tenant_id=tenant.id,
+        tenant_weight=tenant.weight,
+        is_strict=tenant.strict_parameters,
+        default_model=tenant.default_model,
+        is_prepaid=tenant.billing is Billing.PREPAID,
+        service_tier=tenant.service_tier,
+        shows_cost=tenant.shows_cost,
+        cors_origins=tenant.cors_origins,
+        **others,
+    )
 
 
 def _limits(

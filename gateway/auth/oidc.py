@@ -8,7 +8,6 @@ from base64 import urlsafe_b64encode
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from hashlib import sha256
 from typing import Any, Final, TypeVar
 from urllib.parse import quote_plus
@@ -85,35 +84,23 @@ class OidcProvider:
 
     All methods that request something raise ServiceUnavailableError if the provider does not
     respond, or not as OpenID Connect requires.
-
-    Args:
-        issuer: the provider's `iss`.
-        client_id: the id under which the provider knows this deployment.
-        client_secret: None for a public client.
-        scopes: requested at each login.
-        leeway: tolerated clock difference.
-        operator_claim: claim that grants rights of operators; None: no claim does.
-        operator_scopes: the right that each value of this claim grants.
     """
 
-    def __init__(
-        self,
-        *,
-        issuer: str,
-        client_id: str,
-        client_secret: str | None,
-        scopes: tuple[str, ...],
-        leeway: timedelta,
-        operator_claim: str | None,
-        operator_scopes: Mapping[str, Scope],
-    ) -> None:
+    def __init__(self, settings: Settings, *, issuer: str, client_id: str) -> None:
         self.issuer = issuer
         self._client_id = client_id
-        self._client_secret = client_secret
-        self._scopes = scopes
-        self._leeway = leeway
-        self._operator_claim = operator_claim
-        self._operator_scopes = operator_scopes
+        secret = settings.oidc_client_secret
+        self._client_secret = None if secret is None else secret.get_secret_value()
+        self._scopes = settings.oidc_scopes
+        self._leeway = settings.jwt_leeway
+        self._operator_claim = settings.oidc_operator_claim
+        self._operator_scopes = {
+            **dict.fromkeys(settings.oidc_operator_reader_values, Scope.ADMIN_READ),
+            **dict.fromkeys(settings.oidc_operator_values, Scope.ADMIN),
+        }
+        if self._operator_claim == "email":
+            scopes = self._operator_scopes.items()
+            self._operator_scopes = {value.lower(): scope for value, scope in scopes}
         self._trust = httpx.create_ssl_context()
         self._metadata, self._keys = _Cached(), _Cached()
         self._fetching = asyncio.Lock()
@@ -123,22 +110,7 @@ class OidcProvider:
         """Create the provider that the settings name; None if they name none."""
         if settings.oidc_issuer is None or settings.oidc_client_id is None:
             return None
-        secret, claim = settings.oidc_client_secret, settings.oidc_operator_claim
-        scopes = {
-            **dict.fromkeys(settings.oidc_operator_reader_values, Scope.ADMIN_READ),
-            **dict.fromkeys(settings.oidc_operator_values, Scope.ADMIN),
-        }
-        if claim == "email":
-            scopes = {value.lower(): scope for value, scope in scopes.items()}
-        return cls(
-            issuer=settings.oidc_issuer,
-            client_id=settings.oidc_client_id,
-            client_secret=None if secret is None else secret.get_secret_value(),
-            scopes=settings.oidc_scopes,
-            leeway=settings.jwt_leeway,
-            operator_claim=claim,
-            operator_scopes=scopes,
-        )
+        return cls(settings, issuer=settings.oidc_issuer, client_id=settings.oidc_client_id)
 
     async def login_url(
         self, *, redirect_uri: str, state: str, nonce: str, code_verifier: str

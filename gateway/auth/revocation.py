@@ -28,28 +28,19 @@ class RevocationListener:
     Args:
         redis: a client that returns bytes; the blocking read occupies one of its connections.
         authenticator: its cache is invalidated.
-        on_prices_changed: called when the price table has grown, or may have grown.
-        on_aliases_changed: called when aliases of models have changed, or may have changed.
-        on_lines_released: called when lines of batches are released, or may be.
-        on_adapters_changed: called when the table of adapters has changed, or may have changed.
+        on_change: functions to call when something has changed, or may have changed, by the field
+            of its announcements, such as `prices`.
     """
 
     def __init__(
         self,
         redis: Redis,
         authenticator: Authenticator,
-        *,
-        on_prices_changed: Callable[[], None] = lambda: None,
-        on_aliases_changed: Callable[[], None] = lambda: None,
-        on_lines_released: Callable[[], None] = lambda: None,
-        on_adapters_changed: Callable[[], None] = lambda: None,
+        **on_change: Callable[[], None],
     ) -> None:
         self._redis = redis
         self._authenticator = authenticator
-        self._on_prices_changed = on_prices_changed
-        self._on_aliases_changed = on_aliases_changed
-        self._on_lines_released = on_lines_released
-        self._on_adapters_changed = on_adapters_changed
+        self._on_change = on_change
         self._last_id: bytes | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -92,10 +83,8 @@ class RevocationListener:
         newest: Any = await self._redis.xrevrange(keys.KEY_EVENTS, count=1)
         self._last_id = newest[0][0] if newest else _BEFORE_ALL
         self._authenticator.expire_all()
-        self._on_prices_changed()
-        self._on_aliases_changed()
-        self._on_lines_released()
-        self._on_adapters_changed()
+        for changed in self._on_change.values():
+            changed()
 
     async def _follow(self) -> None:
         while True:
@@ -113,14 +102,9 @@ class RevocationListener:
             self._authenticator.drop_tenant(tenant_id.decode("utf-8", "replace"))
         if b"all" in fields:
             self._authenticator.expire_all()
-        if b"prices" in fields:
-            self._on_prices_changed()
-        if b"aliases" in fields:
-            self._on_aliases_changed()
-        if b"lines" in fields:
-            self._on_lines_released()
-        if b"adapters" in fields:
-            self._on_adapters_changed()
+        for name, changed in self._on_change.items():
+            if name.encode() in fields:
+                changed()
 
 
 def _entries(reply: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:

@@ -40,7 +40,7 @@ async def principal_of(authenticator: Authenticator, batch: Batch) -> Principal:
             dialect=batch.dialect,
             project_id=batch.project_id,
         )
-        principal = await authenticator.principal_of_subject(claims)
+        principal = await authenticator.principal_of_claims(claims)
     principal.require_scope(Scope.COMPLETIONS)
     return principal
 

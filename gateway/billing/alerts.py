@@ -1,10 +1,10 @@
 """Webhook alerts for budgets that reach a threshold and for credits that are almost used up."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -26,42 +26,33 @@ from gateway.platform.database.tables import (
 from gateway.records.limits import Limits, LimitScope, LimitValues, SubjectLimits, subject_of
 from gateway.records.records import Billing, CreditKind, Plan, ProjectStatus, Tenant, Webhook
 
+Costs = Callable[[AsyncSession, str, datetime], Awaitable[Mapping[str, int]]]
+"""Returns the cost of a tenant, its projects and its keys since a time, in micro-dollars.
 
-class MonthlyCosts(Protocol):
-    """Source of monthly costs for alerts."""
-
-    async def costs(
-        self, transaction: AsyncSession, tenant_id: str, since: datetime
-    ) -> Mapping[str, int]:
-        """Return the cost of a tenant, its projects and its keys since then.
-
-        The keys of the result are subjects such as `t:acme`; costs are in micro-dollars.
-        """
+The keys of the result are subjects such as `t:acme`.
+"""
 
 
-class RollupCosts:
-    """Daily sums of the ledger, which lag it by seconds but have few rows."""
-
-    async def costs(
-        self, transaction: AsyncSession, tenant_id: str, since: datetime
-    ) -> Mapping[str, int]:
-        """Return the cost by subject."""
-        rows = await transaction.execute(
-            select(RollupRow.project_id, RollupRow.credential_id, func.sum(RollupRow.cost_micros))
-            .where(
-                RollupRow.tenant_id == tenant_id,
-                RollupRow.period == RollupPeriod.DAY,
-                RollupRow.start_at >= since,
-            )
-            .group_by(RollupRow.project_id, RollupRow.credential_id)
+async def rollup_costs(
+    transaction: AsyncSession, tenant_id: str, since: datetime
+) -> Mapping[str, int]:
+    """Sum up days of the ledger, which lag it by seconds but have few rows."""
+    rows = await transaction.execute(
+        select(RollupRow.project_id, RollupRow.credential_id, func.sum(RollupRow.cost_micros))
+        .where(
+            RollupRow.tenant_id == tenant_id,
+            RollupRow.period == RollupPeriod.DAY,
+            RollupRow.start_at >= since,
         )
-        costs = Counter[str]()
-        for project_id, credential_id, cost in rows:
-            costs[subject_of(LimitScope.TENANT, tenant_id)] += int(cost)
-            costs[subject_of(LimitScope.KEY, credential_id)] += int(cost)
-            if project_id:
-                costs[subject_of(LimitScope.PROJECT, project_id)] += int(cost)
-        return costs
+        .group_by(RollupRow.project_id, RollupRow.credential_id)
+    )
+    costs = Counter[str]()
+    for project_id, credential_id, cost in rows:
+        costs[subject_of(LimitScope.TENANT, tenant_id)] += int(cost)
+        costs[subject_of(LimitScope.KEY, credential_id)] += int(cost)
+        if project_id:
+            costs[subject_of(LimitScope.PROJECT, project_id)] += int(cost)
+    return costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,48 +64,43 @@ class Watched:
     webhooks: list[Webhook]
 
 
-class AlertStore:
-    """Reads the data for alerts, within one transaction."""
+async def _watched(transaction: AsyncSession) -> list[Watched]:
+    """Return the tenants that have webhooks."""
+    rows = await transaction.execute(
+        select(TenantRow, PlanRow, WebhookRow)
+        .join(WebhookRow, WebhookRow.tenant_id == TenantRow.id)
+        .outerjoin(PlanRow, PlanRow.id == TenantRow.plan_id)
+        .where(WebhookRow.removed_at.is_(None))
+        .order_by(TenantRow.id, WebhookRow.id)
+    )
+    found: dict[str, Watched] = {}
+    row: Any
+    for row in rows:
+        tenant, plan, webhook = row
+        known = None if plan is None else plan.to_record()
+        watched = found.setdefault(tenant.id, Watched(tenant.to_record(), known, []))
+        watched.webhooks.append(webhook.to_record())
+    return list(found.values())
 
-    def __init__(self, transaction: AsyncSession) -> None:
-        self._transaction = transaction
 
-    async def watched(self) -> list[Watched]:
-        """Return the tenants that have webhooks."""
-        rows = await self._transaction.execute(
-            select(TenantRow, PlanRow, WebhookRow)
-            .join(WebhookRow, WebhookRow.tenant_id == TenantRow.id)
-            .outerjoin(PlanRow, PlanRow.id == TenantRow.plan_id)
-            .where(WebhookRow.removed_at.is_(None))
-            .order_by(TenantRow.id, WebhookRow.id)
-        )
-        found: dict[str, Watched] = {}
-        row: Any
-        for row in rows:
-            tenant, plan, webhook = row
-            known = None if plan is None else plan.to_record()
-            watched = found.setdefault(tenant.id, Watched(tenant.to_record(), known, []))
-            watched.webhooks.append(webhook.to_record())
-        return list(found.values())
-
-    async def holders(self, watched: Watched) -> list[SubjectLimits]:
-        """Return the limits of a tenant, of its projects and of its keys in use."""
-        tenant_id = watched.tenant.id
-        projects = await self._transaction.scalars(
-            select(ProjectRow)
-            .where(ProjectRow.tenant_id == tenant_id, ProjectRow.status == ProjectStatus.ACTIVE)
-            .order_by(ProjectRow.id)
-        )
-        keys = await self._transaction.scalars(
-            select(ApiKeyRow)
-            .where(ApiKeyRow.tenant_id == tenant_id, ApiKeyRow.revoked_at.is_(None))
-            .order_by(ApiKeyRow.id)
-        )
-        return [
-            *_limits(LimitScope.TENANT, [(tenant_id, watched.tenant.limits)], watched.plan),
-            *_limits(LimitScope.PROJECT, ((row.id, row.limits) for row in projects), watched.plan),
-            *_limits(LimitScope.KEY, ((row.id, row.limits) for row in keys), watched.plan),
-        ]
+async def _holders(transaction: AsyncSession, watched: Watched) -> list[SubjectLimits]:
+    """Return the limits of a tenant, of its projects and of its keys in use."""
+    tenant_id = watched.tenant.id
+    projects = await transaction.scalars(
+        select(ProjectRow)
+        .where(ProjectRow.tenant_id == tenant_id, ProjectRow.status == ProjectStatus.ACTIVE)
+        .order_by(ProjectRow.id)
+    )
+    keys = await transaction.scalars(
+        select(ApiKeyRow)
+        .where(ApiKeyRow.tenant_id == tenant_id, ApiKeyRow.revoked_at.is_(None))
+        .order_by(ApiKeyRow.id)
+    )
+    return [
+        *_limits(LimitScope.TENANT, [(tenant_id, watched.tenant.limits)], watched.plan),
+        *_limits(LimitScope.PROJECT, ((row.id, row.limits) for row in projects), watched.plan),
+        *_limits(LimitScope.KEY, ((row.id, row.limits) for row in keys), watched.plan),
+    ]
 
 
 def _limits(
@@ -135,9 +121,7 @@ rarely reaches exactly 0.
 EXHAUSTED_PARTS: Final = 100
 
 
-async def find_alerts(
-    database: Database, now: datetime, *, costs: MonthlyCosts | None = None
-) -> int:
+async def find_alerts(database: Database, now: datetime, *, costs: Costs = rollup_costs) -> int:
     """Add webhook events for every budget that has reached a threshold in the month of `now`.
 
     Each webhook receives one event per budget, month and threshold, even if two calls run at once.
@@ -145,13 +129,13 @@ async def find_alerts(
     other tenant. Raises StoreUnavailableError.
     """
     async with database.reading() as transaction:
-        watched = await AlertStore(transaction).watched()
+        watched = await _watched(transaction)
     new = []
 
     async def find(tenant: Watched) -> None:
         async with database.reading() as transaction:
             events = [
-                *await _budget_events(transaction, tenant, now, costs=costs or RollupCosts()),
+                *await _budget_events(transaction, tenant, now, costs=costs),
                 *await _credit_events(transaction, tenant),
             ]
         if events:
@@ -163,14 +147,14 @@ async def find_alerts(
 
 
 async def _budget_events(
-    transaction: AsyncSession, watched: Watched, now: datetime, *, costs: MonthlyCosts
+    transaction: AsyncSession, watched: Watched, now: datetime, *, costs: Costs
 ) -> list[WebhookEvent]:
     tenant_id, month = watched.tenant.id, f"{now:%Y-%m}"
     month_start = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    spent = await costs.costs(transaction, tenant_id, month_start)
+    spent = await costs(transaction, tenant_id, month_start)
     reached = [
         (name, holder)
-        for holder in await AlertStore(transaction).holders(watched)
+        for holder in await _holders(transaction, watched)
         for name in _reached(watched, holder, spent, month=month)
     ]
     if not reached:

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Final, Literal, NamedTuple, Self
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel, Field
+from pydantic import AliasPath, BaseModel, BeforeValidator, Field
 
 from common import clock
 from contract import keys
@@ -23,7 +23,7 @@ from contract.queue import JobQueue
 from contract.scripts import CommandExecutor
 from gateway.accounts.audit.log import SYSTEM
 from gateway.accounts.changes import changing
-from gateway.accounts.shared import MAX_CURSOR_CHARACTERS, PRINTABLE, PageSize, TenantId
+from gateway.accounts.shared import MAX_CURSOR_CHARACTERS, PRINTABLE, PageSize, RecordBody, TenantId
 from gateway.accounts.tenants.service import reading_of_tenant
 from gateway.billing.usage.pages import read_cursor
 from gateway.billing.usage.query import encode_cursor
@@ -202,54 +202,37 @@ def _state(receipts: Sequence[JobReceipt]) -> LiveState:
     return LiveState.ENDING if JobState.ENDED in states else LiveState.STARTING
 
 
-class LiveRequestBody(BaseModel):
+def _recorded(name: str, **more: Any) -> Any:
+    """Return a field from the record of a request."""
+    return Field(validation_alias=AliasPath("record", name), **more)
+
+
+class LiveRequestBody(RecordBody):
     """A request that waits or runs."""
 
     object: Literal["live_request"] = "live_request"
-    id: str
-    tenant: str
-    key: str = Field(description="Id of the key, or `jwt:SUBJECT`.")
-    project: str | None
-    model: str
-    endpoint: str
-    service_tier: str
-    stream: bool
-    batch_line: str | None = Field(description="Batch and number of a line of a batch.")
+    id: str = _recorded("request_id")
+    tenant: str = _recorded("tenant_id")
+    key: str = _recorded("credential_id", description="Id of the key, or `jwt:SUBJECT`.")
+    project: str | None = _recorded("project_id")
+    model: str = _recorded("full_model")
+    endpoint: str = _recorded("endpoint")
+    service_tier: str = _recorded("service_tier")
+    stream: bool = _recorded("is_streamed")
+    batch_line: Annotated[str | None, BeforeValidator(lambda line: line or None)] = _recorded(
+        "line", description="Batch and number of a line of a batch."
+    )
     state: LiveState
-    created_at: datetime
+    created_at: Annotated[datetime, BeforeValidator(to_time)] = _recorded("created_ms")
     age_ms: int
-    prompts: int
+    prompts: int = _recorded("jobs")
     prompt_tokens: int = Field(
         description="0 until an engine has processed the prompt. Of the first 100 prompts, as "
         "are the next two."
     )
     completion_tokens: int = Field(description="By the last report of the workers.")
     workers: list[str]
-    gateway: str
-
-    @classmethod
-    def of(cls, live: LiveRequest) -> Self:
-        """Return the response body of a live request."""
-        record = live.record
-        return cls(
-            id=record.request_id,
-            tenant=record.tenant_id,
-            key=record.credential_id,
-            project=record.project_id,
-            model=record.full_model,
-            endpoint=record.endpoint,
-            service_tier=record.service_tier,
-            stream=record.is_streamed,
-            batch_line=record.line or None,
-            state=live.state,
-            created_at=to_time(record.created_ms),
-            age_ms=live.age_ms,
-            prompts=record.jobs,
-            prompt_tokens=live.prompt_tokens,
-            completion_tokens=live.completion_tokens,
-            workers=list(live.workers),
-            gateway=record.gateway,
-        )
+    gateway: str = _recorded("gateway")
 
 
 class LiveRequestList(BaseModel):

@@ -24,8 +24,8 @@ from gateway.cli.terminal import (
     print_fields,
     seconds,
 )
-from gateway.records.records import Billing, Role
-from gateway.records.scopes import Scope
+from gateway.records.records import Billing
+from gateway.records.scopes import Role, Scope
 
 # These are tables: a row is a command or an option.
 # fmt: off

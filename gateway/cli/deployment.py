@@ -139,7 +139,7 @@ async def serving(
 
 
 def _include(app: FastAPI, name: str) -> None:
-    """Add the operators' routes of a module, as `gateway.process.management` does."""
+    """Add the operators' routes of a module, as `gateway.process.app` does."""
     module = import_module(name)
     router: APIRouter = getattr(module, "operators", None) or module.router
     if router.prefix.startswith("/admin"):

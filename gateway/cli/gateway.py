@@ -50,7 +50,7 @@ _PARAMS: Final = [
 
 @click.command("gateway", epilog=EPILOG, params=_PARAMS)
 @click.pass_obj
-def command(sluice: tuple[str, ...], *, one_of_many: str | None, **options: str | None) -> None:
+def command(sluice: tuple[str, ...], /, *, one_of_many: str | None, **options: str | None) -> None:
     """Run a gateway until SIGTERM or Ctrl-C; open streams may then continue for a while."""
     settings = load_settings(**options)
     if one_of_many is not None:

@@ -13,16 +13,6 @@ from gateway.records.scopes import Scope
 CREDIT: Final = "credit_micros"
 """Name of the prepaid credit among the limits."""
 
-_WORDS: Final = {
-    LimitName.REQUESTS_PER_MINUTE: "{} requests per minute",
-    LimitName.TOKENS_PER_MINUTE: "{} tokens per minute",
-    LimitName.PROMPT_TOKENS_PER_MINUTE: "{} prompt tokens per minute",
-    LimitName.COMPLETION_TOKENS_PER_MINUTE: "{} completion tokens per minute",
-    LimitName.REQUESTS_PER_DAY: "{} requests per day",
-    LimitName.TOKENS_PER_DAY: "{} tokens per day",
-    LimitName.CONCURRENT_REQUESTS: "{} concurrent requests",
-    LimitName.STORED_BYTES: "{} stored bytes",
-}
 _CODES: Final = {
     LimitName.REQUESTS_PER_MINUTE: "requests",
     LimitName.REQUESTS_PER_DAY: "requests",
@@ -91,7 +81,7 @@ def _refusing_limit(refused: Refused) -> RefusingLimit:
 
 
 def _rate_message(refused: Refused, limit: LimitName) -> str:
-    name = _WORDS[limit].format(refused.value)
+    name = f"{refused.value} {limit.replace('_', ' ')}"
     if refused.is_too_large:
         advice = _ADVICE.get(limit, "The limit allows no requests.")
         return (

@@ -6,9 +6,9 @@ ledger. If anything is settled later, the version differs and the counters are n
 """
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from redis.exceptions import RedisError
 
@@ -45,31 +45,20 @@ class Balances:
     """The given request ids that are in the ledger, and therefore in these sums."""
 
 
-class BalanceSource(Protocol):
-    """Derives a subject's counters from what is durable."""
+ReadBalances = Callable[..., Awaitable[Balances]]
+"""`gateway.billing.ledger.store.read_balances` for a database.
 
-    async def balances(
-        self,
-        tenant_id: str,
-        subject: SubjectLimits,
-        *,
-        day_start_ms: int,
-        month_start_ms: int,
-        request_ids: Collection[str],
-    ) -> Balances:
-        """Return a subject's counters since the given Unix times, all as of one moment.
-
-        Raises StoreUnavailableError if the database is unreachable.
-        """
-        ...
+Its parameters are the tenant, the subject, the starts of day and month as Unix times in
+milliseconds, and request ids. Raises StoreUnavailableError if the database is unreachable.
+"""
 
 
 class Seeder:
     """Seeds subjects; one task per subject, no matter how many requests wait for it."""
 
-    def __init__(self, store: QuotaStore, ledger: BalanceSource) -> None:
+    def __init__(self, store: QuotaStore, read_balances: ReadBalances) -> None:
         self._store = store
-        self._ledger = ledger
+        self._read_balances = read_balances
         self._running: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     async def seed(self, tenant_id: str, subjects: Collection[SubjectLimits]) -> None:
@@ -120,7 +109,7 @@ class Seeder:
         ):
             return True
         undrained = await self._undrained(tenant_id, subject)
-        balances = await self._ledger.balances(
+        balances = await self._read_balances(
             tenant_id,
             subject,
             day_start_ms=day_start_ms(status.now_ms),

@@ -6,7 +6,7 @@ from importlib.metadata import version
 from typing import Any, Final
 
 import msgspec
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi_offline import FastAPIOffline
 from starlette.datastructures import State
@@ -14,10 +14,23 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 from typing_extensions import override
 
+from gateway.accounts import aliases, limits, members
+from gateway.accounts import models as served_models
+from gateway.accounts.audit import routes as audit
+from gateway.accounts.keys import routes as keys
+from gateway.accounts.plans import routes as plans
+from gateway.accounts.projects import routes as projects
+from gateway.accounts.shared import any_tenant
+from gateway.accounts.tenants import routes as tenants
+from gateway.accounts.webhooks import routes as webhooks
 from gateway.adapters import routes as adapters
 from gateway.batches import routes as batches
 from gateway.batches.files import routes as files
 from gateway.batches.runner import running_batches
+from gateway.billing import invoices, live, prices
+from gateway.billing.credits import routes as credit
+from gateway.billing.exports import routes as exports
+from gateway.billing.usage import routes as usage
 from gateway.completions.endpoints import generation, models, native, stored, tokenize
 from gateway.console import routers as console
 from gateway.console.status import routes as status
@@ -29,11 +42,29 @@ from gateway.http.front import FrontMiddleware
 from gateway.http.front_page import FixedPage
 from gateway.platform import tracing
 from gateway.platform.settings import Settings
-from gateway.process import health, management
+from gateway.process import health
 from gateway.process.openapi.document import install_documentation
 from gateway.process.openapi.operations import GENERATION_TAGS
 from gateway.process.openapi.schemas import RESPONSE_HEADERS
 from gateway.process.services import open_services
+
+customers = APIRouter()
+operators = APIRouter(prefix="/admin")
+
+for router in (
+    *(each.router for each in (tenants, plans, prices, aliases, credit, live, served_models)),
+    *(limits.operators, usage.operators, exports.router, audit.operators),
+):
+    operators.include_router(router)
+for resource in (keys, projects, members, webhooks, invoices):
+    of_tenant = [Depends(resource.authorize_tenant)]
+    customers.include_router(resource.router, prefix="/v1", dependencies=of_tenant)
+    operators.include_router(
+        resource.router, prefix="/tenants/{tenant_id}", dependencies=[Depends(any_tenant)]
+    )
+for own in (limits, usage, audit):
+    customers.include_router(own.router)
+
 
 _OPENAPI: Final = "/openapi.json"
 _STATIC: Final = "/static-offline-docs"
@@ -46,13 +77,13 @@ CUSTOMER_ROUTERS = (
     files.customers,
     batches.customers,
     adapters.customers,
-    management.customers,
+    customers,
     front_page.customer_router,
     health.customer_router,
     health.router,
 )
 OPERATOR_ROUTERS = (
-    management.operators,
+    operators,
     adapters.operators,
     files.operators,
     batches.operators,

@@ -5,6 +5,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any, Final, Protocol
 
 from redis.asyncio import Redis
@@ -18,7 +19,7 @@ from gateway.auth.revocation import RevocationListener
 from gateway.batches.runner import LinesReleased
 from gateway.batches.running import LineRunner
 from gateway.billing.ledger.history import ServiceHistory
-from gateway.billing.ledger.store import LedgerBalances
+from gateway.billing.ledger.store import read_balances
 from gateway.completions.admission.call import RequestReader
 from gateway.completions.admission.check import RequestChecker
 from gateway.completions.admission.idempotency import EarlierResponses
@@ -135,10 +136,10 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> Services:
     listener = RevocationListener(
         redis,
         authenticator,
-        on_prices_changed=prices.refresh_soon,
-        on_aliases_changed=aliases.refresh_soon,
-        on_lines_released=lines_released.set,
-        on_adapters_changed=adapters.refresh_soon,
+        prices=prices.refresh_soon,
+        aliases=aliases.refresh_soon,
+        lines=lines_released.set,
+        adapters=adapters.refresh_soon,
     )
     listener.start()
     stack.push_async_callback(listener.stop)
@@ -162,7 +163,7 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> Services:
     grammars = GrammarChecker(SandboxSettings())
     stack.push_async_callback(grammars.aclose)
     quotas = QuotaStore(executor)
-    seeder = Seeder(quotas, LedgerBalances(database))
+    seeder = Seeder(quotas, partial(read_balances, database))
     reservations = Reservations(quotas, seeder)
     storage = Storage(executor, most_of_tenant=settings.max_stored_bytes_of_tenant)
     counts = PeriodCounts(executor)

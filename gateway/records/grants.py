@@ -5,18 +5,16 @@ the key is a row of the table `BOUNDS`. The principal must have the same field, 
 compares it and passes it on.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from ipaddress import IPv4Network, IPv6Network, collapse_addresses
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from gateway.records.errors import PermissionDeniedError, shown
 from gateway.records.limits import LimitChanges, LimitName, Limits, LimitScope, LimitValues
-from gateway.records.records import KeyRecord, Network, Plan, Project, Role
-from gateway.records.roles import ROLE_SCOPES
-from gateway.records.scopes import OPERATOR_SCOPES, Scope
+from gateway.records.records import KeyRecord, Network, Plan, Project
+from gateway.records.scopes import OPERATOR_SCOPES, ROLE_SCOPES, Role
 
 Bounds = Mapping[str, Any]
 """Restrictions by their names in `BOUNDS`. Absent names do not apply: a project has no models."""
@@ -30,30 +28,6 @@ class Excess(NamedTuple):
     given: str
 
 
-def _project_excess(held: str | None, given: str | None) -> Excess | None:
-    if held is None or given == held:
-        return None
-    return Excess("project_id", shown(held), shown(given))
-
-
-def _scope_excess(held: frozenset[Scope], given: frozenset[Scope]) -> Excess | None:
-    return None if given <= held else Excess("scopes", _listed(held), _listed(given))
-
-
-def _model_excess(held: frozenset[str] | None, given: frozenset[str] | None) -> Excess | None:
-    if held is None or (given is not None and given <= held):
-        return None
-    return Excess("allowed_models", _listed(held), _listed(given))
-
-
-def _address_excess(
-    held: tuple[Network, ...] | None, given: tuple[Network, ...] | None
-) -> Excess | None:
-    if held is None or (given is not None and all(_is_within(each, held) for each in given)):
-        return None
-    return Excess("allowed_addresses", _listed(held), _listed(given))
-
-
 def _is_within(given: Network, held: Iterable[Network]) -> bool:
     # Collapse adjacent networks first: together they cover what none of them covers alone.
     if isinstance(given, IPv4Network):
@@ -63,39 +37,35 @@ def _is_within(given: Network, held: Iterable[Network]) -> bool:
     return any(given.subnet_of(each) for each in collapse_addresses(sixes))
 
 
-def _expiry_excess(held: datetime | None, given: datetime | None) -> Excess | None:
-    if held is None or (given is not None and given <= held):
-        return None
-    return Excess("expires_at", shown(held), shown(given))
-
-
-def _limit_excess(held: Limits, given: Limits) -> Excess | None:
+def _limits_beyond(held: Limits, given: Limits) -> Iterator[Excess]:
     for name in LimitName:
         most, limit = held.get(name), given.get(name)
         if most is not None and _is_more(limit, most):
-            return Excess(f"limits.{name}", shown(most), shown(limit))
-    return None
+            yield Excess(f"limits.{name}", shown(most), shown(limit))
 
 
 def _is_more(limit: int | None, most: int) -> bool:
     return limit is None or limit > most
 
 
-def _listed(values: Collection[object] | None) -> str:
-    return shown(None if values is None else sorted(map(str, values)))
+def _listed(value: Any) -> str:
+    is_list = isinstance(value, Collection) and not isinstance(value, str)
+    return shown(sorted(map(str, value)) if is_list else value)
 
 
-BOUNDS: Final[Mapping[str, Callable[[Any, Any], Excess | None]]] = MappingProxyType(
+BOUNDS: Final[Mapping[str, Callable[[Any, Any], bool]]] = MappingProxyType(
     {
-        "project_id": _project_excess,
-        "scopes": _scope_excess,
-        "allowed_models": _model_excess,
-        "allowed_addresses": _address_excess,
-        "expires_at": _expiry_excess,
-        "limits": _limit_excess,
+        "project_id": lambda held, given: given == held,
+        "scopes": lambda held, given: given <= held,
+        "allowed_models": lambda held, given: given is not None and given <= held,
+        "allowed_addresses": lambda held, given: (
+            given is not None and all(_is_within(each, held) for each in given)
+        ),
+        "expires_at": lambda held, given: given is not None and given <= held,
+        "limits": lambda held, given: not any(_limits_beyond(held, given)),
     }
 )
-"""The fields that narrow a key, and how each is compared.
+"""The fields that narrow a key, and whether a value is within the bound that is held.
 
 In all fields but scopes, None means no bound. The same holds within limits, which are the effective
 limits: the plan's limits apply where there are no own limits.
@@ -137,7 +107,11 @@ class Grant:
         if self.is_operator and OPERATOR_SCOPES.isdisjoint(bounds.get("scopes", ())):
             return
         for name, given in bounds.items():
-            if (excess := BOUNDS[name](self.bounds[name], given)) is not None:
+            held = self.bounds[name]
+            if held is not None and not BOUNDS[name](held, given):
+                excess = Excess(name, _listed(held), _listed(given))
+                if name == "limits":
+                    excess = next(_limits_beyond(held, given))
                 raise _refusal(excess, of)
 
     def require_whole_tenant(self) -> None:

@@ -84,16 +84,7 @@ class Limits:
 
     def reserved(self) -> tuple[int | None, ...]:
         """Return the limits in which a request reserves, in the order of RESERVED_LIMITS."""
-        return (
-            self.requests_per_minute,
-            self.tokens_per_minute,
-            self.prompt_tokens_per_minute,
-            self.completion_tokens_per_minute,
-            self.requests_per_day,
-            self.tokens_per_day,
-            self.concurrent_requests,
-            self.budget_micros,
-        )
+        return tuple(map(self.get, RESERVED_LIMITS))
 
     @property
     def is_durable(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, TypedDict
 from contract.dialect import Dialect
 from contract.tier import ServiceTier
 from gateway.records.limits import LimitChanges, LimitScope, LimitValues
-from gateway.records.scopes import Scope
+from gateway.records.scopes import Role, Scope
 
 Network = IPv4Network | IPv6Network
 
@@ -34,16 +34,6 @@ class ProjectStatus(StrEnum):
 
     ACTIVE = "active"
     ARCHIVED = "archived"
-
-
-class Role(StrEnum):
-    """What a member may do in a tenant; see `gateway.records.roles.ROLE_SCOPES`."""
-
-    OWNER = "owner"
-    ADMIN = "admin"
-    DEVELOPER = "developer"
-    BILLING = "billing"
-    VIEWER = "viewer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,9 @@
-"""Scopes: the rights that a credential carries."""
+"""Scopes: the rights that a credential carries, and those of members by their roles."""
 
+from collections.abc import Mapping
 from enum import StrEnum
+from types import MappingProxyType
+from typing import Final
 
 
 class Scope(StrEnum):
@@ -24,3 +27,24 @@ OPERATOR_SCOPES = frozenset({Scope.ADMIN, Scope.ADMIN_READ})
 
 The operator gives them to a key, or through a token claim that the settings map to them.
 """
+
+
+class Role(StrEnum):
+    """What a member may do in a tenant; see `ROLE_SCOPES`."""
+
+    OWNER = "owner"
+    ADMIN = "admin"
+    DEVELOPER = "developer"
+    BILLING = "billing"
+    VIEWER = "viewer"
+
+
+ROLE_SCOPES: Final[Mapping[Role, frozenset[Scope]]] = MappingProxyType(
+    {
+        Role.OWNER: TENANT_SCOPES,
+        Role.ADMIN: TENANT_SCOPES - {Scope.MEMBERS},
+        Role.DEVELOPER: frozenset({Scope.COMPLETIONS}),
+        Role.BILLING: frozenset({Scope.USAGE}),
+        Role.VIEWER: frozenset({Scope.USAGE}),
+    }
+)

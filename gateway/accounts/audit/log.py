@@ -130,25 +130,13 @@ class AuditLog:
         return made
 
     async def entries(
-        self,
-        *,
-        tenant_id: str | None = None,
-        actor: str | None = None,
-        action: str | None = None,
-        before: int | None = None,
-        limit: int = 100,
+        self, *, before: int | None = None, limit: int = 100, **wanted: str | None
     ) -> list[AuditEntry]:
-        """Return the newest rows, filtered by the arguments that are given."""
-        query = select(AuditRow).order_by(desc(AuditRow.sequence)).limit(limit)
-        if tenant_id is not None:
-            query = query.where(AuditRow.tenant_id == tenant_id)
-        if actor is not None:
-            query = query.where(AuditRow.actor == actor)
-        if action is not None:
-            query = query.where(AuditRow.action == action)
+        """Return the newest rows, with the given `tenant_id`, `actor` and `action`."""
+        query = select(AuditRow).filter_by(**_given(wanted)).order_by(desc(AuditRow.sequence))
         if before is not None:
             query = query.where(AuditRow.sequence < before)
-        return [_entry(row) for row in await self._transaction.scalars(query)]
+        return [_entry(row) for row in await self._transaction.scalars(query.limit(limit))]
 
     async def entries_of(
         self,
@@ -277,6 +265,10 @@ class AuditLog:
             self._transaction.expunge_all()
 
 
+def _given(wanted: Mapping[str, str | None]) -> dict[str, str]:
+    return {name: value for name, value in wanted.items() if value is not None}
+
+
 def row_hash(row: AuditRow) -> bytes:
     """Return the hash that the row must have."""
     content = [
@@ -348,15 +340,6 @@ def _entry(row: AuditRow) -> AuditEntry:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditFilter:
-    """Filter of audit log entries; None means all."""
-
-    tenant_id: str | None = None
-    actor: str | None = None
-    action: str | None = None
-
-
 class AuditService:
     """Shows and verifies the audit log."""
 
@@ -364,17 +347,11 @@ class AuditService:
         self._database = database
 
     async def page(
-        self, wanted: AuditFilter, *, before: int | None, limit: int
+        self, *, before: int | None, limit: int, **wanted: str | None
     ) -> Page[AuditEntry]:
-        """Return the newest entries, only those before a sequence number if given."""
+        """Return the newest entries as `AuditLog.entries`, before a sequence number if given."""
         async with self._database.reading() as transaction:
-            entries = await AuditLog(transaction).entries(
-                tenant_id=wanted.tenant_id,
-                actor=wanted.actor,
-                action=wanted.action,
-                before=before,
-                limit=limit + 1,
-            )
+            entries = await AuditLog(transaction).entries(before=before, limit=limit + 1, **wanted)
         return Page(entries[:limit], len(entries) > limit)
 
     async def page_of(

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
-from gateway.accounts.audit.log import AuditEntry, AuditFilter, AuditService
+from gateway.accounts.audit.log import AuditEntry, AuditService
 from gateway.accounts.shared import PLAIN, PageSize, RecordBody, text_filter
 from gateway.http.authorization import CanManageMembers, CanSeeEverything
 from gateway.http.services import made
@@ -87,8 +87,8 @@ async def list_all_entries(
 
     `sluice audit verify` checks that no entry was changed or removed.
     """
-    wanted = AuditFilter(tenant_id=tenant, actor=actor, action=action)
-    page = await log.page(wanted, before=after, limit=limit)
+    wanted = {"tenant_id": tenant, "actor": actor, "action": action}
+    page = await log.page(before=after, limit=limit, **wanted)
     return to_list(page, page.entries)
 
 

@@ -1,6 +1,6 @@
 """Usage reports: sums by time, key, model and so on, and single requests."""
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, NamedTuple, Self
@@ -359,8 +359,13 @@ class UsageService:
         """Return single requests, newest first; `before` is the last one of the previous page."""
         records: list[UsageRecord] = []
         async with self._database.reading() as transaction:
-            async for part in _parts(transaction, wanted, span, before=before, limit=limit + 1):
+            store = UsageStore(transaction)
+            while (missing := min(limit + 1 - len(records), PART)) > 0:
+                part = await store.records(wanted, span, before=before, limit=missing)
                 records += part
+                if len(part) < missing:
+                    break
+                before = position(part[-1])
         return Page(records[:limit], len(records) > limit)
 
     async def latency(self, wanted: UsageFilter, span: Span) -> Latency:
@@ -378,24 +383,6 @@ class UsageService:
         if record is None:
             raise NotFoundError(f"There is no request {shown(request_id)} in the ledger.")
         return record
-
-
-async def _parts(
-    transaction: AsyncSession,
-    wanted: UsageFilter,
-    span: Span,
-    *,
-    before: tuple[datetime, str] | None,
-    limit: int,
-) -> AsyncIterator[list[UsageRecord]]:
-    while limit > 0 and (
-        part := await UsageStore(transaction).records(
-            wanted, span, before=before, limit=min(limit, PART)
-        )
-    ):
-        yield part
-        limit -= len(part) if len(part) == PART else limit
-        before = position(part[-1])
 
 
 def position(record: UsageRecord) -> tuple[datetime, str]:

@@ -76,7 +76,7 @@ _PARAMS: Final = [
 
 @click.command("up", epilog=EPILOG, params=_PARAMS)
 @click.pass_obj
-def command(sluice: tuple[str, ...], **given: Any) -> None:
+def command(sluice: tuple[str, ...], /, **given: Any) -> None:
     """Run Redis, a database, gateways, a worker and background jobs on loopback, until Ctrl-C."""
     options = UpOptions(sluice=sluice, **given)
     folder = _own_folder()

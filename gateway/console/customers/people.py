@@ -15,8 +15,8 @@ from gateway.console.routing import CustomerRoute, SentForm, Visitor, needs, red
 from gateway.http.services import made
 from gateway.platform.database.paging import PageRequest
 from gateway.records.errors import ApiError
-from gateway.records.records import Project, ProjectStatus, Role
-from gateway.records.scopes import Scope
+from gateway.records.records import Project, ProjectStatus
+from gateway.records.scopes import Role, Scope
 
 ROWS: Final = 50
 ROLES: Final = [(role.value, role.value) for role in Role]

@@ -4,7 +4,7 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Query, Request, Response
 
-from gateway.accounts.audit.log import AuditFilter, AuditService
+from gateway.accounts.audit.log import AuditService
 from gateway.accounts.audit.routes import After, to_list
 from gateway.console.rendering import page
 from gateway.console.routing import OperatorRoute
@@ -26,8 +26,8 @@ async def audit(
     after: After = None,
 ) -> Response:
     """Show changes, newest first."""
-    wanted = AuditFilter(tenant_id=tenant or None, actor=actor or None, action=action or None)
-    found = await services.make(AuditService).page(wanted, before=after, limit=ROWS)
+    wanted = {"tenant_id": tenant or None, "actor": actor or None, "action": action or None}
+    found = await services.make(AuditService).page(before=after, limit=ROWS, **wanted)
     entries = to_list(found, found.entries)
     return page(
         request,

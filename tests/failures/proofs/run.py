@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import jwt
 
 from gateway.billing.ledger.rollups import Rollups
-from gateway.records.records import Billing, Role
+from gateway.records.records import Billing
+from gateway.records.scopes import Role
 from tests.failures.proofs.accounts import Accounts, Credential, open_accounts
 from tests.failures.proofs.client import Answer, request
 from tests.failures.proofs.clients import Clients, Wish, wishes

@@ -13,7 +13,6 @@ from sqlalchemy.exc import DBAPIError
 
 from gateway.accounts.audit import log as audit
 from gateway.accounts.audit.log import (
-    AuditFilter,
     AuditLog,
     AuditLogBrokenError,
     AuditService,
@@ -410,7 +409,7 @@ async def test_concurrent_changes_keep_the_chain_whole(database: Database) -> No
     )
     state = await check(database)
     assert (state.entries, state.broken_at) == (30, None)
-    page = await AuditService(database).page(AuditFilter(actor="cli:3"), before=None, limit=100)
+    page = await AuditService(database).page(actor="cli:3", before=None, limit=100)
     assert [entry.details["number"] for entry in page.entries] == [5, 4, 3, 2, 1, 0]
 
 
@@ -428,16 +427,16 @@ async def test_entries_are_found_by_tenant_actor_and_action_page_by_page(
     service = AuditService(database)
 
     async def sequences(limit: int = 100, before: int | None = None, **wanted: str) -> list[int]:
-        page = await service.page(AuditFilter(**wanted), before=before, limit=limit)
+        page = await service.page(**wanted, before=before, limit=limit)
         return [entry.sequence for entry in page.entries]
 
     assert await sequences(tenant_id="acme") == [12, 10, 8, 6, 4, 2]
     assert await sequences(action="key.revoke") == [10, 7, 4, 1]
     assert await sequences(actor="key:1", tenant_id="acme", action="key.create") == [6, 2]
     assert await sequences(tenant_id="nobody") == []
-    first = await service.page(AuditFilter(tenant_id="acme"), before=None, limit=4)
+    first = await service.page(tenant_id="acme", before=None, limit=4)
     assert (len(first.entries), first.has_more) == (4, True)
-    last = await service.page(AuditFilter(tenant_id="acme"), before=6, limit=2)
+    last = await service.page(tenant_id="acme", before=6, limit=2)
     assert ([entry.sequence for entry in last.entries], last.has_more) == ([4, 2], False)
 
 

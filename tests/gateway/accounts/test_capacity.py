@@ -15,7 +15,7 @@ from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
 from gateway.platform.database.tables import ApiKeyRow, MemberRow, ProjectRow
 from gateway.records.errors import ConflictError
-from gateway.records.records import Role
+from gateway.records.scopes import Role
 from tests.support.kinds import every_database
 
 

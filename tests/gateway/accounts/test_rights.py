@@ -20,8 +20,7 @@ from gateway.platform.database.engine import Database
 from gateway.platform.settings import JwtAlgorithm, Settings
 from gateway.records.grants import BOUNDS
 from gateway.records.limits import LimitName
-from gateway.records.records import Role
-from gateway.records.scopes import TENANT_SCOPES, Scope
+from gateway.records.scopes import TENANT_SCOPES, Role, Scope
 from gateway.records.times import utc_now
 from tests.gateway.conftest import JWT_AUDIENCE, JWT_ISSUER, JWT_SECRET
 from tests.gateway.http.test_http_access import token

@@ -17,8 +17,7 @@ from contract.messages import AdapterSupport
 from gateway.accounts.tenants.service import TenantService
 from gateway.adapters import service as service_module
 from gateway.adapters.copying import AdapterCopier
-from gateway.adapters.service import AdapterService
-from gateway.adapters.store import AT_ONCE_OF_TENANT
+from gateway.adapters.service import AT_ONCE_OF_TENANT, AdapterService
 from gateway.models.catalogue import Catalogue
 from gateway.platform.blobs import Blobs
 from gateway.platform.changes import ChangeAnnouncer

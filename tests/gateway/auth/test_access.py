@@ -28,9 +28,7 @@ from gateway.records.errors import (
 )
 from gateway.records.limits import LimitName, LimitScope
 from gateway.records.principal import Principal
-from gateway.records.records import Role
-from gateway.records.roles import ROLE_SCOPES
-from gateway.records.scopes import DEFAULT_SCOPES, TENANT_SCOPES, Scope
+from gateway.records.scopes import DEFAULT_SCOPES, ROLE_SCOPES, TENANT_SCOPES, Role, Scope
 from gateway.records.times import utc_now
 
 SECRET = "a secret of thirty-two bytes or more"

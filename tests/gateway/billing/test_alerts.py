@@ -3,7 +3,6 @@
 import asyncio
 import json
 from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock
 
@@ -93,7 +92,7 @@ async def test_concurrent_alerts_are_sent_once(
 async def test_failure_for_one_tenant_delays_no_other(
     database: Database, tenants: TenantService, webhook: Webhook
 ) -> None:
-    costs: Any = SimpleNamespace(costs=AsyncMock(side_effect=(ZeroDivisionError, {"t:quiet": 1})))
+    costs = AsyncMock(side_effect=(ZeroDivisionError, {"t:quiet": 1}))
     await WebhookService(database, BOX).create("quiet", URL, thresholds=[100])
     with pytest.raises(ZeroDivisionError):
         await find_alerts(database, NOW, costs=costs)

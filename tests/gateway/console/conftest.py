@@ -6,7 +6,7 @@ import secrets
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import Any, Final, Literal
 
@@ -24,7 +24,6 @@ from playwright.async_api import (
 
 from gateway.accounts.aliases import AliasService
 from gateway.accounts.tenants.service import TenantService
-from gateway.adapters.store import AdapterStore
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.claims import Claim
 from gateway.platform.database.engine import Database
@@ -102,7 +101,7 @@ async def fail_adapter(database: Database, tenant_id: str, name: str) -> str:
         created_at=now,
     )
     async with database.writing() as transaction:
-        await AdapterStore(transaction).add(adapter, claimed_until=now)
+        transaction.add(AdapterRow(**asdict(adapter), is_stored=False, claimed_until=now))
     claim = Claim(database, AdapterRow.claimed_until, adapter.id, now)
     await claim.change(state=AdapterState.FAILED, reason=f"Why {HOSTILE}")
     return adapter.id

@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from gateway.billing.ledger import reconcile as reconcile_module
 from gateway.billing.ledger.drain import Drain
 from gateway.billing.ledger.reconcile import Reconciler, ReconcileReport, reconcile
 from gateway.billing.ledger.rollups import Rollups
-from gateway.billing.ledger.store import LedgerBalances
+from gateway.billing.ledger.store import read_balances
 from gateway.limits.accounts import FIELD, AccountNumbers
 from gateway.limits.seeding import Seeder
 from gateway.limits.store import QuotaStore
@@ -61,7 +62,7 @@ def _record(number: int, key: SubjectLimits, **fields: Any) -> UsageRecord:
 
 
 async def _seed(database: Database, redis: Redis, *subjects: SubjectLimits) -> None:
-    await Seeder(QuotaStore(redis), LedgerBalances(database)).seed("acme", subjects)
+    await Seeder(QuotaStore(redis), partial(read_balances, database)).seed("acme", subjects)
 
 
 async def _plant(redis: Redis, subject: SubjectLimits, **by: int) -> None:

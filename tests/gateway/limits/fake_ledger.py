@@ -24,7 +24,7 @@ class FakeLedger:
         self.meanwhile: Callable[[], Awaitable[object]] | None = None
         """Called after the numbers are read and before they are returned."""
 
-    async def balances(
+    async def __call__(
         self,
         tenant_id: str,
         subject: SubjectLimits,

@@ -145,8 +145,8 @@ async def test_announced_price_applies_at_once(
     listener = RevocationListener(
         redis,
         authenticator,
-        on_prices_changed=book.refresh_soon,
-        on_lines_released=lines_released.set,
+        prices=book.refresh_soon,
+        lines=lines_released.set,
     )
     listener.start()
     task = asyncio.create_task(book.run())
