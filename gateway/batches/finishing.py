@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from itertools import chain
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, and_, or_
+from sqlalchemy import ColumnElement, and_, delete, or_
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.accounts.webhooks.service import EventName, WebhookStore, make_event, webhooks_of
@@ -20,7 +20,7 @@ from gateway.batches.results import ResultFiles, error_id_of, output_id_of
 from gateway.batches.store import RUNNING, BatchStore
 from gateway.batches.validation import error_of
 from gateway.platform.database.engine import Database
-from gateway.platform.database.tables import BatchRow
+from gateway.platform.database.tables import BatchChunkRow, BatchRow
 from gateway.records.batches import Batch, BatchStatus, Chunk
 from gateway.records.times import utc_now
 
@@ -162,7 +162,8 @@ class Finisher:
             if batch.status.is_end:
                 return
             ended = await store.change(batch_id, **_end_columns(batch, now))
-            await store.remove_chunks(batch_id)
+            of_batch = BatchChunkRow.batch_id == batch_id
+            await transaction.execute(delete(BatchChunkRow).where(of_batch))
             seconds = batch.output_seconds
             retention = self._files.retention if seconds is None else timedelta(seconds=seconds)
             for file_id in (batch.output_file_id, batch.error_file_id):

@@ -5,14 +5,17 @@ import secrets
 from datetime import timedelta
 from typing import Final
 
+from sqlalchemy import func, select
+
 from gateway.batches.files.service import FileService, is_id, read_retention
 from gateway.batches.files.store import Owner
 from gateway.batches.lines import ENDPOINTS_BY_PATH
 from gateway.batches.principals import JWT_PREFIX
-from gateway.batches.store import BatchStore
+from gateway.batches.store import OPEN, BatchStore
 from gateway.platform.database.engine import Database
 from gateway.platform.database.locking import lock_tenant
-from gateway.platform.database.paging import Page, PageRequest
+from gateway.platform.database.paging import Page, PageRequest, find_record, read_page
+from gateway.platform.database.tables import BatchRow
 from gateway.platform.settings import Settings
 from gateway.records.batches import Batch, BatchStatus, FilePurpose
 from gateway.records.errors import (
@@ -87,22 +90,24 @@ class BatchService:
         )
         async with self._database.writing() as transaction:
             await lock_tenant(transaction, batch.tenant_id)
-            store = BatchStore(transaction)
-            if (known := await store.count_of(batch.tenant_id)) >= self._most:
+            is_its = BatchRow.tenant_id == batch.tenant_id
+            number = select(func.count()).where(is_its, BatchRow.status.in_(OPEN))
+            if (known := await transaction.scalar(number) or 0) >= self._most:
                 raise TenantQueueFullError(
                     f"An account must have at most {self._most} batches that have not ended. "
                     f"Given: one more than {known}. Retry when a batch has ended.",
                     retry_after_seconds=RETRY_AFTER_SECONDS,
                 )
-            await store.add(batch)
+            await BatchStore(transaction).add(batch)
         return batch
 
     async def get(self, owner: Owner, batch_id: str) -> Batch:
         """Return a batch. Raises NotFoundError."""
         batch = None
         if is_id(batch_id):
+            conditions = (*owner.conditions(BatchRow), BatchRow.id == batch_id)
             async with self._database.reading() as transaction:
-                batch = await BatchStore(transaction).find(owner, batch_id)
+                batch = await find_record(transaction, BatchRow, *conditions)
         if batch is None:
             raise NotFoundError(f"The batch {shown(batch_id)} does not exist.")
         return batch
@@ -110,7 +115,7 @@ class BatchService:
     async def page(self, owner: Owner, wanted: PageRequest) -> Page[Batch]:
         """Return a page of batches. Raises InvalidParameterError for an unknown `after`."""
         async with self._database.reading() as transaction:
-            return await BatchStore(transaction).page(owner, wanted)
+            return await read_page(transaction, BatchRow, wanted, *owner.conditions(BatchRow))
 
     async def cancel(self, owner: Owner, batch_id: str) -> Batch:
         """Cancel a batch; lines that have ended stay in its result files.

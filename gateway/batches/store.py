@@ -22,9 +22,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from gateway.batches.files.store import Owner
 from gateway.platform.database.claims import CLAIM, lock_in_turns
-from gateway.platform.database.paging import Page, PageRequest, find_record, read_page
 from gateway.platform.database.tables import BatchChunkRow, BatchRow, TenantRow
 from gateway.records.batches import Batch, BatchStatus, Chunk, ChunkState
 from gateway.records.records import TenantStatus
@@ -88,16 +86,9 @@ class BatchStore:
 
     async def add(self, batch: Batch) -> None:
         """Insert a batch."""
-        row = BatchRow(
-            **asdict(batch), claimed_until=EPOCH, due_at=batch.created_at, resting_until=EPOCH
-        )
-        self._transaction.add(row)
+        others = {"claimed_until": EPOCH, "due_at": batch.created_at, "resting_until": EPOCH}
+        self._transaction.add(BatchRow(**asdict(batch), **others))
         await self._transaction.flush()
-
-    async def find(self, owner: Owner, batch_id: str) -> Batch | None:
-        """Return a batch of the owner."""
-        conditions = (*owner.conditions(BatchRow), BatchRow.id == batch_id)
-        return await find_record(self._transaction, BatchRow, *conditions)
 
     async def lock(self, batch_id: str) -> Batch:
         """Return a batch; no other transaction changes it before this one ends."""
@@ -108,10 +99,6 @@ class BatchStore:
             .execution_options(populate_existing=True)
         )
         return rows.one().to_record()
-
-    async def page(self, owner: Owner, wanted: PageRequest) -> Page[Batch]:
-        """Return a page of the owner's batches."""
-        return await read_page(self._transaction, BatchRow, wanted, *owner.conditions(BatchRow))
 
     async def change(self, batch_id: str, **columns: Any) -> Batch:
         """Change columns of a batch, and return it."""
@@ -140,13 +127,6 @@ class BatchStore:
             select(BatchRow.status, func.count()).where(_is_open()).group_by(BatchRow.status)
         )
         return dict(rows.tuples().all())
-
-    async def count_of(self, tenant_id: str) -> int:
-        """Return the number of a tenant's batches that have not ended."""
-        number = await self._transaction.scalar(
-            select(func.count()).where(BatchRow.tenant_id == tenant_id, _is_open())
-        )
-        return int(number or 0)
 
     async def in_progress(self, *, limit: int) -> list[Batch]:
         """Return running batches, the earliest deadline first."""
@@ -181,12 +161,6 @@ class BatchStore:
         for start in range(0, len(chunks), ROWS_AT_ONCE):
             rows = [asdict(chunk) | _UNCLAIMED for chunk in chunks[start : start + ROWS_AT_ONCE]]
             await self._transaction.execute(insert(BatchChunkRow), rows)
-
-    async def remove_chunks(self, batch_id: str) -> None:
-        """Remove the chunks of an ended batch."""
-        await self._transaction.execute(
-            delete(BatchChunkRow).where(BatchChunkRow.batch_id == batch_id)
-        )
 
     async def claim_unclaimed(self, batch_id: str, now: datetime, *, limit: int) -> list[Chunk]:
         """Claim chunks that no gateway has ever run, to end them without running them."""

@@ -16,7 +16,6 @@ from fastapi import APIRouter, Query
 from pydantic import AliasPath, BaseModel, BeforeValidator, Field
 
 from common import clock
-from contract import keys
 from contract.messages import CancelResponse
 from contract.outcomes import JobReceipt, JobState
 from contract.queue import JobQueue
@@ -111,7 +110,7 @@ class LiveRequests:
             *(self._quotas.draft(tenant_id, request_id) for _, request_id in wanted)
         )
         records = [draft for draft in drafts if draft is not None]
-        alive = await self._alive({record.gateway for record in records})
+        alive = await self._quotas.living({record.gateway for record in records})
         entries = await asyncio.gather(
             *(self._described(record, is_alive=record.gateway in alive) for record in records)
         )
@@ -123,7 +122,7 @@ class LiveRequests:
     async def get(self, tenant_id: str, request_id: str) -> LiveRequest:
         """Return a live request. Raises NotFoundError."""
         record = await self._find(tenant_id, request_id)
-        alive = await self._alive({record.gateway})
+        alive = await self._quotas.living({record.gateway})
         return await self._described(record, is_alive=bool(alive))
 
     async def cancel(self, tenant_id: str, request_id: str, *, actor: str = SYSTEM) -> bool:
@@ -171,13 +170,6 @@ class LiveRequests:
                 f"The tenant {shown(tenant_id)} has no live request {shown(request_id)}."
             )
         return draft
-
-    async def _alive(self, gateways: set[str]) -> set[str]:
-        names = sorted(gateways)
-        beats = await asyncio.gather(
-            *(self._executor.execute_command("EXISTS", keys.gateway_alive(n)) for n in names)
-        )
-        return {name for name, lives in zip(names, beats, strict=True) if lives}
 
     async def _described(self, record: UsageRecord, *, is_alive: bool) -> LiveRequest:
         job_ids = record.job_ids[:MOST_JOBS]

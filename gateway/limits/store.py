@@ -333,6 +333,14 @@ class QuotaStore:
             return None
         return msgspec.structs.replace(draft, request_id=request_id, created_ms=int(created_ms))
 
+    async def living(self, gateways: set[str]) -> set[str]:
+        """Return those gateways that have a heartbeat."""
+        names = sorted(gateways)
+        beats = await asyncio.gather(
+            *(self._executor.execute_command("EXISTS", keys.gateway_alive(n)) for n in names)
+        )
+        return {name for name, lives in zip(names, beats, strict=True) if lives}
+
     async def audit_open(self, bucket: int) -> AuditResult:
         """Correct the amounts that subjects of a bucket hold for open reservations."""
         reply = await _AUDIT_OPEN.run(

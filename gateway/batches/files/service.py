@@ -13,7 +13,8 @@ from gateway.batches.files.store import FilePart, FileStore, Owner
 from gateway.platform.blobs import Blobs, MissingBlobError
 from gateway.platform.database.engine import Database
 from gateway.platform.database.locking import lock_tenant
-from gateway.platform.database.paging import Page, PageRequest
+from gateway.platform.database.paging import Page, PageRequest, read_page
+from gateway.platform.database.tables import FileRow
 from gateway.platform.settings import Settings
 from gateway.records.batches import File, FilePurpose
 from gateway.records.errors import (
@@ -159,8 +160,11 @@ class FileService:
         self, owner: Owner, wanted: PageRequest, *, purpose: FilePurpose | None = None
     ) -> Page[File]:
         """Return a page of files. Raises InvalidParameterError for an unknown `after`."""
+        conditions = [*owner.conditions(FileRow), FileRow.is_visible.is_(True)]
+        if purpose is not None:
+            conditions.append(FileRow.purpose == purpose)
         async with self._database.reading() as transaction:
-            return await FileStore(transaction).page(owner, wanted, purpose=purpose)
+            return await read_page(transaction, FileRow, wanted, *conditions)
 
     async def delete(self, owner: Owner, file_id: str) -> None:
         """Delete a file. Raises NotFoundError, and StateConflictError if a batch still uses it."""
@@ -168,12 +172,12 @@ class FileService:
         now = utc_now()
         async with self._database.writing() as transaction:
             store = FileStore(transaction)
-            if await store.is_needed(file_id):
+            is_needed, is_in_use = await store.use_by_batches(file_id)
+            if is_needed:
                 raise StateConflictError(
                     f"The file {shown(file_id)} belongs to a batch that has not ended. "
                     "Cancel the batch first."
                 )
-            is_in_use = await store.is_in_use(file_id)
             expiry = now if is_in_use else now + REMOVAL
             await store.change(file_id, is_visible=False, expires_at=expiry)
         if is_in_use:

@@ -9,9 +9,9 @@ from sqlalchemy import ColumnElement, and_, delete, exists, func, insert, or_, s
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.platform.database.claims import lock_in_turns
-from gateway.platform.database.paging import Page, PageRequest, find_record, read_page
+from gateway.platform.database.paging import find_record
 from gateway.platform.database.tables import BatchRow, FilePartRow, FileRow
-from gateway.records.batches import ENDED, BatchStatus, File, FilePurpose
+from gateway.records.batches import ENDED, BatchStatus, File
 
 
 def _is_used_by(*batches: ColumnElement[bool]) -> ColumnElement[bool]:
@@ -79,15 +79,6 @@ class FileStore:
         """Return a file of the owner; with `is_locked`, nothing else changes it meanwhile."""
         conditions = (*owner.conditions(FileRow), FileRow.id == file_id, FileRow.is_visible)
         return await find_record(self._transaction, FileRow, *conditions, is_locked=is_locked)
-
-    async def page(
-        self, owner: Owner, wanted: PageRequest, *, purpose: FilePurpose | None = None
-    ) -> Page[File]:
-        """Return a page of the owner's files."""
-        conditions = [*owner.conditions(FileRow), FileRow.is_visible.is_(True)]
-        if purpose is not None:
-            conditions.append(FileRow.purpose == purpose)
-        return await read_page(self._transaction, FileRow, wanted, *conditions)
 
     async def use_of(self, tenant_id: str) -> TenantUse:
         """Return what all files of a tenant take."""
@@ -185,15 +176,16 @@ class FileStore:
         await self._transaction.flush()
         return [row.id for row in rows]
 
-    async def is_needed(self, file_id: str) -> bool:
-        """Return whether a batch still runs the lines of the file, or writes the file."""
-        query = select(FileRow.id).where(FileRow.id == file_id, _IS_NEEDED)
-        return await self._transaction.scalar(query) is not None
+    async def use_by_batches(self, file_id: str) -> tuple[bool, bool]:
+        """Return whether a batch that has not ended needs the file, and whether one has it.
 
-    async def is_in_use(self, file_id: str) -> bool:
-        """Return whether a batch that has not ended reads or writes the file."""
-        query = select(FileRow.id).where(FileRow.id == file_id, _IS_IN_USE)
-        return await self._transaction.scalar(query) is not None
+        A batch needs a file whose lines it runs, and a file that it writes.
+        """
+        found = await self._transaction.execute(
+            select(_IS_NEEDED, _IS_IN_USE).where(FileRow.id == file_id)
+        )
+        is_needed, is_in_use = found.one_or_none() or (False, False)
+        return is_needed, is_in_use
 
     async def remove(self, file_id: str) -> None:
         """Remove a file and its parts, whose objects are deleted already."""

@@ -7,20 +7,21 @@ from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, Field
+from sqlalchemy import ColumnElement, case, delete, select, update
 
 from gateway.accounts.audit.log import SYSTEM
 from gateway.accounts.changes import Change, changing
 from gateway.accounts.shared import PLAIN, ListBody, PageSize, RecordBody
-from gateway.billing.exports.store import ExportState, ExportStore
+from gateway.billing.exports.store import OLDEST_EVENT, ExportState, ExportStore
 from gateway.http.authorization import CanAdminister, CanSeeEverything
 from gateway.http.bounded_route import BoundedRoute
 from gateway.http.services import made
 from gateway.platform.database.engine import Database
 from gateway.platform.database.paging import Page
-from gateway.platform.database.tables import ExportBatchRow, ExportBatchState
+from gateway.platform.database.tables import ExportBatchRow, ExportBatchState, ExportSinkRow
 from gateway.records.checks import check_known
 from gateway.records.errors import NotFoundError, shown
-from gateway.records.times import utc_now
+from gateway.records.times import EPOCH, utc_now
 
 MAX_BATCHES: Final = 100
 """Batches of one page."""
@@ -49,11 +50,14 @@ class ExportService:
     ) -> list[ExportBatchRow]:
         """Return the batches of a sink, oldest first. Raises NotFoundError."""
         check_known(name, "sink")
+        conditions = [ExportBatchRow.sink == name, ExportBatchRow.id > after]
+        if state is not None:
+            conditions.append(ExportBatchRow.state == state)
+        found = select(ExportBatchRow).where(*conditions).order_by(ExportBatchRow.id).limit(limit)
         async with self._database.reading() as transaction:
-            store = ExportStore(transaction)
-            if not await store.has_sink(name):
+            if await transaction.get(ExportSinkRow, name) is None:
                 raise _no_sink(name)
-            return await store.batches(name, state, after=after, limit=limit)
+            return list(await transaction.scalars(found))
 
     async def pause(self, name: str, *, actor: str = SYSTEM) -> None:
         """Send nothing more to the sink; a request that is under way ends."""
@@ -68,9 +72,24 @@ class ExportService:
 
         Return how many. Raises NotFoundError if there is no such batch.
         """
-        states = _STOPPED if batch_id is not None else (ExportBatchState.REJECTED,)
-        async with self._changing(name, actor) as (change, store):
-            number = await store.retry(name, states, utc_now(), batch_id)
+        chosen = [ExportBatchRow.sink == name, ExportBatchRow.state == ExportBatchState.REJECTED]
+        if batch_id is not None:
+            chosen = _stopped(name, batch_id)
+        oldest = utc_now() - OLDEST_EVENT
+        retrying = update(ExportBatchRow).where(*chosen).returning(ExportBatchRow.id)
+        async with self._changing(name, actor) as change:
+            found = await change.transaction.scalars(
+                retrying.values(
+                    state=ExportBatchState.PENDING,
+                    attempts=0,
+                    uncertain_since=None,
+                    occurred_at=case(
+                        (ExportBatchRow.occurred_at < oldest, oldest),
+                        else_=ExportBatchRow.occurred_at,
+                    ),
+                )
+            )
+            number = len(list(found))
             if batch_id is not None and not number:
                 raise _no_batch(batch_id)
             await change.audit("export.retry", name, {"batch": batch_id, "batches": number})
@@ -78,36 +97,45 @@ class ExportService:
 
     async def discard(self, name: str, batch_id: int, *, actor: str = SYSTEM) -> None:
         """Never send a batch that is rejected or uncertain. Raises NotFoundError."""
-        async with self._changing(name, actor) as (change, store):
-            row = await store.discard(name, _STOPPED, batch_id)
+        found = select(ExportBatchRow).where(*_stopped(name, batch_id)).with_for_update()
+        async with self._changing(name, actor) as change:
+            row = await change.transaction.scalar(found)
             if row is None:
                 raise _no_batch(batch_id)
+            await change.transaction.delete(row)
             details = {"batch": batch_id, "event": row.identifier, "cost_micros": row.cost_micros}
             await change.audit("export.discard", name, details, tenant_id=row.tenant_id)
 
     async def remove(self, name: str, *, actor: str = SYSTEM) -> None:
         """Remove the sink with its batches. If it is still configured, it begins anew."""
-        async with self._changing(name, actor) as (change, store):
-            await store.remove(name)
-            await store.remove_exported()
+        async with self._changing(name, actor) as change:
+            removal = delete(ExportSinkRow).where(ExportSinkRow.name == name)
+            await change.transaction.execute(removal)
+            await ExportStore(change.transaction).remove_exported()
             await change.audit("export.remove", name)
 
     async def _set_paused(
         self, name: str, paused_at: datetime | None, action: str, actor: str
     ) -> None:
-        async with self._changing(name, actor) as (change, store):
-            await store.set_paused(name, paused_at)
+        columns = {"paused_at": paused_at, "failures": 0, "next_attempt_at": EPOCH}
+        async with self._changing(name, actor) as change:
+            is_it = ExportSinkRow.name == name
+            await change.transaction.execute(update(ExportSinkRow).where(is_it).values(**columns))
             await change.audit(action, name)
 
     @asynccontextmanager
-    async def _changing(self, name: str, actor: str) -> AsyncIterator[tuple[Change, ExportStore]]:
+    async def _changing(self, name: str, actor: str) -> AsyncIterator[Change]:
         """Open the unit of work of a change of a sink, which is locked meanwhile."""
         check_known(name, "sink")
         async with changing(self._database, actor=actor) as change:
-            store = ExportStore(change.transaction)
-            if await store.lock_sink(name) is None:
+            if await ExportStore(change.transaction).lock_sink(name) is None:
                 raise _no_sink(name)
-            yield change, store
+            yield change
+
+
+def _stopped(name: str, batch_id: int) -> list[ColumnElement[bool]]:
+    is_it = ExportBatchRow.id == batch_id
+    return [ExportBatchRow.sink == name, is_it, ExportBatchRow.state.in_(_STOPPED)]
 
 
 def _no_sink(name: str) -> NotFoundError:

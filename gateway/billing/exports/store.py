@@ -1,7 +1,7 @@
 """Queries on the tables `usage_positions`, `export_sinks` and `export_batches`."""
 
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
@@ -11,7 +11,6 @@ from sqlalchemy import (
     ColumnElement,
     String,
     and_,
-    case,
     cast,
     delete,
     exists,
@@ -95,10 +94,6 @@ class ExportStore:
         return await self._transaction.scalar(
             select(ExportSinkRow).where(ExportSinkRow.name == name).with_for_update()
         )
-
-    async def has_sink(self, name: str) -> bool:
-        """Whether the sink exists."""
-        return await self._transaction.get(ExportSinkRow, name) is not None
 
     async def register(self, name: str, kind: str, now: datetime) -> ExportSinkRow:
         """Return the locked sink. A new one exports what enters the ledger from now on."""
@@ -321,66 +316,9 @@ class ExportStore:
             )
         )
 
-    async def set_paused(self, name: str, paused_at: datetime | None) -> None:
-        """Pause or resume a sink."""
-        await self._set(name, paused_at=paused_at, failures=0, next_attempt_at=EPOCH)
-
     async def _set(self, name: str, **columns: Any) -> None:
         is_it = ExportSinkRow.name == name
         await self._transaction.execute(update(ExportSinkRow).where(is_it).values(**columns))
-
-    async def retry(
-        self,
-        name: str,
-        states: Collection[ExportBatchState],
-        now: datetime,
-        batch_id: int | None = None,
-    ) -> int:
-        """Make batches in these states, or one of them, pending again. Return how many."""
-        found = await self._transaction.scalars(
-            update(ExportBatchRow)
-            .where(*_chosen(name, states, batch_id))
-            .values(
-                state=ExportBatchState.PENDING,
-                attempts=0,
-                uncertain_since=None,
-                occurred_at=case(
-                    (ExportBatchRow.occurred_at < now - OLDEST_EVENT, now - OLDEST_EVENT),
-                    else_=ExportBatchRow.occurred_at,
-                ),
-            )
-            .returning(ExportBatchRow.id)
-        )
-        return len(list(found))
-
-    async def discard(
-        self, name: str, states: Collection[ExportBatchState], batch_id: int
-    ) -> ExportBatchRow | None:
-        """Remove a batch that is in one of these states, and return it."""
-        row = await self._transaction.scalar(
-            select(ExportBatchRow).where(*_chosen(name, states, batch_id)).with_for_update()
-        )
-        if row is not None:
-            await self._transaction.delete(row)
-            await self._transaction.flush()
-        return row
-
-    async def remove(self, name: str) -> None:
-        """Remove a sink with its batches."""
-        await self._transaction.execute(delete(ExportSinkRow).where(ExportSinkRow.name == name))
-
-    async def batches(
-        self, name: str, state: ExportBatchState | None, *, after: int, limit: int
-    ) -> list[ExportBatchRow]:
-        """Return batches of a sink, oldest first."""
-        is_wanted = ExportBatchRow.sink == name if state is None else _is(name, state)
-        rows = await self._transaction.scalars(
-            select(ExportBatchRow)
-            .where(is_wanted, ExportBatchRow.id > after)
-            .order_by(ExportBatchRow.id)
-            .limit(limit)
-        )
-        return list(rows)
 
     async def states(self) -> list[ExportState]:
         """Return the states of all sinks, by name."""
@@ -544,13 +482,6 @@ def _inside(span: LedgerSpan) -> ColumnElement[bool]:
 
 def _is(name: str, state: ExportBatchState) -> ColumnElement[bool]:
     return and_(ExportBatchRow.sink == name, ExportBatchRow.state == state)
-
-
-def _chosen(
-    name: str, states: Collection[ExportBatchState], batch_id: int | None
-) -> list[ColumnElement[bool]]:
-    chosen = [ExportBatchRow.sink == name, ExportBatchRow.state.in_(states)]
-    return chosen if batch_id is None else [*chosen, ExportBatchRow.id == batch_id]
 
 
 def _batch(

@@ -20,6 +20,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contract import keys
+from gateway.billing.credits.service import balance_of
 from gateway.billing.ledger.drain import FIELD
 from gateway.billing.ledger.rollups import DAY, Rollups
 from gateway.billing.ledger.store import LedgerStore
@@ -291,7 +292,9 @@ class Reconciler:
                 await store.usage_between(*holder, start=start, end=end)
                 for start, end in (day, month)
             ]
-            credit = await store.credit(holder.tenant_id) if "credit" in counters.numbers else 0
+            credit = 0
+            if "credit" in counters.numbers:
+                credit = (await balance_of(transaction, holder.tenant_id)).micros
             known = await store.known({record.request_id for record in counters.undrained})
         rest = _missing(counters.undrained, known)
         today = [record for record in rest if _is_within(record, day)]

@@ -8,12 +8,12 @@ from sqlalchemy import ColumnElement, and_, exists, func, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from gateway.billing.credits.service import balance_of
 from gateway.limits.seeding import Balances
 from gateway.platform.database.engine import Database
 from gateway.platform.database.locking import lock_kind
 from gateway.platform.database.partitions import make_partitions, month_start
 from gateway.platform.database.tables import (
-    CreditRow,
     DirtyHourRow,
     ExportSinkRow,
     LedgerRow,
@@ -136,18 +136,6 @@ class LedgerStore:
         )
         return PeriodUsage(*(int(value or 0) for value in row.one()))
 
-    async def credit(self, tenant_id: str) -> int:
-        """Return the tenant's credits minus the cost of its prepaid requests, in micro-dollars."""
-        granted = await self._transaction.scalar(
-            select(func.sum(CreditRow.amount_micros)).where(CreditRow.tenant_id == tenant_id)
-        )
-        spent = await self._transaction.scalar(
-            select(func.sum(LedgerRow.cost_micros)).where(
-                LedgerRow.tenant_id == tenant_id, LedgerRow.is_prepaid
-            )
-        )
-        return int(granted or 0) - int(spent or 0)
-
     async def known(self, request_ids: Collection[str]) -> set[str]:
         """Return the given request ids that are in the ledger."""
         found: set[str] = set()
@@ -214,6 +202,6 @@ async def read_balances(
             requests_today=today.requests,
             tokens_today=today.tokens,
             cost_this_month=month.cost_micros,
-            credit_micros=await store.credit(tenant_id) if has_credit else None,
+            credit_micros=(await balance_of(transaction, tenant_id)).micros if has_credit else None,
             known_ids=await store.known(request_ids),
         )

@@ -66,7 +66,9 @@ class Sweep:
                 *(self._store.expired(bucket, most=AT_ONCE, skip=kept[bucket]) for bucket in kept)
             )
             found = [[each for each in map(_abandoned, page) if each is not None] for page in pages]
-            alive = await self._living({each.record.gateway for some in found for each in some})
+            alive = await self._store.living(
+                {each.record.gateway for some in found for each in some}
+            )
             for bucket, page, some in zip(list(kept), pages, found, strict=True):
                 ended = sum([await self._try_to_end(each, alive) for each in some])
                 settled += ended
@@ -74,13 +76,6 @@ class Sweep:
                 if len(page) < AT_ONCE:
                     del kept[bucket]
         return settled
-
-    async def _living(self, gateways: set[str]) -> set[str]:
-        names = sorted(gateways)
-        beats = await asyncio.gather(
-            *(self._executor.execute_command("EXISTS", keys.gateway_alive(n)) for n in names)
-        )
-        return {name for name, lives in zip(names, beats, strict=True) if lives}
 
     async def _try_to_end(self, abandoned: _Abandoned, alive: set[str]) -> bool:
         try:
