@@ -20,6 +20,7 @@ from gateway.auth.store import (
 )
 from gateway.platform.database.engine import Database
 from gateway.platform.settings import Settings
+from gateway.records.checks import allows_origin
 from gateway.records.errors import (
     AccountSuspendedError,
     AuthenticationError,
@@ -27,7 +28,6 @@ from gateway.records.errors import (
     PermissionDeniedError,
 )
 from gateway.records.limits import Limits, LimitScope, SubjectLimits
-from gateway.records.origins import allows_origin
 from gateway.records.principal import Principal
 from gateway.records.records import (
     Billing,

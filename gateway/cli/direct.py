@@ -7,8 +7,7 @@ from typing import Any, TextIO
 
 import click
 
-from gateway.accounts.audit.log import AuditService, ChainState
-from gateway.accounts.audit.signing import HeadSigner, SignedHead
+from gateway.accounts.audit.log import AuditService, ChainState, HeadSigner, SignedHead
 from gateway.adapters.checks import InvalidAdapterError
 from gateway.adapters.routes import RegisteredAdapterBody
 from gateway.adapters.service import AdapterService

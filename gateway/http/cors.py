@@ -12,8 +12,8 @@ from gateway.auth.authenticator import Authenticator
 from gateway.http.error_handlers import error_style_of, to_response
 from gateway.http.exchange import exchange_of
 from gateway.http.services import services_of
+from gateway.records.checks import allows_origin
 from gateway.records.errors import ApiError
-from gateway.records.origins import allows_origin
 
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 

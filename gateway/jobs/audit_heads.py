@@ -10,8 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from gateway.accounts.audit.log import AuditLog
-from gateway.accounts.audit.signing import HeadSigner, SignedHead
+from gateway.accounts.audit.log import AuditLog, HeadSigner, SignedHead
 from gateway.jobs.outbound import DeliveryError, Outbound
 from gateway.platform.database.engine import Database
 from gateway.platform.settings import AUDIT_LOG_SINK, Settings

@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 
 from common.metrics import UNKNOWN
 from contract import keys
-from gateway.accounts.keys.expiry import count_expiring_keys
+from gateway.accounts.keys.service import count_expiring_keys
 from gateway.batches.store import BatchStore
 from gateway.billing.exports.store import ExportStore
 from gateway.jobs import telemetry

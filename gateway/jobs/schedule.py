@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from celery.schedules import crontab
 
-from gateway.accounts.keys.expiry import audit_expired_keys
+from gateway.accounts.keys.service import audit_expired_keys
 from gateway.accounts.webhooks.secret_box import SecretBox
 from gateway.accounts.webhooks.service import encrypt_secrets
 from gateway.adapters.service import AdapterService

@@ -28,7 +28,7 @@ from common.redis_url import check_redis_url
 from contract.dialect import Dialect
 from gateway.platform.env_file import LiveEnvFile
 from gateway.platform.outbound.addresses import HostPattern, parse_host_pattern
-from gateway.records.origins import read_origins
+from gateway.records.checks import read_origins
 
 LOCAL_FOLDER = Path(".sluice")
 """Folder of `sluice up` in the current folder."""

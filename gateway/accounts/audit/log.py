@@ -1,12 +1,15 @@
 """The audit log: who changed what, in a hash chain that reveals tampering.
 
 Each row's hash covers its content and the previous row's hash, so changing, removing or inserting a
-row breaks the chain. Signatures among the rows reveal a recomputed chain. Only a hash or a signed
-head stored elsewhere reveals that the newest rows were removed.
+row breaks the chain. An attacker who can write to the database can recompute all hashes, but not
+the signatures among the rows, by a key that is not in the database. Only a hash or a signed head
+stored elsewhere (`gateway.jobs.audit_heads`) reveals that the newest rows were removed.
 """
 
 import hashlib
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+import hmac
+import re
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
@@ -16,15 +19,77 @@ import msgspec
 from sqlalchemy import desc, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
+from typing_extensions import override
 
-from gateway.accounts.audit import signing
-from gateway.accounts.audit.signing import HeadSigner, SignedHead
 from gateway.platform.database.engine import Database
 from gateway.platform.database.locking import lock_kind
 from gateway.platform.database.paging import Page
 from gateway.platform.database.schema import unprotected_tables
 from gateway.platform.database.tables import AuditRow
 from gateway.records.times import utc_now
+
+SIGNED: Final = "audit.sign"
+"""The action of entries whose details are the signed head of the previous entry."""
+
+_DOMAIN: Final = b"sluice audit head"
+_TEXT: Final = re.compile(r"audit-head (\d{1,15}) ([0-9a-f]{64}) ([0-9a-f]{64})\b")
+
+
+@dataclass(frozen=True, slots=True)
+class SignedHead:
+    """The hash of an entry, which covers all entries up to it."""
+
+    sequence: int
+    hash: str
+    signature: str
+
+    @override
+    def __str__(self) -> str:
+        """Return the head in the format that is stored outside the database."""
+        return f"audit-head {self.sequence} {self.hash} {self.signature}"
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """The head as the details of an entry."""
+        return {"sequence": self.sequence, "hash": self.hash, "signature": self.signature}
+
+    @classmethod
+    def of(cls, details: Mapping[str, Any]) -> "SignedHead | None":
+        """Return the head in an entry's details, or None."""
+        match details:
+            case {"sequence": int(sequence), "hash": str(hash_), "signature": str(signature)}:
+                return cls(sequence, hash_, signature)
+            case _:
+                return None
+
+    @classmethod
+    def all_in(cls, text: str) -> "list[SignedHead]":
+        """Return every head in a text; other lines are skipped."""
+        return [cls(int(number), *rest) for number, *rest in _TEXT.findall(text)]
+
+
+class HeadSigner:
+    """Signs with the first of its keys (HMAC-SHA-256), and accepts signatures by any of them."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._keys = [key.encode() for key in keys]
+
+    def sign(self, sequence: int, head: bytes) -> SignedHead:
+        """Return the signed hash of an entry."""
+        signature = _signature(self._keys[0], sequence, head)
+        return SignedHead(sequence, head.hex(), signature)
+
+    def is_genuine(self, head: SignedHead) -> bool:
+        """Whether one of the keys made the signature."""
+        content = bytes.fromhex(head.hash)
+        signatures = [_signature(key, head.sequence, content) for key in self._keys]
+        given = head.signature.encode()
+        return any(hmac.compare_digest(each.encode(), given) for each in signatures)
+
+
+def _signature(key: bytes, sequence: int, head: bytes) -> str:
+    return hmac.new(key, b"%s %d %s" % (_DOMAIN, sequence, head), hashlib.sha256).hexdigest()
+
 
 SYSTEM: Final = "system"
 """The actor of automatic changes, such as an expiry."""
@@ -114,7 +179,7 @@ class AuditLog:
         newest = await self._newest()
         if newest is None:
             return None
-        previous = await self._newest(action=signing.ACTION)
+        previous = await self._newest(action=SIGNED)
         expected, head = 1, BEGINNING
         if previous is not None:
             expected, head = previous.sequence, previous.previous_hash
@@ -122,11 +187,11 @@ class AuditLog:
             if reason := _fault(row, expected, head) or _signature_fault(row, signer):
                 raise AuditLogBrokenError(reason)
             expected, head = row.sequence + 1, row.hash
-        if newest.action == signing.ACTION:
+        if newest.action == SIGNED:
             return _signed_head(newest)
         made = signer.sign(newest.sequence, newest.hash)
         subject = f"{newest.sequence}"
-        await self._add_after(newest, signing.ACTION, subject, SYSTEM, None, made.details)
+        await self._add_after(newest, SIGNED, subject, SYSTEM, None, made.details)
         return made
 
     async def entries(
@@ -201,7 +266,7 @@ class AuditLog:
                 reason = _signature_fault(row, signer)
             if reason:
                 return ChainState(expected - 1, head.hex(), expected, reason)
-            if row.action == signing.ACTION:
+            if row.action == SIGNED:
                 signed = row.sequence - 1
             expected, head = row.sequence + 1, row.hash
             is_found = is_found or head.hex() == expected_hash
@@ -308,7 +373,7 @@ def _fault(row: AuditRow, expected: int, head: bytes) -> str:
 
 
 def _signature_fault(row: AuditRow, signer: HeadSigner) -> str:
-    if row.action != signing.ACTION:
+    if row.action != SIGNED:
         return ""
     head = _signed_head(row)
     is_of_row_before = head is not None and (head.sequence, head.hash) == (

@@ -1,13 +1,16 @@
-"""API key lifecycle: create, change, rotate and revoke."""
+"""API key lifecycle: create, change, rotate, revoke, and audit expired ones.
+
+Expired keys stop working by themselves; their entries are for the audit log.
+"""
 
 import re
 import secrets
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final, Unpack
 
-from sqlalchemy import ColumnElement, and_, or_, select, update
+from sqlalchemy import ColumnElement, and_, exists, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.accounts.audit.log import SYSTEM, AuditLog
@@ -24,8 +27,9 @@ from gateway.accounts.plans.service import plan_of
 from gateway.accounts.projects.service import find_project
 from gateway.accounts.tenants.service import reading_of_tenant
 from gateway.auth.api_key import ApiKey, public_name
+from gateway.platform.database.engine import Database
 from gateway.platform.database.paging import Page, PageRequest, find_record, read_page
-from gateway.platform.database.tables import ApiKeyRow
+from gateway.platform.database.tables import ApiKeyRow, AuditRow
 from gateway.records.checks import check_known, check_not_empty
 from gateway.records.errors import AuthenticationError, NotFoundError, must, shown
 from gateway.records.grants import Grant, bounds_of_key, defaults_of
@@ -313,3 +317,67 @@ def _rotation(key: KeyRecord, new: ApiKey, grace: timedelta) -> dict[str, Any]:
         "old_digest": key.digest if has_grace else None,
         "old_expires_at": utc_now() + grace if has_grace else None,
     }
+
+
+ACTION: Final = "key.expired"
+AT_ONCE: Final = 100
+"""Keys per transaction, which blocks every other change."""
+
+
+async def audit_expired_keys(database: Database, now: datetime, *, actor: str = SYSTEM) -> int:
+    """Append an audit row for each key that has expired since its last expiry entry.
+
+    Two calls may run at once. Return the number of new rows. Raises StoreUnavailableError.
+    """
+    appended = 0
+    while True:
+        async with changing(database, actor=actor) as change:
+            found = await _append_some(change, now)
+        appended += found
+        if found < AT_ONCE:
+            return appended
+
+
+async def count_expiring_keys(database: Database, now: datetime, within: timedelta) -> int:
+    """Return the number of valid keys that expire within a time. Raises StoreUnavailableError."""
+    expire_soon = and_(
+        ApiKeyRow.expires_at > now,
+        ApiKeyRow.expires_at <= now + within,
+        ApiKeyRow.revoked_at.is_(None),
+    )
+    async with database.reading() as transaction:
+        counted = await transaction.scalar(
+            select(func.count()).select_from(ApiKeyRow).where(expire_soon)
+        )
+    return counted or 0
+
+
+async def _append_some(change: Change, now: datetime) -> int:
+    transaction = change.transaction
+    candidates = select(ApiKeyRow.id).where(_is_expired(now), ~_has_audit_entry()).limit(AT_ONCE)
+    # A concurrent call locks these rows until its transaction ends ...
+    held = list(
+        await transaction.scalars(candidates.with_for_update(of=ApiKeyRow, skip_locked=True))
+    )
+    # ... and may have ended it just now, which only another query sees.
+    keys = await transaction.scalars(
+        select(ApiKeyRow).where(ApiKeyRow.id.in_(held), ~_has_audit_entry())
+    )
+    for key in list(keys):
+        details = {"expires_at": key.expires_at}
+        await change.audit(ACTION, key.id, details, tenant_id=key.tenant_id)
+    return len(held)
+
+
+def _is_expired(now: datetime) -> ColumnElement[bool]:
+    return and_(ApiKeyRow.expires_at <= now, ApiKeyRow.revoked_at.is_(None))
+
+
+def _has_audit_entry() -> ColumnElement[bool]:
+    return exists().where(
+        AuditRow.tenant_id == ApiKeyRow.tenant_id,
+        AuditRow.action == ACTION,
+        AuditRow.subject == ApiKeyRow.id,
+        # A key whose expiry was postponed may expire again.
+        AuditRow.at >= ApiKeyRow.expires_at,
+    )

@@ -25,7 +25,7 @@ from gateway.http.authorization import CanAdminister, CanSeeEverything
 from gateway.http.bounded_route import BoundedRoute
 from gateway.http.services import made
 from gateway.platform.database.paging import PageRequest
-from gateway.records.origins import MAX_ORIGIN_CHARACTERS, MAX_ORIGINS
+from gateway.records.checks import MAX_ORIGIN_CHARACTERS, MAX_ORIGINS
 from gateway.records.records import Billing, TenantStatus
 
 Weight = Annotated[

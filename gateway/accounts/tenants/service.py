@@ -16,10 +16,15 @@ from gateway.accounts.changes import Change, Service, changing
 from gateway.platform.database.engine import Database
 from gateway.platform.database.paging import Page, PageRequest, find_record, read_page
 from gateway.platform.database.tables import PlanRow, TenantRow
-from gateway.records.checks import check_known, check_name, check_new_id, check_not_empty
+from gateway.records.checks import (
+    check_known,
+    check_name,
+    check_new_id,
+    check_not_empty,
+    read_origins,
+)
 from gateway.records.errors import InvalidParameterError, NotFoundError, must, shown
 from gateway.records.limits import changed_limits
-from gateway.records.origins import read_origins
 from gateway.records.records import Billing, Tenant, TenantChanges, TenantOptions, TenantStatus
 from gateway.records.times import utc_now
 

@@ -23,8 +23,8 @@ from gateway.platform.database.tables import (
     ServiceRollupRow,
 )
 from gateway.records.errors import StoreUnavailableError
-from gateway.records.first_tokens import quantile_ms
 from gateway.records.times import day_of, hour_of, utc_now
+from gateway.records.usage_record import quantile_ms
 
 DAYS: Final = 90
 """Days that are read, today included."""

@@ -44,9 +44,8 @@ from gateway.platform.database.tables import (
 )
 from gateway.records.adapters import SEPARATOR
 from gateway.records.errors import codes_of_clients
-from gateway.records.first_tokens import BOUNDS_MS
 from gateway.records.times import day_of
-from gateway.records.usage_record import Outcome
+from gateway.records.usage_record import BOUNDS_MS, Outcome
 
 ROLLUP_LOCK: Final = 7_585_426
 """PostgreSQL advisory lock for the summation: two processes at once would write the same rows."""

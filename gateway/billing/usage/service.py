@@ -39,9 +39,8 @@ from gateway.platform.database.tables import (
     RollupRow,
 )
 from gateway.records.errors import NotFoundError, shown
-from gateway.records.first_tokens import quantile_ms
 from gateway.records.times import hour_of, to_ms, to_time
-from gateway.records.usage_record import UsageRecord
+from gateway.records.usage_record import UsageRecord, quantile_ms
 
 Rows = type[LedgerRow] | type[RollupRow]
 Time = InstrumentedAttribute[datetime]

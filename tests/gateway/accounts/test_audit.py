@@ -13,13 +13,15 @@ from sqlalchemy.exc import DBAPIError
 
 from gateway.accounts.audit import log as audit
 from gateway.accounts.audit.log import (
+    SIGNED,
     AuditLog,
     AuditLogBrokenError,
     AuditService,
     ChainState,
+    HeadSigner,
+    SignedHead,
     row_hash,
 )
-from gateway.accounts.audit.signing import ACTION, HeadSigner, SignedHead
 from gateway.platform.database.engine import Database
 from gateway.platform.database.partitions import make_partitions
 from gateway.platform.database.tables import AuditRow
@@ -289,7 +291,7 @@ async def test_signature_is_bound_to_its_key_and_its_row(database: Database) -> 
     assert await verify(database, forged) == (None, 1, 2)
     async with database.writing() as transaction:
         log = AuditLog(transaction)
-        await log.append(ACTION, "1", actor="system", details=head.details)
+        await log.append(SIGNED, "1", actor="system", details=head.details)
     assert await verify(database) == (3, None, None)
 
 
@@ -298,8 +300,8 @@ async def test_fake_signature_entry_is_no_signature(database: Database, details:
     await append(database, 2)
     await disarm(database)
     forged = await row(database, 2)
-    forged.action, forged.details = ACTION, details
-    values = {"action": ACTION, "details": details, "hash": row_hash(forged)}
+    forged.action, forged.details = SIGNED, details
+    values = {"action": SIGNED, "details": details, "hash": row_hash(forged)}
     await execute(database, update(AuditRow).where(AuditRow.sequence == 2).values(**values))
     assert (await check(database)).broken_at is None
     assert await verify(database) == (2, None, None)

@@ -7,9 +7,8 @@ import pytest
 from sqlalchemy import update
 
 from gateway.accounts.audit.log import AuditEntry, AuditLog
-from gateway.accounts.keys import expiry as key_expiry
-from gateway.accounts.keys.expiry import audit_expired_keys
-from gateway.accounts.keys.service import KeyService
+from gateway.accounts.keys import service as key_expiry
+from gateway.accounts.keys.service import KeyService, audit_expired_keys
 from gateway.accounts.tenants.service import TenantService
 from gateway.platform.database.engine import Database
 from gateway.platform.database.tables import ApiKeyRow

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.billing.credits.funds import Funds, replay, turning_points
+from gateway.billing.credits.service import Funds, replay, turning_points
 from gateway.records.records import Credit, CreditKind
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -28,9 +28,8 @@ from gateway.platform.database.tables import (
     ServiceRollupRow,
 )
 from gateway.records.adapters import AdapterState
-from gateway.records.first_tokens import BOUNDS_MS
 from gateway.records.times import day_of, hour_of, to_time
-from gateway.records.usage_record import Outcome, UsageRecord
+from gateway.records.usage_record import BOUNDS_MS, Outcome, UsageRecord
 from tests.support.kinds import every_database
 from tests.support.usage import HOUR_MS, NOON_MS, usage_record
 

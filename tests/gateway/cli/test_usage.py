@@ -16,8 +16,7 @@ from click.testing import Result
 from redis.asyncio import Redis
 
 from contract import keys
-from gateway.accounts.audit.log import AuditLog
-from gateway.accounts.audit.signing import HeadSigner, SignedHead
+from gateway.accounts.audit.log import AuditLog, HeadSigner, SignedHead
 from gateway.limits.accounts import FIELD, AccountNumbers
 from gateway.platform.database.engine import Database
 from gateway.records.usage_record import Outcome, UsageRecord, encode_usage

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.accounts.audit.log import AuditLog
-from gateway.accounts.audit.signing import HeadSigner, SignedHead
+from gateway.accounts.audit.log import AuditLog, HeadSigner, SignedHead
 from gateway.jobs.audit_heads import HeadKeeper
 from gateway.platform.database.engine import Database
 from gateway.platform.settings import load_settings
