@@ -22,25 +22,27 @@ from gateway.records.scopes import Scope
 
 T = TypeVar("T")
 
-_LIMIT: Final = {"type": "integer", "minimum": 0, "maximum": MAX_LIMIT}
 
-_GIVEN: Final = {
-    "type": "object",
-    "description": "Absent limits stay unchanged. Null: no limit; `plan`: the plan's limit.",
-    "additionalProperties": False,
-    "properties": {
-        name.value: {"anyOf": [_LIMIT, {"type": "null"}, {"const": FromPlan.FROM_PLAN.value}]}
-        for name in LimitName
-    },
-}
-_SHOWN: Final = {
-    "type": "object",
-    "description": "Own limits. Null: no limit; absent: the plan's limit.",
-    "properties": {name.value: {"anyOf": [_LIMIT, {"type": "null"}]} for name in LimitName},
-}
+def limits_schema(*also: dict[str, str], **keywords: Any) -> WithJsonSchema:
+    """Return the schema of limits by name: numbers, null or what `also` says."""
+    number = {"type": "integer", "minimum": 0, "maximum": MAX_LIMIT}
+    limit = {"anyOf": [number, {"type": "null"}, *also]}
+    properties = dict.fromkeys((name.value for name in LimitName), limit)
+    return WithJsonSchema({"type": "object", **keywords, "properties": properties})
 
-LimitsGiven = Annotated[dict[str, Any], WithJsonSchema(_GIVEN)]
-LimitsShown = Annotated[dict[str, int | None], WithJsonSchema(_SHOWN)]
+
+LimitsGiven = Annotated[
+    dict[str, Any],
+    limits_schema(
+        {"const": FromPlan.FROM_PLAN.value},
+        description="Absent limits stay unchanged. Null: no limit; `plan`: the plan's limit.",
+        additionalProperties=False,
+    ),
+]
+LimitsShown = Annotated[
+    dict[str, int | None],
+    limits_schema(description="Own limits. Null: no limit; absent: the plan's limit."),
+]
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)]
 
 

@@ -133,11 +133,9 @@ async def _append(transaction: AsyncSession, batch: Batch, written: _Written, *,
 
 def _progress(results: Sequence[Result]) -> Progress:
     completed = sum(each.is_success for each in results)
-    return Progress(
-        completed=completed,
-        failed=len(results) - completed,
-        prompt_tokens=sum(each.prompt_tokens for each in results),
-        cached_tokens=sum(each.cached_tokens for each in results),
-        completion_tokens=sum(each.completion_tokens for each in results),
-        reasoning_tokens=sum(each.reasoning_tokens for each in results),
-    )
+    tokens = {
+        name: sum(getattr(each, name) for each in results)
+        for name in Progress._fields
+        if name.endswith("_tokens")
+    }
+    return Progress(completed=completed, failed=len(results) - completed, **tokens)

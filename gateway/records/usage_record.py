@@ -1,5 +1,6 @@
 """Usage records: one record per admitted request, however it ends."""
 
+import operator
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Final, NamedTuple
@@ -138,19 +139,12 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
             # For a request that resumed after a settlement, free tokens may be among those settled
             # before.
             free = Counts(*map(min, own, free))
+        paid = Counts(*map(operator.sub, own, free))
         return msgspec.structs.replace(
             self,
-            prompt_tokens=own.prompt_tokens,
-            cached_tokens=own.cached_tokens,
-            completion_tokens=own.completion_tokens,
-            free_prompt_tokens=free.prompt_tokens,
-            free_cached_tokens=free.cached_tokens,
-            free_completion_tokens=free.completion_tokens,
-            cost_micros=self.cost_of(
-                prompt_tokens=own.prompt_tokens - free.prompt_tokens,
-                cached_tokens=own.cached_tokens - free.cached_tokens,
-                completion_tokens=own.completion_tokens - free.completion_tokens,
-            ),
+            **own._asdict(),
+            **{f"free_{name}": number for name, number in free._asdict().items()},
+            cost_micros=self.cost_of(**paid._asdict()),
             outcome=outcome,
             code=code,
             ended_ms=clock.now_ms(),

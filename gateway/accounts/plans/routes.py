@@ -1,31 +1,22 @@
 """Plans, the default limits for groups of tenants: `/admin/plans`."""
 
 from datetime import datetime
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, Path
-from pydantic import BaseModel, Field, WithJsonSchema
+from pydantic import BaseModel, Field
 
 from gateway.accounts.plans.service import PlanService, ScopedLimits
-from gateway.accounts.shared import ListBody, Name, RequestBody
+from gateway.accounts.shared import ListBody, Name, RequestBody, limits_schema
 from gateway.http.authorization import CanAdminister, CanSeeEverything
 from gateway.http.bounded_route import BoundedRoute
 from gateway.http.services import made
-from gateway.records.limits import MAX_LIMIT, LimitName, LimitScope, read_limits
+from gateway.records.limits import LimitScope, read_limits
 from gateway.records.records import Plan
-
-_LIMIT: Final = {
-    "anyOf": [{"type": "integer", "minimum": 0, "maximum": MAX_LIMIT}, {"type": "null"}]
-}
-_LIMITS: Final = {
-    "type": "object",
-    "additionalProperties": False,
-    "properties": {name.value: _LIMIT for name in LimitName},
-}
 
 PlanLimits = Annotated[
     dict[str, Any],
-    WithJsonSchema(_LIMITS),
+    limits_schema(additionalProperties=False),
     Field(description="Limits for holders without their own; null or absent: no limit."),
 ]
 

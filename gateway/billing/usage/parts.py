@@ -34,13 +34,3 @@ class UsageSums(NamedTuple):
     cached_tokens: int
     completion_tokens: int
     cost_micros: int
-
-
-class UsageGroup(NamedTuple):
-    """The sums of one bucket and one value of each dimension."""
-
-    label: str
-    """Start of the bucket as ISO 8601, truncated to its precision; '' for the whole period."""
-    values: tuple[str, ...]
-    """Values of the dimensions, in their order; '' for requests without a project."""
-    sums: UsageSums

@@ -4,7 +4,7 @@ import csv
 import io
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any, Final, Literal
+from typing import Any, Final, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, Field
 
@@ -13,6 +13,7 @@ from gateway.billing.usage.service import UsageSlice
 from gateway.records.times import to_time
 from gateway.records.usage_record import Outcome, UsageRecord
 
+T = TypeVar("T")
 _MICROS = "Micro-dollars per million tokens"
 
 
@@ -40,25 +41,25 @@ class AnyUsageBody(UsageBody):
     tenant: str | None = Field(description="Null unless grouped by `tenant`.")
 
 
-class _Report(BaseModel):
+class _CursorPage(BaseModel, Generic[T]):
     object: Literal["list"] = "list"
-    start: datetime
-    end: datetime
-    bucket: str
+    data: list[T]
     has_more: bool
     next: str | None = Field(description="`after` for the next page; null on the last page.")
 
 
-class UsageList(_Report):
+class _Report(_CursorPage[T]):
+    start: datetime
+    end: datetime
+    bucket: str
+
+
+class UsageList(_Report[UsageBody]):
     """A page of a usage report, by time."""
 
-    data: list[UsageBody]
 
-
-class AnyUsageList(_Report):
+class AnyUsageList(_Report[AnyUsageBody]):
     """A page of a usage report over any tenants."""
-
-    data: list[AnyUsageBody]
 
 
 class LatencyBody(BaseModel):
@@ -120,22 +121,12 @@ class AnyReceiptBody(ReceiptBody):
     gateway: str
 
 
-class ReceiptList(BaseModel):
+class ReceiptList(_CursorPage[ReceiptBody]):
     """A page of requests, newest first."""
 
-    object: Literal["list"] = "list"
-    data: list[ReceiptBody]
-    has_more: bool
-    next: str | None = Field(description="`after` for the next page; null on the last page.")
 
-
-class AnyReceiptList(BaseModel):
+class AnyReceiptList(_CursorPage[AnyReceiptBody]):
     """A page of requests of any tenants, newest first."""
-
-    object: Literal["list"] = "list"
-    data: list[AnyReceiptBody]
-    has_more: bool
-    next: str | None = Field(description="`after` for the next page; null on the last page.")
 
 
 def usage_fields(each: UsageSlice) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from contract.tier import ServiceTier
 from gateway.billing.ledger.rollups import first_token_sums
-from gateway.billing.usage.parts import Dimension, UsageFilter, UsageGroup, UsageSums
+from gateway.billing.usage.parts import Dimension, UsageFilter, UsageSums
 from gateway.billing.usage.periods import Bucket, Sources, Span, bucket_span, choose_sources
 from gateway.platform.database.engine import Database
 from gateway.platform.database.paging import PART, Page
@@ -66,6 +66,35 @@ _POSTGRESQL_FORMAT: Final[Mapping[Bucket, ColumnElement[Any]]] = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportRequest:
+    """The requested report."""
+
+    wanted: UsageFilter
+    span: Span
+    bucket: Bucket
+    dimensions: tuple[Dimension, ...] = ()
+    """Dimensions to group by, in this order."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsageSlice:
+    """The sums of one bucket and one value of each dimension."""
+
+    span: Span
+    values: Mapping[Dimension, str]
+    sums: UsageSums
+
+
+@dataclass(frozen=True, slots=True)
+class UsageReport:
+    """A page of a report, sorted by time and then by the dimensions."""
+
+    slices: list[UsageSlice]
+    next: tuple[str, ...] | None
+    """Position after which the next page starts; None on the last page."""
+
+
 class UsageStore:
     """Reports on the ledger, within one transaction that sees one snapshot of it."""
 
@@ -81,22 +110,20 @@ class UsageStore:
         )
         return set(found)
 
-    async def groups(
+    async def report(
         self,
-        wanted: UsageFilter,
+        asked: ReportRequest,
         sources: Sources,
         *,
-        bucket: Bucket,
-        dimensions: Sequence[Dimension],
         after: Sequence[str] | None,
         limit: int,
-    ) -> list[UsageGroup]:
+    ) -> UsageReport:
         """Return sums sorted by bucket and dimensions, starting after a given group."""
-        names = [COLUMNS[dimension] for dimension in dimensions]
+        names = [COLUMNS[dimension] for dimension in asked.dimensions]
         parts = union_all(
             *(
-                self._part(source, bucket=bucket, names=names).where(
-                    *_conditions(source.table, wanted)
+                self._part(source, bucket=asked.bucket, names=names).where(
+                    *_conditions(source.table, asked.wanted)
                 )
                 for source in _sources(sources)
             )
@@ -109,13 +136,18 @@ class UsageStore:
         if after is not None:
             query = query.where(tuple_(*groups) > tuple_(*map(literal, after)))
         found = await self._transaction.execute(
-            query.group_by(*groups).order_by(*groups).limit(limit)
+            query.group_by(*groups).order_by(*groups).limit(limit + 1)
         )
-        size = len(groups)
-        return [
-            UsageGroup(row[0], tuple(row[1:size]), UsageSums(*(int(sum_) for sum_ in row[size:])))
-            for row in found
+        rows, size = found.all(), len(groups)
+        slices = [
+            UsageSlice(
+                bucket_span(asked.bucket, row[0], asked.span),
+                dict(zip(asked.dimensions, row[1:size], strict=True)),
+                UsageSums(*map(int, row[size:])),
+            )
+            for row in rows[:limit]
         ]
+        return UsageReport(slices, tuple(rows[limit - 1][:size]) if len(rows) > limit else None)
 
     async def records(
         self,
@@ -275,35 +307,6 @@ def _record(row: Sequence[Any]) -> UsageRecord:
     return UsageRecord(**columns, created_ms=to_ms(created_at), ended_ms=to_ms(ended_at))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportRequest:
-    """The requested report."""
-
-    wanted: UsageFilter
-    span: Span
-    bucket: Bucket
-    dimensions: tuple[Dimension, ...] = ()
-    """Dimensions to group by, in this order."""
-
-
-@dataclass(frozen=True, slots=True)
-class UsageSlice:
-    """The sums of one bucket and one value of each dimension."""
-
-    span: Span
-    values: Mapping[Dimension, str]
-    sums: UsageSums
-
-
-@dataclass(frozen=True, slots=True)
-class UsageReport:
-    """A page of a report, sorted by time and then by the dimensions."""
-
-    slices: list[UsageSlice]
-    next: tuple[str, ...] | None
-    """Position after which the next page starts; None on the last page."""
-
-
 @dataclass(frozen=True, slots=True)
 class Latency:
     """Time from the admission to the first token; None without requests that had one."""
@@ -328,24 +331,11 @@ class UsageService:
         self, asked: ReportRequest, *, after: Sequence[str] | None, limit: int
     ) -> UsageReport:
         """Return sums that equal those over the ledger's rows at this moment."""
-        by_hour = asked.bucket is Bucket.HOUR
         async with self._database.snapshot() as transaction:
             store = UsageStore(transaction)
             dirty = await store.dirty_hours(asked.span)
-            groups = await store.groups(
-                asked.wanted,
-                choose_sources(asked.span, dirty, by_hour=by_hour),
-                bucket=asked.bucket,
-                dimensions=asked.dimensions,
-                after=after,
-                limit=limit + 1,
-            )
-        shown_groups = groups[:limit]
-        last = shown_groups[-1] if len(groups) > limit else None
-        return UsageReport(
-            [_slice(asked, group) for group in shown_groups],
-            None if last is None else (last.label, *last.values),
-        )
+            sources = choose_sources(asked.span, dirty, by_hour=asked.bucket is Bucket.HOUR)
+            return await store.report(asked, sources, after=after, limit=limit)
 
     async def requests(
         self,
@@ -387,11 +377,3 @@ class UsageService:
 def position(record: UsageRecord) -> tuple[datetime, str]:
     """Return the sort position of a record among requests."""
     return to_time(record.created_ms), record.request_id
-
-
-def _slice(asked: ReportRequest, group: UsageGroup) -> UsageSlice:
-    return UsageSlice(
-        bucket_span(asked.bucket, group.label, asked.span),
-        dict(zip(asked.dimensions, group.values, strict=True)),
-        group.sums,
-    )
