@@ -292,7 +292,7 @@ def period_counts(series: str, period: str, number: int) -> str:
     """Sorted set with expiry: what was counted -> how often in one period.
 
     Periods are hours or days, numbered since the beginning of Unix time. See
-    `gateway.limits.period_counts`.
+    `gateway.limits.refusal_log`.
     """
     return f"console:counts:{series}:{period}:{number}"
 

@@ -42,17 +42,9 @@ class AliasService(Service):
         replacement: str | None = None,
         actor: str = SYSTEM,
     ) -> Alias:
-        """Define an alias, or replace the one of this name.
+        """Define an alias, or replace the one of this name (see `AliasDefinition`).
 
-        Args:
-            name: what requests call it; hides a model of the same name.
-            weights: shares of the callers by model; the ids under which workers announce them.
-            sticky: whose requests go to the same model.
-            fallback: the model of requests whose own has no worker.
-            sunset_at: when requests for the alias begin to fail, with an error that names the
-                replacement.
-            replacement: what to use instead; default: the model with the largest weight.
-            actor: recorded in the audit log.
+        It hides a model of the same name.
         """
         _check(name, weights, fallback=fallback, replacement=replacement)
         now = utc_now()

@@ -16,8 +16,7 @@ from gateway.accounts.tenants.service import find_tenant
 from gateway.http.authorization import CanSeeEverything, requires
 from gateway.http.services import made, provided
 from gateway.limits.accounts import DAY_MS, day_start_ms, month_start_ms
-from gateway.limits.period_counts import Period, PeriodCounts
-from gateway.limits.refusal_log import Refusals
+from gateway.limits.refusal_log import Period, PeriodCounts, Refusals
 from gateway.limits.replies import SubjectStatus
 from gateway.limits.seeding import Seeder
 from gateway.limits.storage import Storage

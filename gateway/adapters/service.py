@@ -176,16 +176,9 @@ class AdapterService:
         claimed_until: datetime = EPOCH,
         actor: str = SYSTEM,
     ) -> Adapter:
-        """Register an adapter, whose files are validated later.
+        """Register an adapter, whose files are validated later (see `AdapterRegistration`).
 
-        Args:
-            tenant_id: the tenant that owns it.
-            name: selects it in requests, alone or after the base model's name and a colon.
-            base_model: the id under which workers announce its base model.
-            source: a folder of the process that validates it, or `s3://BUCKET/PREFIX`.
-            is_shared: whether every tenant may use it.
-            claimed_until: the end of the caller's claim, if the caller itself validates it.
-            actor: recorded in the audit log.
+        `claimed_until` is the end of the caller's claim, if the caller itself validates it.
         """
         check_known(tenant_id, "tenant")
         _check_name(name)

@@ -136,13 +136,7 @@ class OidcProvider:
     ) -> Identity:
         """Return the person whom an authorization response identifies.
 
-        Args:
-            code: the response's code.
-            issuer: the response's `iss`, if it has one.
-            redirect_uri: the value that was used for the login's URL.
-            nonce: the value that was used for the login's URL.
-            code_verifier: the value that was used for the login's URL.
-
+        `issuer` is the response's `iss`, if it has one; the login's URL had the other values.
         Raises AuthenticationError if the provider rejects the code, or the ID token is invalid.
         """
         async with self._asking() as client:

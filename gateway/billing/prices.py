@@ -36,19 +36,7 @@ class PriceService(Service):
         effective_at: datetime | None = None,
         actor: str = SYSTEM,
     ) -> Price:
-        """Set the price of a model from `effective_at` on, or from now.
-
-        Args:
-            model: the id under which workers announce it; need not be served at present.
-            prompt_micros: micro-dollars per million prompt tokens.
-            completion_micros: micro-dollars per million completion tokens.
-            cached_micros: for prompt tokens in the prefix cache; default: the price of other prompt
-                tokens.
-            service_tier: the tier of the price; `default` also applies to tiers without their own
-                price.
-            effective_at: not in the past, since past usage is already charged.
-            actor: recorded in the audit log.
-        """
+        """Set the price of a model from `effective_at` on, or from now (see `PriceAddition`)."""
         micros = {
             "prompt_micros": prompt_micros,
             "cached_micros": prompt_micros if cached_micros is None else cached_micros,

@@ -51,10 +51,7 @@ def read_profile(name: str, *, key: str | None) -> Target:
 class AdminClient:
     """Sends requests of the Admin API, and raises its errors as ClickException.
 
-    Args:
-        http: sends them.
-        where: what the user calls the gateway.
-        stores: the resources of a deployment that this process itself manages; None for a gateway.
+    `stores` are the resources of a deployment that this process itself manages.
     """
 
     def __init__(self, http: httpx.AsyncClient, where: str, stores: Any = None) -> None:

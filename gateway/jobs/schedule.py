@@ -41,12 +41,7 @@ STATEMENT_SECONDS: Final = 60.0
 
 
 class JobServices:
-    """One database, one Redis client, and the services that use them, until it is closed.
-
-    Args:
-        settings: the settings.
-        most_connections: the most connections to the database.
-    """
+    """One database, one Redis client, and the services that use them, until it is closed."""
 
     def __init__(self, settings: Settings, *, most_connections: int = MOST_CONNECTIONS) -> None:
         self.redis = redis = connect(settings.redis_url, max_connections=REDIS_CONNECTIONS)

@@ -44,8 +44,7 @@ from gateway.http.allowances import FailedLogins, Intake, UnpaidRequests
 from gateway.http.authorization import Authorizer
 from gateway.http.body import BodyReader
 from gateway.http.services import Services
-from gateway.limits.period_counts import PeriodCounts
-from gateway.limits.refusal_log import Refusals
+from gateway.limits.refusal_log import PeriodCounts, Refusals
 from gateway.limits.reservations import Reservations
 from gateway.limits.seeding import Seeder
 from gateway.limits.storage import Storage

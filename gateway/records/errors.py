@@ -140,6 +140,8 @@ class ApiError(Exception):
     code: str = "internal_error"
     should_retry: bool | None = None
     """Whether a retry can succeed; None if the status already determines it."""
+    closes_connection: bool = False
+    """Whether the response announces the end of the connection: its request was not read whole."""
     is_recorded: bool = False
     """Whether a usage record has the failure of the request."""
 
@@ -152,8 +154,13 @@ class ApiError(Exception):
         code: str | None = None,
         should_retry: bool | None = None,
     ) -> None:
-        """Set the attributes of a class that differ from those of its base."""
+        """Set the attributes of a class that differ from those of its base.
+
+        Errors of clients have the type `invalid_request_error` unless they name another one.
+        """
         super().__init_subclass__()
+        if type_ is None and status is not None and status < ApiError.status:
+            type_ = "invalid_request_error"
         own = {"status": status, "type": type_, "code": code, "should_retry": should_retry}
         for name, value in own.items():
             if value is not None:
@@ -205,6 +212,8 @@ class ApiError(Exception):
             is_temporary = self.status in (408, 409, 429) or self.status >= 500
             retries = is_temporary or self.retry_after_seconds is not None
         headers = {"x-should-retry": "true" if retries else "false"}
+        if self.closes_connection:
+            headers["connection"] = "close"
         if self.retry_after_seconds is not None:
             # Round up, since an early retry is rejected again, but ignore float rounding errors.
             milliseconds = math.ceil(round(self.retry_after_seconds * 1000, 3))
@@ -213,7 +222,7 @@ class ApiError(Exception):
         return headers
 
 
-class BadRequestError(ApiError, status=400, type_="invalid_request_error", code="invalid_value"):
+class BadRequestError(ApiError, status=400, code="invalid_value"):
     """The request is malformed or not allowed."""
 
 
@@ -327,7 +336,7 @@ class AddressNotAllowedError(PermissionDeniedError, code="ip_not_allowed"):
     """The credential may not be used from the request's address."""
 
 
-class NotFoundError(ApiError, status=404, type_="invalid_request_error", code="not_found"):
+class NotFoundError(ApiError, status=404, code="not_found"):
     """The route or resource does not exist."""
 
 
@@ -359,19 +368,14 @@ class ModelRetiredError(NotFoundError, code="model_not_found"):
         return {**super().headers(), **self._headers}
 
 
-class MethodNotAllowedError(
-    ApiError, status=405, type_="invalid_request_error", code="method_not_allowed"
-):
+class MethodNotAllowedError(ApiError, status=405, code="method_not_allowed"):
     """The route exists, but not for this method."""
 
 
 class RequestTimeoutError(ApiError, status=408, type_="timeout_error", code="request_timeout"):
     """The request's headers or body did not arrive in time."""
 
-    @override
-    def headers(self) -> Mapping[str, str]:
-        """Announce that the connection closes, because the body was not read completely."""
-        return {**super().headers(), "connection": "close"}
+    closes_connection = True
 
 
 class ConflictError(ApiError, status=409, type_="conflict", code="already_exists"):
@@ -407,36 +411,25 @@ class IdempotencyInProgressError(ConflictError, code="idempotency_in_progress"):
         )
 
 
-class PayloadTooLargeError(
-    ApiError, status=413, type_="invalid_request_error", code="payload_too_large"
-):
+class PayloadTooLargeError(ApiError, status=413, code="payload_too_large"):
     """The body exceeds the size limit."""
 
-    @override
-    def headers(self) -> Mapping[str, str]:
-        """Announce that the connection closes, because the body was not read completely."""
-        return {**super().headers(), "connection": "close"}
+    closes_connection = True
 
 
-class TargetTooLongError(ApiError, status=414, type_="invalid_request_error", code="uri_too_long"):
+class TargetTooLongError(ApiError, status=414, code="uri_too_long"):
     """The path and query of the request exceed the size limit."""
 
 
-class HeadersTooLargeError(
-    ApiError, status=431, type_="invalid_request_error", code="headers_too_large"
-):
+class HeadersTooLargeError(ApiError, status=431, code="headers_too_large"):
     """The request's headers exceed the limit on their number or size."""
 
 
-class UnsupportedMediaTypeError(
-    ApiError, status=415, type_="invalid_request_error", code="unsupported_media_type"
-):
+class UnsupportedMediaTypeError(ApiError, status=415, code="unsupported_media_type"):
     """The body is not declared as JSON, or an upload not as a form."""
 
 
-class RangeNotSatisfiableError(
-    ApiError, status=416, type_="invalid_request_error", code="range_not_satisfiable"
-):
+class RangeNotSatisfiableError(ApiError, status=416, code="range_not_satisfiable"):
     """The range of a download begins after the end of the file."""
 
     def __init__(self, size: int) -> None:
@@ -581,11 +574,7 @@ class ServiceUnavailableError(
 class UnservedModelError(ServiceUnavailableError):
     """The model is known but not available at the moment.
 
-    Args:
-        message: Message for the client.
-        retry_after_seconds: Time after which the client should retry.
-        model: The model's own name if the request was rejected before any of its jobs ran, else
-            empty.
+    `model` is its own name if the request was rejected before any of its jobs ran, else empty.
     """
 
     def __init__(
@@ -616,11 +605,7 @@ class OverloadedError(ServiceUnavailableError, code="overloaded"):
 class StoreUnavailableError(ServiceUnavailableError, code="store_unavailable"):
     """Redis or the database cannot be reached.
 
-    Args:
-        message: Message for the client.
-        detail: Message for the operator, with the store's address and the cause. Clients do not
-            receive it.
-        retry_after_seconds: Time after which the client should retry.
+    `detail` is for the operator, with the store's address and the cause; clients do not receive it.
     """
 
     def __init__(

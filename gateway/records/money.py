@@ -12,12 +12,7 @@ _DOLLARS: Final = re.compile(r"(-?)\$?([0-9]{1,12})(?:\.([0-9]{1,6}))?")
 
 
 class Dollars(click.ParamType[int]):
-    """An exact amount with at most six decimals, such as 0.15; converted to micro-dollars.
-
-    Args:
-        least_micros: Smallest amount, in micro-dollars.
-        most_micros: Largest amount.
-    """
+    """An exact amount with at most six decimals, such as 0.15; converted to micro-dollars."""
 
     name = "dollars"
 

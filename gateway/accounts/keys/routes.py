@@ -43,27 +43,26 @@ Scopes = Annotated[
     list[Scope],
     Field(min_length=1, max_length=2 * len(Scope), description="Scopes of the key."),
 ]
-Models = Annotated[
-    list[Name] | None,
-    Field(min_length=1, max_length=MAX_ALLOWED_MODELS, description="Null: all models."),
-]
-Addresses = Annotated[
-    list[Annotated[str, Field(max_length=100)]] | None,
-    Field(
+
+
+class _KeyOptions(BodyWithLimits):
+    allowed_models: list[Name] | None = Field(
+        None, min_length=1, max_length=MAX_ALLOWED_MODELS, description="Null: all models."
+    )
+    allowed_addresses: list[Annotated[str, Field(max_length=100)]] | None = Field(
+        None,
         min_length=1,
         max_length=MAX_ADDRESSES,
         description="Addresses and networks that may use the key; null: any.",
         examples=[["192.0.2.7", "10.0.0.0/8", "2001:db8::/32"]],
-    ),
-]
-KeyDialect = Annotated[
-    Dialect | None,
-    Field(description="Default for requests that specify none; null: the tenant's dialect."),
-]
-KeyExpiry = Annotated[AwareDatetime | None, Field(description="Expiry of the key; null: never.")]
+    )
+    expires_at: AwareDatetime | None = Field(None, description="Expiry of the key; null: never.")
+    dialect: Dialect | None = Field(
+        None,
+        description="Default for requests that specify none; null: the tenant's dialect.",
+    )
+    limits: LimitsGiven = Field(default_factory=dict)
 
-
-class _KeyOptions(BodyWithLimits):
     @override
     def options(self) -> dict[str, Any]:
         """Return the arguments for the service. Raises InvalidParameterError."""
@@ -83,11 +82,6 @@ class KeyCreation(_KeyOptions):
     name: Name = Field(description="Name of the key.")
     scopes: Scopes = Field(default_factory=lambda: [Scope.COMPLETIONS])
     project_id: Annotated[str | None, Field(max_length=63)] = None
-    allowed_models: Models = None
-    allowed_addresses: Addresses = None
-    expires_at: KeyExpiry = None
-    dialect: KeyDialect = None
-    limits: LimitsGiven = Field(default_factory=dict)
 
 
 class KeyChange(_KeyOptions):
@@ -95,11 +89,6 @@ class KeyChange(_KeyOptions):
 
     name: Name = Field(default_factory=str)
     scopes: Scopes = Field(default_factory=list)
-    allowed_models: Models = None
-    allowed_addresses: Addresses = None
-    expires_at: KeyExpiry = None
-    dialect: KeyDialect = None
-    limits: LimitsGiven = Field(default_factory=dict)
 
 
 class KeyRotation(RequestBody):

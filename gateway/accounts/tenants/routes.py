@@ -37,36 +37,31 @@ Weight = Annotated[
         description="Share of the workers relative to other tenants with waiting jobs.",
     ),
 ]
-PlanId = Annotated[
-    str | None,
-    Field(max_length=63, description="Plan whose limits apply where no own limit is set."),
-]
-DefaultModel = Annotated[Name | None, Field(description="Default for requests that specify none.")]
-TenantDialect = Annotated[
-    Dialect | None, Field(description="Default for requests that specify none.")
-]
 
 
-CorsOrigins = Annotated[
-    list[Annotated[str, Field(max_length=MAX_ORIGIN_CHARACTERS)]],
-    Field(
+class _TenantOptions(BodyWithLimits):
+    dialect: Dialect | None = Field(None, description="Default for requests that specify none.")
+    default_model: Name | None = Field(None, description="Default for requests that specify none.")
+    plan_id: str | None = Field(
+        None, max_length=63, description="Plan whose limits apply where no own limit is set."
+    )
+    limits: LimitsGiven = Field(default_factory=dict)
+    cors_origins: list[Annotated[str, Field(max_length=MAX_ORIGIN_CHARACTERS)]] = Field(
+        default_factory=list,
         max_length=MAX_ORIGINS,
         description="Origins of web pages that may use the account's keys; `*`: any.",
         examples=[["https://app.example.com"]],
-    ),
-]
-StripeCustomer = Annotated[
-    str | None,
-    Field(
+    )
+    stripe_customer_id: str | None = Field(
+        None,
         max_length=255,
         pattern=STRIPE_CUSTOMER,
         description="Customer in Stripe to whom the tenant's usage is exported.",
         examples=["cus_NciAYcXfLnqBoz"],
-    ),
-]
+    )
 
 
-class TenantCreation(BodyWithLimits):
+class TenantCreation(_TenantOptions):
     """A tenant to create."""
 
     name: Name
@@ -76,15 +71,11 @@ class TenantCreation(BodyWithLimits):
         description="1 to 63 characters from a-z, 0-9 and `-`. Default: random.",
     )
     weight: Weight = 1.0
-    dialect: TenantDialect = None
     strict_parameters: bool = Field(
         default=False,
         strict=True,
         description="Reject parameters without effect instead of listing them.",
     )
-    default_model: DefaultModel = None
-    plan_id: PlanId = None
-    limits: LimitsGiven = Field(default_factory=dict)
     billing: Billing = Billing.POSTPAID
     service_tier: RequestTier = Field(
         ServiceTier.DEFAULT, description="Default for requests that specify none."
@@ -92,25 +83,17 @@ class TenantCreation(BodyWithLimits):
     shows_cost: bool = Field(
         default=False, strict=True, description="Whether responses include their cost."
     )
-    cors_origins: CorsOrigins = Field(default_factory=list)
-    stripe_customer_id: StripeCustomer = None
 
 
-class TenantChange(BodyWithLimits):
+class TenantChange(_TenantOptions):
     """Changes to a tenant; absent fields stay unchanged."""
 
     name: Name = Field(default_factory=str)
     weight: Weight = Field(default_factory=float)
-    dialect: TenantDialect = None
     strict_parameters: bool = Field(default_factory=bool, strict=True)
-    default_model: DefaultModel = None
-    plan_id: PlanId = None
-    limits: LimitsGiven = Field(default_factory=dict)
     billing: Billing = Field(default_factory=lambda: Billing.POSTPAID)
     service_tier: RequestTier = Field(default_factory=lambda: ServiceTier.DEFAULT)
     shows_cost: bool = Field(default_factory=bool, strict=True)
-    cors_origins: CorsOrigins = Field(default_factory=list)
-    stripe_customer_id: StripeCustomer = None
 
 
 class TenantBody(RecordBody):

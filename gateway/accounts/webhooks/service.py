@@ -210,14 +210,7 @@ class WebhookService:
         thresholds: Sequence[int] = DEFAULT_THRESHOLDS,
         actor: str = SYSTEM,
     ) -> Webhook:
-        """Register a URL. Its secret may be shown only this once.
-
-        Args:
-            tenant_id: the tenant whose budgets the events are about.
-            url: receives events by POST.
-            thresholds: percentages of a budget at which an event is sent.
-            actor: recorded in the audit log.
-        """
+        """Register a URL (see `WebhookCreation`). Its secret may be shown only this once."""
         check_known(tenant_id, "tenant")
         check_url(url, allows_private=self._allows_private)
         _check_thresholds(thresholds)

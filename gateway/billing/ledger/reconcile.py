@@ -131,10 +131,7 @@ async def reconcile(
 class Reconciler:
     """Compares everything in passes, which begin at most once an hour, in slices.
 
-    Args:
-        redis: A client of the Redis server.
-        database: The ledger's database.
-        rollup_days: Number of days, today included, whose rollups are compared with their rows.
+    The rollups of the last `rollup_days`, today included, are compared with their rows.
     """
 
     def __init__(self, redis: Redis, database: Database, *, rollup_days: int = ROLLUP_DAYS) -> None:

@@ -48,10 +48,14 @@ class _CursorPage(BaseModel, Generic[T]):
     next: str | None = Field(description="`after` for the next page; null on the last page.")
 
 
-class _Report(_CursorPage[T]):
+class _Report(BaseModel, Generic[T]):
+    object: Literal["list"] = "list"
     start: datetime
     end: datetime
     bucket: str
+    has_more: bool
+    next: str | None = Field(description="`after` for the next page; null on the last page.")
+    data: list[T]
 
 
 class UsageList(_Report[UsageBody]):

@@ -33,8 +33,7 @@ from gateway.completions.stored.service import Responses
 from gateway.completions.stored.store import DEADLINE_GRACE_MS, StoredResponse
 from gateway.dialects.native import native_settings
 from gateway.dialects.profile import ContextLengthBehavior
-from gateway.limits.period_counts import PeriodCounts
-from gateway.limits.refusal_log import Refusals
+from gateway.limits.refusal_log import PeriodCounts, Refusals
 from gateway.limits.replies import ReservationRequest
 from gateway.limits.reservations import Admission, Reservations
 from gateway.limits.storage import SMALL_BYTES, Storage

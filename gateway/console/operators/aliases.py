@@ -11,7 +11,7 @@ from gateway.console.forms import Form, checked
 from gateway.console.rendering import confirmation, page, show_time
 from gateway.console.routing import AnyVisitor, OperatorRoute, SentForm, redirect
 from gateway.http.services import AllServices, made
-from gateway.limits.period_counts import Period, PeriodCounts
+from gateway.limits.refusal_log import Period, PeriodCounts
 from gateway.records.aliases import Alias, Sticky, read_weights
 from gateway.records.errors import ApiError
 

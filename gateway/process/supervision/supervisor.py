@@ -185,11 +185,7 @@ class ChildDiedError(StartupError):
 
 
 class Supervisor:
-    """The children, in the order in which they were started.
-
-    Args:
-        report: Shows a message to the user at the terminal.
-    """
+    """The children, in the order in which they were started."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report

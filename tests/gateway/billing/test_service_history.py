@@ -15,8 +15,7 @@ from gateway.billing.ledger.rollups import Rollups
 from gateway.console.status import service
 from gateway.console.status.schemas import ServiceState
 from gateway.limits import refusal_log as refusals_module
-from gateway.limits.period_counts import PeriodCounts
-from gateway.limits.refusal_log import Refusals
+from gateway.limits.refusal_log import PeriodCounts, Refusals
 from gateway.models.catalogue import ServedModel
 from gateway.platform.database.engine import Database
 from gateway.records.errors import OverloadedError

@@ -4,8 +4,8 @@ import pytest
 from redis.asyncio import Redis
 
 from common import clock
-from gateway.limits import period_counts
-from gateway.limits.period_counts import Period, PeriodCounts
+from gateway.limits import refusal_log as period_counts
+from gateway.limits.refusal_log import Period, PeriodCounts
 from gateway.platform.redis_client import MeasuredConnection
 
 HOUR = 3600
