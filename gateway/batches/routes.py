@@ -3,9 +3,8 @@
 Operators list and cancel those of a tenant at `/admin/tenants/{tenant_id}/batches`.
 """
 
-from dataclasses import replace
-from datetime import datetime
-from typing import Annotated, Any, Literal, Self
+from dataclasses import asdict, replace
+from typing import Annotated, Literal, Self
 
 from fastapi import APIRouter, Depends, Path, Query, Request
 from pydantic import BaseModel, Field
@@ -16,8 +15,9 @@ from gateway.batches.files.routes import (
     CallerPrincipal,
     CursorList,
     OwnerOfFiles,
+    Seconds,
+    SecondsOrNull,
     caller_principal,
-    to_seconds,
 )
 from gateway.batches.service import BatchService
 from gateway.dialects.profile_choice import DIALECT_HEADER, choose_profile
@@ -99,16 +99,16 @@ class BatchBody(BaseModel):
     status: BatchStatus
     output_file_id: str | None = Field(description="Can be read while the batch runs.")
     error_file_id: str | None = Field(description="Can be read while the batch runs.")
-    created_at: int
-    in_progress_at: int | None
-    expires_at: int | None
-    finalizing_at: int | None
-    completed_at: int | None
-    failed_at: int | None
-    expired_at: int | None
-    cancelling_at: int | None
-    cancelled_at: int | None
-    estimated_completion_at: int | None = Field(
+    created_at: Seconds
+    in_progress_at: SecondsOrNull
+    expires_at: SecondsOrNull
+    finalizing_at: SecondsOrNull
+    completed_at: SecondsOrNull
+    failed_at: SecondsOrNull
+    expired_at: SecondsOrNull
+    cancelling_at: SecondsOrNull
+    cancelled_at: SecondsOrNull
+    estimated_completion_at: SecondsOrNull = Field(
         description="By the rate of its lines so far; null before any line ended, and at the end."
     )
     request_counts: RequestCounts
@@ -118,35 +118,17 @@ class BatchBody(BaseModel):
     @classmethod
     def of(cls, batch: Batch) -> Self:
         """Return the response body of a batch."""
-        times = {
-            name: to_seconds(time)
-            for name in cls.model_fields
-            if isinstance(time := getattr(batch, name, None), datetime)
-        }
-        absent = dict.fromkeys(name for name in cls.model_fields if name.endswith("_at"))
-        fields: dict[str, Any] = {**absent, **times}
-        if (end := batch.projected_end(utc_now())) is not None:
+        end = batch.projected_end(utc_now())
+        computed = {
+            "model": batch.models[0] or None if len(batch.models) == 1 else None,
+            "errors": None if batch.errors is None else {"data": batch.errors},
             # Unfinished lines end at the deadline.
-            fields["estimated_completion_at"] = to_seconds(min(end, batch.expires_at))
-        return cls(
-            id=batch.id,
-            endpoint=batch.endpoint,
-            model=batch.models[0] or None if len(batch.models) == 1 else None,
-            errors=None
-            if batch.errors is None
-            else BatchErrors(data=[BatchError(**error) for error in batch.errors]),
-            input_file_id=batch.input_file_id,
-            completion_window=batch.completion_window,
-            status=batch.status,
-            output_file_id=batch.output_file_id,
-            error_file_id=batch.error_file_id,
-            request_counts=RequestCounts(
-                total=batch.total, completed=batch.completed, failed=batch.failed
-            ),
-            usage=_usage(batch),
-            metadata=batch.labels,
-            **fields,
-        )
+            "estimated_completion_at": None if end is None else min(end, batch.expires_at),
+            "usage": _usage(batch),
+            "metadata": batch.labels,
+        }
+        found = asdict(batch)
+        return cls.model_validate({**found, "request_counts": found, **computed})
 
 
 class BatchList(CursorList[BatchBody]):

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Final, Generic, Literal, Self, TypeVar
 from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
-from gateway.accounts.shared import PLAIN, Caller, CallerOfTenant, any_tenant
+from gateway.accounts.shared import PLAIN, Caller, CallerOfTenant, RecordBody, any_tenant
 from gateway.batches.files.service import (
     MAX_RETENTION_SECONDS,
     MIN_RETENTION_SECONDS,
@@ -37,31 +37,30 @@ T = TypeVar("T", bound=BaseModel)
 R = TypeVar("R", File, Batch)
 
 
-class FileBody(BaseModel):
+def to_seconds(time: datetime | None) -> int | None:
+    """Return Unix seconds, as OpenAI's API shows times."""
+    return None if time is None else int(time.timestamp())
+
+
+Seconds = Annotated[int, BeforeValidator(to_seconds)]
+SecondsOrNull = Annotated[int | None, BeforeValidator(to_seconds)]
+
+
+class FileBody(RecordBody):
     """A file."""
 
     id: str
     object: Literal["file"] = "file"
-    bytes: int = Field(description="Bytes so far: a result file grows while its batch runs.")
-    created_at: int = Field(description="Unix time in seconds.")
-    expires_at: int | None = Field(description="Unix time in seconds; null: not known yet.")
-    filename: str
+    bytes: int = Field(
+        validation_alias="size",
+        description="Bytes so far: a result file grows while its batch runs.",
+    )
+    created_at: Seconds = Field(description="Unix time in seconds.")
+    expires_at: SecondsOrNull = Field(description="Unix time in seconds; null: not known yet.")
+    filename: str = Field(validation_alias="name")
     purpose: FilePurpose
     status: Literal["processed"] = "processed"
     lines: int
-
-    @classmethod
-    def of(cls, file: File) -> Self:
-        """Return the response body of a file."""
-        return cls(
-            id=file.id,
-            bytes=file.size,
-            created_at=to_seconds(file.created_at),
-            expires_at=None if file.expires_at is None else to_seconds(file.expires_at),
-            filename=file.name,
-            purpose=file.purpose,
-            lines=file.lines,
-        )
 
 
 class CursorList(BaseModel, Generic[T]):
@@ -95,11 +94,6 @@ class DeletedFile(BaseModel):
     id: str
     object: Literal["file"] = "file"
     deleted: Literal[True] = True
-
-
-def to_seconds(time: datetime) -> int:
-    """Return Unix seconds, as OpenAI's API shows times."""
-    return int(time.timestamp())
 
 
 MEDIA_TYPE: Final = "application/jsonl"
