@@ -13,7 +13,8 @@ from redis.exceptions import RedisError
 from common.tasks import raise_if_cancelled
 from contract import keys
 from gateway.limits.endings import Endings, ReservationEnd
-from gateway.limits.refusals import headers_of, refusal_error
+from gateway.limits.headers import headers_of
+from gateway.limits.refusals import refusal_error
 from gateway.limits.replies import (
     Admitted,
     NeedsSeed,

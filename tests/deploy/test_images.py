@@ -165,7 +165,7 @@ class OnlyInstalled:
 sys.meta_path.insert(0, OnlyInstalled())
 """
 PROCESSES = """
-import gateway.cli.beat, gateway.cli.db, gateway.cli.gateway, gateway.cli.jobs
+import gateway.cli.db, gateway.cli.gateway, gateway.cli.jobs
 import gateway.jobs.app, gateway.jobs.runner, gateway.process.server.serve
 import worker.__main__, worker.engine.scripted
 assert "tokenizers" in sys.modules

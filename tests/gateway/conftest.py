@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 from contract import keys
 from contract.messages import WorkerState
 from gateway.accounts.keys.service import KeyService
-from gateway.accounts.members.service import MemberService
+from gateway.accounts.members import MemberService
 from gateway.accounts.projects.service import ProjectService
 from gateway.accounts.tenants.service import TenantService
 from gateway.platform.changes import ChangeAnnouncer

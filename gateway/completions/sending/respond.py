@@ -12,7 +12,7 @@ from gateway.completions.sending.measuring import RequestMeasure
 from gateway.completions.sending.streaming import DisconnectWatch, StreamedCompletion
 from gateway.completions.sending.subscription import Subscription
 from gateway.http.connection import connection_of
-from gateway.limits.refusals import dollars
+from gateway.limits.headers import dollars
 from gateway.platform.settings import Settings
 from gateway.records.errors import GenerationTimeoutError
 

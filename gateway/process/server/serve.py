@@ -14,9 +14,9 @@ from common.metrics import begin_metrics
 from gateway.platform.concurrency.fair_turns import LoopTurns
 from gateway.platform.settings import Settings
 from gateway.process.app import create_app, create_operator_app
-from gateway.process.one_of_many import OneOfMany
 from gateway.process.server.graceful import GracefulServer
 from gateway.process.server.protocol import allow_connections, http_protocol
+from gateway.process.supervision.processes import OneOfMany
 
 KEEP_ALIVE_SECONDS = 75
 """Longer than the usual idle timeouts of load balancers, so that they close connections first."""

@@ -18,8 +18,8 @@ from gateway.records.errors import (
     NotFoundError,
     PermissionDeniedError,
 )
-from gateway.records.records import Person, Role
-from gateway.records.scopes import Scope
+from gateway.records.records import Person
+from gateway.records.scopes import Role, Scope
 from tests.gateway.accounts.changes import announced, audited, grant
 from tests.support.cases import all_cases
 from tests.support.kinds import every_database

@@ -31,9 +31,8 @@ from gateway.billing.usage.service import (
 from gateway.platform.database.engine import Database
 from gateway.platform.database.tables import FIRST_TOKENS, RollupPeriod, RollupRow
 from gateway.records.errors import NotFoundError, StoreUnavailableError
-from gateway.records.first_tokens import BOUNDS_MS, quantile_ms
 from gateway.records.times import day_of, hour_of, to_time
-from gateway.records.usage_record import Outcome, UsageRecord
+from gateway.records.usage_record import BOUNDS_MS, Outcome, UsageRecord, quantile_ms
 from tests.gateway.billing.ledger_rows import NOON, add, record, sum_up, totals
 from tests.support.kinds import DATABASE_KINDS, every_database
 

@@ -14,7 +14,7 @@ import pytest
 from gateway.cli.launch import bring_up, up
 from gateway.cli.launch.bring_up import BringUp
 from gateway.cli.launch.launch_plan import LaunchPlan, make_plan
-from gateway.process.supervision.child import ChildSpec
+from gateway.process.supervision.supervisor import ChildSpec
 from tests.gateway.cli.conftest import Sluice
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.processes import is_alive

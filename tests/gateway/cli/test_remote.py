@@ -9,7 +9,7 @@ import click
 import httpx
 import pytest
 
-from gateway.cli.terminal import client
+from gateway.cli import client
 from tests.gateway.cli.conftest import Sluice
 from tests.support.cases import case
 from tests.support.processes import free_port

@@ -16,8 +16,12 @@ import pytest
 from gateway.platform.settings import Settings
 from gateway.process.supervision import processes
 from gateway.process.supervision import supervisor as module
-from gateway.process.supervision.child import ChildSpec, describe_exit
-from gateway.process.supervision.supervisor import ChildDiedError, Supervisor
+from gateway.process.supervision.supervisor import (
+    ChildDiedError,
+    ChildSpec,
+    Supervisor,
+    describe_exit,
+)
 from gateway.records.errors import StartupError
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.processes import wait_until
@@ -246,7 +250,7 @@ from types import SimpleNamespace
 import uvicorn
 
 from gateway.process.server import graceful
-from gateway.process.one_of_many import OneOfMany
+from gateway.process.supervision.processes import OneOfMany
 from gateway.platform.settings import Settings
 
 def held():
@@ -269,12 +273,11 @@ asyncio.run(run())
 SUPERVISED = """
 import asyncio, sys
 from pathlib import Path
-from gateway.process.supervision import child
-from gateway.process.supervision.child import ChildSpec
-from gateway.process.supervision.supervisor import Supervisor
+from gateway.process.supervision import supervisor as supervision
+from gateway.process.supervision.supervisor import ChildSpec, Supervisor
 from gateway.platform.concurrency.tether import adopt_orphans
 
-child.ORPHAN_SECONDS = 0.3
+supervision.ORPHAN_SECONDS = 0.3
 
 async def main():
     adopt_orphans()

@@ -11,9 +11,7 @@ from typing import Final
 import pytest
 from playwright.async_api import ViewportSize
 
-from gateway.records.records import Role
-from gateway.records.roles import ROLE_SCOPES
-from gateway.records.scopes import TENANT_SCOPES, Scope
+from gateway.records.scopes import ROLE_SCOPES, TENANT_SCOPES, Role, Scope
 from tests.gateway.conftest import complete, gateway_client
 from tests.gateway.console.conftest import HOSTILE, TENANT, Tab, visiting
 from tests.support.stack import REPOSITORY, Stack

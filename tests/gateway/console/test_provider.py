@@ -21,7 +21,7 @@ from gateway.platform.database.engine import Database
 from gateway.platform.database.tables import MemberRow
 from gateway.platform.redis_client import connect
 from gateway.platform.settings import Settings
-from gateway.records.records import Role
+from gateway.records.scopes import Role
 from tests.gateway.console.conftest import CSRF, OTHER, TENANT, Tab, Visit, anonymous
 from tests.gateway.management_api import running_management
 from tests.support.cases import all_cases

@@ -39,8 +39,7 @@ from gateway.platform.database.paging import PageRequest
 from gateway.platform.redis_client import connect
 from gateway.platform.settings import Settings
 from gateway.process.app import create_app, create_operator_app
-from gateway.records.records import Role
-from gateway.records.scopes import TENANT_SCOPES, Scope
+from gateway.records.scopes import TENANT_SCOPES, Role, Scope
 from tests.gateway.console.conftest import (
     OTHER,
     TENANT,

@@ -1,6 +1,7 @@
 """Rate limit headers, and the errors of refusals."""
 
-from gateway.limits.refusals import dollars, duration, headers_of, refusal_error
+from gateway.limits.headers import dollars, duration, headers_of
+from gateway.limits.refusals import refusal_error
 from gateway.limits.replies import Admitted, Refused, Remaining, sees_all, sees_key
 from gateway.records.errors import ErrorStyle, InsufficientQuotaError, RateLimitError, RefusingLimit
 from gateway.records.limits import LimitName, SubjectLimits

@@ -11,9 +11,8 @@ from gateway.accounts.keys.rules import read_addresses
 from gateway.records.errors import PermissionDeniedError
 from gateway.records.grants import BOUNDS, Bounds, bounds_of_key, bounds_of_project, bounds_of_role
 from gateway.records.limits import LimitName, Limits, LimitScope
-from gateway.records.records import KeyRecord, Plan, Project, ProjectStatus, Role
-from gateway.records.roles import ROLE_SCOPES
-from gateway.records.scopes import TENANT_SCOPES, Scope
+from gateway.records.records import KeyRecord, Plan, Project, ProjectStatus
+from gateway.records.scopes import ROLE_SCOPES, TENANT_SCOPES, Role, Scope
 from tests.gateway.accounts.changes import grant
 from tests.support.cases import all_cases, case
 

@@ -34,12 +34,11 @@ from gateway.records.records import (
     Plan,
     Project,
     ProjectStatus,
-    Role,
     Tenant,
     TenantStatus,
     Webhook,
 )
-from gateway.records.scopes import Scope
+from gateway.records.scopes import Role, Scope
 
 
 class PlanRow(Table):

@@ -14,9 +14,8 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from contract.tier import ServiceTier
 from gateway.platform.database.tables.base import Serial, Table, TenantId, enum_column, record_of
-from gateway.records.first_tokens import BOUNDS_MS
 from gateway.records.records import Credit, CreditKind, Price
-from gateway.records.usage_record import Outcome
+from gateway.records.usage_record import BOUNDS_MS, Outcome
 
 FAILED_OUTCOMES: Final = (Outcome.FAILED, Outcome.LOST, Outcome.TIMED_OUT)
 """Outcomes that count as failed requests in sums."""
