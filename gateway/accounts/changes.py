@@ -7,7 +7,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, TypedDict
 
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -69,6 +69,12 @@ class Change:
         """Insert a row; raises ConflictError as `changing` says."""
         self.transaction.add(row)
         await self.transaction.flush()
+
+    async def set(
+        self, table: type[Table], is_it: ColumnElement[bool], columns: Mapping[str, Any]
+    ) -> None:
+        """Set columns of rows."""
+        await self.transaction.execute(update(table).where(is_it).values(**columns))
 
     def announce(self, announcement: Callable[..., Awaitable[None]], *subject: str) -> None:
         """Announce the change after the commit; not at all if the transaction fails."""

@@ -152,9 +152,7 @@ class MemberService(Service):
             _check_role(member.role, by)
             if role is not Role.OWNER:
                 await _check_not_last_owner(change.transaction, member)
-            await change.transaction.execute(
-                update(MemberRow).where(MemberRow.id == member.id).values(role=role)
-            )
+            await change.set(MemberRow, MemberRow.id == member.id, {"role": role})
             details = {"role": role, "former_role": member.role}
             await change.audit("member.change", member.id, details)
             change.announce(self._announcer.tenant_changed, tenant_id)

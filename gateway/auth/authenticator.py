@@ -76,17 +76,14 @@ class Authenticator:
         self._database = database
         self._verifier = verifier
         self._member_issuer = member_issuer
-        self._keys = LookupCache[bytes, _KnownKey](
-            ttl_seconds=ttl_seconds, max_entries=max_entries, subjects=_subjects_of_key
-        )
-        self._keys_by_id = LookupCache[str, _KnownKey](
-            ttl_seconds=ttl_seconds, max_entries=max_entries, subjects=_subjects_of_key
-        )
+        bounds: dict[str, Any] = {"ttl_seconds": ttl_seconds, "max_entries": max_entries}
+        self._keys = LookupCache[bytes, _KnownKey](**bounds, subjects=_subjects_of_key)
+        self._keys_by_id = LookupCache[str, _KnownKey](**bounds, subjects=_subjects_of_key)
         self._callers = LookupCache[tuple[str, Person, str | None], TenantMember](
-            ttl_seconds=ttl_seconds, max_entries=max_entries, subjects=_subjects_of_caller
+            **bounds, subjects=_subjects_of_caller
         )
         self._origins = LookupCache[str, frozenset[str]](
-            ttl_seconds=ttl_seconds, max_entries=1, subjects=lambda _origins: ()
+            **bounds | {"max_entries": 1}, subjects=lambda _origins: ()
         )
 
     @classmethod

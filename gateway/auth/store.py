@@ -51,15 +51,11 @@ async def _owner_of(transaction: AsyncSession, is_key: ColumnElement[bool]) -> K
         .where(is_key)
     )
     row: Any = found.one_or_none()
-    if row is None:
-        return None
-    key, tenant, project, plan = row
-    return KeyOwner(
-        key.to_record(),
-        tenant.to_record(),
-        None if project is None else project.to_record(),
-        None if plan is None else plan.to_record(),
-    )
+    return None if row is None else KeyOwner(*map(_record, row))
+
+
+def _record(row: Any) -> Any:
+    return None if row is None else row.to_record()
 
 
 async def find_origins(transaction: AsyncSession) -> frozenset[str]:
@@ -101,11 +97,5 @@ async def find_caller(
     row: Any = found.one_or_none()
     if row is None:
         return None
-    tenant, plan, member, project, has_any = row
-    return TenantMember(
-        tenant.to_record(),
-        None if plan is None else plan.to_record(),
-        None if member is None else member.to_record(),
-        None if project is None else project.to_record(),
-        has_any,
-    )
+    tenant, plan, member, project = map(_record, row[:4])
+    return TenantMember(tenant, plan, member, project, row[4])

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final, Unpack
 
-from sqlalchemy import ColumnElement, and_, exists, func, or_, select, update
+from sqlalchemy import ColumnElement, and_, exists, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.accounts.audit.log import SYSTEM, AuditLog
@@ -145,7 +145,7 @@ class KeyService(Service):
             if grantor is not None:
                 grantor.require_another(key.id, options)
                 grantor.require(bounds_of_key(changed, plan))
-            await _set_columns(change, key, columns)
+            await change.set(ApiKeyRow, ApiKeyRow.id == key.id, _stored(columns))
             await change.audit("key.update", key.id, options)
             change.announce(self._announcer.key_changed, key.id)
         return changed
@@ -175,7 +175,7 @@ class KeyService(Service):
             check_lives(key)
             made = await _lock_made(change.transaction, key, MadeKeys.IN_GRACE)
             columns = _rotation(key, new, grace)
-            await _set_columns(change, key, columns)
+            await change.set(ApiKeyRow, ApiKeyRow.id == key.id, _stored(columns))
             details = {"prefix": new.prefix, "old_expires_at": columns["old_expires_at"]}
             await change.audit("key.rotate", key.id, details)
             change.announce(self._announcer.key_changed, key.id)
@@ -204,7 +204,7 @@ class KeyService(Service):
         now = utc_now()
         for key in locked:
             if key.revoked_at is None:
-                await _set_columns(change, key, {"revoked_at": now})
+                await change.set(ApiKeyRow, ApiKeyRow.id == key.id, {"revoked_at": now})
                 await change.audit("key.revoke", key.id, tenant_id=key.tenant_id)
             change.announce(self._announcer.key_changed, key.id)
         return [each if each.revoked_at else replace(each, revoked_at=now) for each in locked]
@@ -232,11 +232,6 @@ async def _managed(
     plan = await plan_of(transaction, tenant_id)
     change.require(bounds_of_key(key, plan), of=f"the key {shown(key.id)}")
     return key, plan
-
-
-async def _set_columns(change: Change, key: KeyRecord, columns: Mapping[str, Any]) -> None:
-    is_it = and_(ApiKeyRow.tenant_id == key.tenant_id, ApiKeyRow.id == key.id)
-    await change.transaction.execute(update(ApiKeyRow).where(is_it).values(**_stored(columns)))
 
 
 def _stored(columns: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.accounts.audit.log import SYSTEM
@@ -65,9 +65,7 @@ class PlanService(Service):
         async with changing(self._database, actor=actor) as change:
             old = await _find(change.transaction, plan_id, is_locked=True)
             plan = replace(old, name=name or old.name, limits=_merged(old.limits, limits or {}))
-            await change.transaction.execute(
-                update(PlanRow).where(PlanRow.id == plan_id).values(**_columns(plan))
-            )
+            await change.set(PlanRow, PlanRow.id == plan_id, _columns(plan))
             await change.audit("plan.update", plan_id, _columns(plan))
             change.announce(self._announcer.plan_changed)
         return plan

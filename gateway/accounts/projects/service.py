@@ -4,7 +4,7 @@ import secrets
 from dataclasses import asdict, replace
 from typing import Any, Final, Unpack
 
-from sqlalchemy import ColumnElement, and_, update
+from sqlalchemy import ColumnElement, and_
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.accounts.audit.log import SYSTEM
@@ -98,7 +98,7 @@ class ProjectService(Service):
                 columns["limits"] = changed_limits(project.limits, options["limits"])
             changed = replace(project, **columns)
             change.require(bounds_of_project(changed, plan))
-            await _set_columns(change, project, columns)
+            await change.set(ProjectRow, _is(tenant_id, project_id), columns)
             await change.audit("project.update", project_id, options)
             change.announce(self._announcer.tenant_changed, tenant_id)
         return changed
@@ -118,7 +118,7 @@ class ProjectService(Service):
         async with changing(self._database, tenant_id, **by) as change:
             project, _ = await _managed(change, tenant_id, project_id)
             if project.status is not status:
-                await _set_columns(change, project, {"status": status})
+                await change.set(ProjectRow, _is(tenant_id, project_id), {"status": status})
                 await change.audit(_ACTIONS[status], project_id)
             change.announce(self._announcer.tenant_changed, tenant_id)
         return replace(project, status=status)
@@ -136,11 +136,6 @@ async def _managed(change: Change, tenant_id: str, project_id: str) -> tuple[Pro
     plan = await plan_of(change.transaction, tenant_id)
     change.require(bounds_of_project(project, plan), of=f"the project {shown(project_id)}")
     return project, plan
-
-
-async def _set_columns(change: Change, project: Project, columns: dict[str, Any]) -> None:
-    is_it = _is(project.tenant_id, project.id)
-    await change.transaction.execute(update(ProjectRow).where(is_it).values(**columns))
 
 
 async def find_project(

@@ -3,16 +3,16 @@
 import math
 import re
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from typing import Any, Final, Unpack
 
-from sqlalchemy import or_, select, update
+from sqlalchemy import or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.accounts.audit.log import SYSTEM
-from gateway.accounts.changes import Change, Service, changing
+from gateway.accounts.changes import Service, changing
 from gateway.platform.database.engine import Database
 from gateway.platform.database.paging import Page, PageRequest, find_record, read_page
 from gateway.platform.database.tables import PlanRow, TenantRow
@@ -119,7 +119,7 @@ class TenantService(Service):
             columns: dict[str, Any] = {**options}
             if "limits" in options:
                 columns["limits"] = changed_limits(tenant.limits, options["limits"])
-            await _set_columns(change, columns)
+            await change.set(TenantRow, TenantRow.id == tenant_id, columns)
             await change.audit("tenant.update", tenant_id, options)
             change.announce(self._announcer.tenant_changed, tenant_id)
         return replace(tenant, **columns)
@@ -129,7 +129,7 @@ class TenantService(Service):
         async with changing(self._database, tenant_id, actor=actor) as change:
             tenant = await find_tenant(change.transaction, tenant_id, is_locked=True)
             if tenant.status is not status:
-                await _set_columns(change, {"status": status})
+                await change.set(TenantRow, TenantRow.id == tenant_id, {"status": status})
                 await change.audit(_ACTIONS[status], tenant_id)
             change.announce(self._announcer.tenant_changed, tenant_id)
         return replace(tenant, status=status)
@@ -173,12 +173,6 @@ def _checked(options: TenantChanges) -> TenantChanges:
         return {**options, "cors_origins": read_origins(options["cors_origins"])}
     except ValueError as error:
         raise InvalidParameterError(f"'cors_origins' {error}", param="cors_origins") from None
-
-
-async def _set_columns(change: Change, columns: Mapping[str, Any]) -> None:
-    await change.transaction.execute(
-        update(TenantRow).where(TenantRow.id == change.tenant_id).values(**columns)
-    )
 
 
 async def _check_plan(transaction: AsyncSession, options: TenantOptions | TenantChanges) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
-from sqlalchemy import ColumnElement, and_, delete, join, select, update
+from sqlalchemy import ColumnElement, and_, delete, join, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -260,9 +260,7 @@ class WebhookService:
         _check_ids(tenant_id, webhook_id)
         async with changing(self._database, tenant_id, actor=actor, is_locked=True) as change:
             webhook = await _find(change.transaction, tenant_id, webhook_id)
-            is_it = WebhookRow.id == webhook_id
-            removal = update(WebhookRow).where(is_it).values(removed_at=utc_now())
-            await change.transaction.execute(removal)
+            await change.set(WebhookRow, WebhookRow.id == webhook_id, {"removed_at": utc_now()})
             await change.audit("webhook.remove", webhook_id, _details(webhook))
 
     async def test(self, tenant_id: str, webhook_id: str) -> WebhookEvent:

@@ -119,8 +119,7 @@ class ExportService:
     ) -> None:
         columns = {"paused_at": paused_at, "failures": 0, "next_attempt_at": EPOCH}
         async with self._changing(name, actor) as change:
-            is_it = ExportSinkRow.name == name
-            await change.transaction.execute(update(ExportSinkRow).where(is_it).values(**columns))
+            await change.set(ExportSinkRow, ExportSinkRow.name == name, columns)
             await change.audit(action, name)
 
     @asynccontextmanager
