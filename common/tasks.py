@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from random import SystemRandom
 from typing import Any, Final, TypeVar
@@ -124,16 +125,26 @@ def raise_if_cancelled() -> None:
         raise asyncio.CancelledError
 
 
+@contextmanager
+def tolerating_outage(what: str) -> Iterator[None]:
+    """Log a RedisError of the block, and continue after it.
+
+    `what` names the block in the log, such as "refresh the catalogue".
+    """
+    try:
+        yield
+    except RedisError as error:
+        logger.warning("cannot %s: %s", what, type(error).__name__)
+
+
 async def repeat(what: str, step: Callable[[], Awaitable[None]], *, seconds: float) -> None:
     """Run a step, and again `seconds` after each end, until cancelled.
 
-    A RedisError is logged; `what` names the step in the log, such as "refresh the catalogue".
+    A RedisError is logged; `what` names the step in the log.
     """
     while True:
-        try:
+        with tolerating_outage(what):
             await step()
-        except RedisError as error:
-            logger.warning("cannot %s: %s", what, type(error).__name__)
         raise_if_cancelled()
         await asyncio.sleep(seconds)
 

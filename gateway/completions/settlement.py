@@ -1,7 +1,6 @@
 """Settlement: settle the usage of an admitted request exactly once, however it ends."""
 
 import asyncio
-import logging
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ import msgspec
 from redis.exceptions import RedisError
 
 from common import tracing as names
-from common.tasks import Backoff, TaskSet, raise_if_cancelled
+from common.tasks import Backoff, TaskSet, repeat, tolerating_outage
 from contract.dialect import Dialect
 from contract.messages import JobFailed
 from contract.outcomes import FailureCode, JobReceipt, JobState
@@ -54,8 +53,6 @@ CLOSE_SECONDS: Final = 5.0
 CANCELLED_CODE: Final = "cancelled"
 _OUR_FAULT: Final = 500
 """The lowest status of errors that are not the client's fault."""
-
-logger = logging.getLogger(__name__)
 
 
 class Ending(NamedTuple):
@@ -168,13 +165,6 @@ class SettlementService:
         if sum(map(len, self._to_drop.values())) < MAX_RECEIPTS_TO_DROP:
             self._to_drop[model] += job_ids
 
-    async def drop_receipts_now(self, model: str, job_ids: list[str]) -> None:
-        """Drop the receipts of settled jobs at once, if Redis responds."""
-        try:
-            await self.catalogue.queue(model).forget(job_ids)
-        except RedisError as error:
-            logger.warning("cannot drop receipts: %s", type(error).__name__)
-
     def reserve_in_slices(self, settlement: "Settlement", slices: Slices) -> None:
         """Extend the reservation of a stream while it runs; end it if a limit does not allow it."""
         settlement.slices = slices
@@ -183,38 +173,27 @@ class SettlementService:
     async def run(self) -> None:
         """Drop receipts and extend reservations until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._drop_in_turns())
-            tasks.create_task(self._extend_in_turns())
+            tasks.create_task(repeat("drop receipts", self._drop_all, seconds=DROP_SECONDS))
+            tasks.create_task(repeat("reserve slices", self._extend_all, seconds=SLICE_SECONDS))
 
-    async def _extend_in_turns(self) -> None:
-        while True:
-            await asyncio.sleep(SLICE_SECONDS)
-            raise_if_cancelled()
-            self._sliced = {each for each in self._sliced if not each.has_ended}
-            for each in self._sliced:
-                if (request := each.next_slice()) is not None:
-                    self.tasks.start(each.extend_to(request))
-
-    async def _drop_in_turns(self) -> None:
-        while True:
-            await asyncio.sleep(DROP_SECONDS)
-            await self._drop_all()
-            raise_if_cancelled()
+    async def _extend_all(self) -> None:
+        self._sliced = {each for each in self._sliced if not each.has_ended}
+        for each in self._sliced:
+            if (request := each.next_slice()) is not None:
+                self.tasks.start(each.extend_to(request))
 
     async def aclose(self) -> None:
         """Finish pending work within CLOSE_SECONDS; a sweep settles the remaining requests."""
         await self.tasks.finish(CLOSE_SECONDS)
-        await self._drop_all()
+        with tolerating_outage("drop receipts"):
+            await self._drop_all()
 
     async def _drop_all(self) -> None:
-        try:
-            for model in list(self._to_drop):
-                while job_ids := self._to_drop[model][:DROP_BATCH]:
-                    await self.catalogue.queue(model).forget(job_ids)
-                    del self._to_drop[model][: len(job_ids)]
-                del self._to_drop[model]
-        except RedisError as error:
-            logger.warning("cannot drop receipts: %s", type(error).__name__)
+        for model in list(self._to_drop):
+            while job_ids := self._to_drop[model][:DROP_BATCH]:
+                await self.catalogue.queue(model).forget(job_ids)
+                del self._to_drop[model][: len(job_ids)]
+            del self._to_drop[model]
 
 
 class Settlement:
@@ -369,7 +348,8 @@ class Settlement:
         )
         if is_stored:
             # A stored response may soon resume with jobs of the same ids.
-            await self._service.drop_receipts_now(record.model, record.job_ids)
+            with tolerating_outage("drop receipts"):
+                await self._service.catalogue.queue(record.model).forget(record.job_ids)
         else:
             self._service.drop_receipts(record.model, record.job_ids)
         self.generation.release()
@@ -455,12 +435,10 @@ class Settlement:
         deadline = time.monotonic() + RECEIPT_PATIENCE_SECONDS
         backoff = Backoff(FIRST_LOOK_SECONDS, LAST_LOOK_SECONDS)
         while time.monotonic() < deadline:
-            try:
+            with tolerating_outage("read receipts"):
                 receipts = await queue.receipts(job_ids)
                 if all(each.state in (JobState.ENDED, JobState.ABSENT) for each in receipts):
                     break
-            except RedisError as error:
-                logger.warning("cannot read receipts: %s", type(error).__name__)
             await asyncio.sleep(backoff.next_seconds())
         return receipts
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import logging
 import re
 import time
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import msgspec
 from fastapi import Request
 from redis.exceptions import RedisError
 
-from common.tasks import Backoff, wait_for_end
+from common.tasks import Backoff, tolerating_outage, wait_for_end
 from gateway.completions.admission.call import Call
 from gateway.completions.idempotency.registry import (
     IdempotencyRegistry,
@@ -44,8 +43,6 @@ LONGEST_PAUSE_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = 0.05
 
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
-
-logger = logging.getLogger(__name__)
 
 
 async def read_idempotent_request(request: Request, call: Call) -> IdempotentRequest | None:
@@ -156,10 +153,8 @@ class EarlierResponses:
         deadline = time.monotonic() + ADMISSION_SECONDS
         tries = 2
         while tries and time.monotonic() < deadline:
-            try:
+            with tolerating_outage("free an Idempotency-Key"):
                 if await self._registry.release(idempotent, request_id):
                     return
                 tries -= 1
-            except RedisError as error:
-                logger.warning("cannot free an Idempotency-Key: %s", type(error).__name__)
             await asyncio.sleep(backoff.next_seconds())

@@ -6,7 +6,6 @@ the client gets every token exactly once.
 
 import asyncio
 import itertools
-import logging
 import math
 import time
 from collections import defaultdict
@@ -18,7 +17,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from common import clock
-from common.tasks import in_background, repeat
+from common.tasks import in_background, repeat, tolerating_outage
 from contract import keys
 from contract.messages import Frame, GenerationJob, JobFailed, JobFinished, JobMessage
 from contract.outcomes import FailureCode
@@ -45,8 +44,6 @@ LONGEST_RETRY_SECONDS: Final = 60.0
 UNKNOWN_RETRY_SECONDS: Final = 2.0
 """Retry-After before the throughput of a queue has been measured."""
 _FIRST_ATTEMPT: Final = 1
-
-logger = logging.getLogger(__name__)
 
 
 class Adopted(NamedTuple):
@@ -303,11 +300,9 @@ async def notify_shed(client: "Redis", sender: str, report: EnqueueReport) -> No
     for gateway, handle in report.shed:
         notice = JobFailed(handle, _FIRST_ATTEMPT, FailureCode.SHED, "", retry_after_seconds)
         failed[gateway].append(notice)
-    try:
+    with tolerating_outage("notify gateways of shed jobs"):
         for gateway, notices in failed.items():
             await send_notices(client, gateway, sender=sender, failed=notices)
-    except RedisError as error:
-        logger.warning("cannot notify gateways of shed jobs: %s", type(error).__name__)
 
 
 def _retry_after_seconds(report: EnqueueReport) -> float:

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
 from common import clock
-from common.tasks import in_background
+from common.tasks import in_background, tolerating_outage
 from contract import keys
 from contract.messages import JobLost
 from contract.outcomes import FailureCode
@@ -97,12 +96,10 @@ class LostJobs:
 
         If Redis is unavailable, the loss is reported again later.
         """
-        try:
+        with tolerating_outage("remove a job from the queue"):
             owner: Any = await self._client.hget(keys.job(lost.model, lost.job_id), "gateway")
             if owner == self._presence.gateway.encode():
                 await self._catalogue.queue(lost.model).cancel(lost.job_id, lost.tenant)
-        except RedisError as error:
-            logger.warning("cannot remove a job from the queue: %s", type(error).__name__)
 
     async def check_silent(self) -> None:
         """Query Redis about silent jobs, and retry or fail them. Raises RedisError."""

@@ -1,20 +1,17 @@
 """Presence: the gateway's heartbeat in Redis, and outages of Redis."""
 
-import logging
 import time
 from typing import Any
 
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
+from common.tasks import tolerating_outage
 from contract import keys
 
 ALIVE_SECONDS = 6
 """Other processes consider a gateway dead after this long without a heartbeat."""
 LEFT_SECONDS = 60
 """Lifetime of the reply stream of a gateway that has stopped."""
-
-logger = logging.getLogger(__name__)
 
 
 class Presence:
@@ -74,10 +71,8 @@ class Presence:
         pipeline = self._client.pipeline(transaction=False)
         pipeline.execute_command("DEL", keys.gateway_alive(self.gateway))
         pipeline.execute_command("EXPIRE", keys.replies(self.gateway), LEFT_SECONDS)
-        try:
+        with tolerating_outage("deregister the gateway"):
             await pipeline.execute()
-        except RedisError as error:
-            logger.warning("cannot deregister the gateway: %s", type(error).__name__)
 
     def _announcement(self, client: "Redis") -> Any:
         pipeline = client.pipeline(transaction=False)

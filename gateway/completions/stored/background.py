@@ -1,20 +1,15 @@
 """Index in Redis of background responses: a client may never request one whose owner has died."""
 
 import asyncio
-import logging
 from collections.abc import Collection
 from typing import Any, Final
 
-from redis.exceptions import RedisError
-
-from common.tasks import in_background
+from common.tasks import in_background, tolerating_outage
 from contract import keys
 from contract.scripts import CommandExecutor
 
 INDEX_SECONDS: Final = 172_800
 """Lifetime of a gateway's index after its last refresh."""
-
-logger = logging.getLogger(__name__)
 
 
 class BackgroundIndex:
@@ -52,10 +47,8 @@ class BackgroundIndex:
 
     async def remove_of(self, owner: str, request_id: str) -> None:
         """Remove a response of any gateway."""
-        try:
+        with tolerating_outage("unregister a background response"):
             await self._execute("SREM", keys.background_responses(owner), request_id)
-        except RedisError as error:
-            logger.warning("cannot unregister a background response: %s", type(error).__name__)
 
     async def remove_owner(self, owner: str) -> None:
         """Remove an owner unless it still has responses. Raises RedisError."""
@@ -70,11 +63,9 @@ class BackgroundIndex:
         if not request_ids:
             return
         key = keys.background_responses(self._gateway)
-        try:
+        with tolerating_outage("register background responses"):
             await asyncio.gather(
                 self._execute("SADD", key, *request_ids),
                 self._execute("EXPIRE", key, INDEX_SECONDS),
                 self._execute("SADD", keys.BACKGROUND_OWNERS, self._gateway),
             )
-        except RedisError as error:
-            logger.warning("cannot register background responses: %s", type(error).__name__)

@@ -11,6 +11,7 @@ import msgspec
 from redis.exceptions import RedisError
 
 from common import clock
+from common.tasks import tolerating_outage
 from contract.messages import Delta, Follow, JobFailed, JobFinished, JobMessage
 from contract.outcomes import FailureCode
 from gateway.completions.queue.dispatcher import Dispatcher
@@ -146,12 +147,10 @@ class OwnedResponses:
     async def _trim(self) -> None:
         """Remove the replies that all journals have."""
         unwritten = [each.through for each in self.by_id.values() if each.needs_write]
-        try:
+        with tolerating_outage("trim the reply stream"):
             await self.dispatcher.trim_replies(
                 min((self.dispatcher.last_entry, *unwritten), key=entry_id_of)
             )
-        except RedisError as error:
-            logger.warning("cannot trim the reply stream: %s", type(error).__name__)
 
     async def write(self) -> None:
         """Write the new messages of all responses."""
@@ -365,10 +364,8 @@ class OwnedResponse:
         """Delete a response whose jobs were not enqueued."""
         self.has_ended = self._is_lost = True
         async with self._lock:
-            try:
+            with tolerating_outage("delete a response"):
                 await self._owned.store.discard(self.head.request_id)
-            except RedisError as error:
-                logger.warning("cannot delete a response: %s", type(error).__name__)
 
     async def _settle(self, ending: Ending) -> None:
         # The gateway that takes a response over settles it.

@@ -2,19 +2,14 @@
 
 import asyncio
 import itertools
-import logging
 from typing import Any
 
-from redis.exceptions import RedisError
-
-from common.tasks import TaskSet
+from common.tasks import TaskSet, tolerating_outage
 from contract import keys
 from contract.messages import ResponseGrown
 from contract.scripts import CommandExecutor
 from gateway.completions.queue.dispatcher import Dispatcher
 from gateway.completions.queue.notices import send_notices
-
-logger = logging.getLogger(__name__)
 
 
 class Peers:
@@ -59,7 +54,5 @@ class Peers:
         return bool(await self._executor.execute_command("EXISTS", keys.gateway_alive(gateway)))
 
     async def _send(self, gateway: str, notices: dict[str, Any]) -> None:
-        try:
+        with tolerating_outage(f"notify gateway {gateway}"):
             await send_notices(self._executor, gateway, sender=self._dispatcher.gateway, **notices)
-        except RedisError as error:
-            logger.warning("cannot notify gateway %s: %s", gateway, type(error).__name__)

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from redis.asyncio import Redis
 
-from common.tasks import raise_if_cancelled, repeat
+from common.tasks import repeat
 from contract.messages import CancelResponse, Follow, JobFailed, ResponseGrown
 from contract.outcomes import FailureCode
 from contract.queue import LostJob
@@ -261,9 +261,15 @@ class Responses:
     async def run(self) -> None:
         """Write journals and take over background responses of dead gateways, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._keep_writing())
+            tasks.create_task(
+                repeat("write journals", self._owned.check, seconds=self._journal_seconds)
+            )
             tasks.create_task(self._keep_resuming())
-            tasks.create_task(self._keep_background_running())
+            tasks.create_task(
+                repeat(
+                    "look for dead gateways", self.take_over_background, seconds=BACKGROUND_SECONDS
+                )
+            )
 
     def hand_over(self) -> None:
         """Leave responses without a client here to other gateways, because this process stops."""
@@ -284,6 +290,7 @@ class Responses:
 
     async def take_over_background(self) -> None:
         """Take over the background responses of dead gateways. Raises RedisError."""
+        await self._background.refresh()
         for owner in await self._background.other_owners():
             if not await self._peers.is_alive(owner):
                 for request_id in await self._background.responses_of(owner):
@@ -291,22 +298,9 @@ class Responses:
                         await self._background.remove_of(owner, request_id)
                 await self._background.remove_owner(owner)
 
-    async def _keep_writing(self) -> None:
-        while True:
-            await asyncio.sleep(self._journal_seconds)
-            await self._owned.check()
-            raise_if_cancelled()
-
     async def _keep_resuming(self) -> None:
         while True:
             self._takeovers.resume_soon(await self._owned.interrupted.get())
-
-    async def _keep_background_running(self) -> None:
-        async def look() -> None:
-            await self._background.refresh()
-            await self.take_over_background()
-
-        await repeat("look for dead gateways", look, seconds=BACKGROUND_SECONDS)
 
     # -- notices ---------------------------------------------------------------------------------
 
