@@ -56,7 +56,7 @@ class Desk:
         name = keys.replies(self.dispatcher.gateway)
         last: bytes = (await self._redis.xinfo_stream(name))["last-generated-id"]
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while self.dispatcher.last_entry != last:
+            while self.dispatcher.reader.last_entry != last:
                 await asyncio.sleep(0.002)
 
     async def look_after_jobs(self) -> None:

@@ -81,7 +81,7 @@ class Dispatcher:
         self.presence = Presence(gateway, client, resume_after_seconds=resume_after_seconds)
         self._jobs = JobsInFlight(catalogue)
         self._replies = Replies(self._jobs, catalogue)
-        self._reader = ReplyReader(
+        self.reader = ReplyReader(
             client,
             keys.replies(gateway),
             presence=self.presence,
@@ -102,16 +102,6 @@ class Dispatcher:
     def jobs_in_flight(self) -> int:
         """Number of jobs that are enqueued and neither finished nor cancelled."""
         return len(self._jobs.tickets)
-
-    @property
-    def last_entry(self) -> bytes:
-        """The last entry of this gateway's reply stream whose messages were delivered."""
-        return self._reader.last_entry
-
-    @property
-    def read_bytes(self) -> int:
-        """Bytes of all frames that were read from this gateway's reply stream."""
-        return self._reader.read_bytes
 
     async def trim_replies(self, oldest: bytes) -> None:
         """Remove the entries before `oldest` from this gateway's reply stream. Raises RedisError.
@@ -233,7 +223,7 @@ class Dispatcher:
         """Read replies, send heartbeats and check leases until cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._reader.run())
+                tasks.create_task(self.reader.run())
                 tasks.create_task(repeat("send heartbeats", self.beat, seconds=HEARTBEAT_SECONDS))
                 tasks.create_task(
                     repeat("reclaim leases", self._lost_jobs.reclaim, seconds=RECLAIM_SECONDS)

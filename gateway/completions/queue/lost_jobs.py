@@ -87,7 +87,7 @@ class LostJobs:
             await send_notices(self._client, lost.gateway, sender=gateway, lost=[notice])
         elif not is_ours and not self._presence.may_judge_others():
             return
-        elif is_ours or not await self._notices.offer_orphan(model, lost):
+        elif is_ours or not await self._notices.on_orphan(model, lost):
             # No client waits for it: its gateway is gone or has cancelled it.
             await self._catalogue.queue(model).cancel(lost.job_id, lost.tenant)
 

@@ -11,44 +11,35 @@ from contract.queue import LostJob
 from contract.scripts import CommandExecutor
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseCallbacks:
-    """Handlers of the notices. None of them may raise."""
-
-    on_follow: Callable[[Follow], None]
-    """Another gateway follows a response of this one."""
-    on_grown: Callable[[ResponseGrown], None]
-    """A response of another gateway, which this one follows, has grown."""
-    on_cancel: Callable[[CancelResponse], None]
-    """Another gateway cancels a response of this one."""
-    on_orphan: Callable[[str, LostJob], Awaitable[bool]]
-    """A job of a dead gateway was lost. Gets its model; returns whether the job is taken over."""
+def _drop(_: object) -> None:
+    pass
 
 
+async def _leave_orphan(_model: str, _lost: LostJob) -> bool:
+    return False
+
+
+@dataclass(slots=True)
 class ResponseNotices:
-    """Passes notices to the handlers, once there are any. Earlier notices are dropped."""
+    """Handlers of the notices. None of them may raise. Notices are dropped until they are set."""
 
-    def __init__(self) -> None:
-        self._callbacks: ResponseCallbacks | None = None
-
-    def subscribe(self, callbacks: ResponseCallbacks) -> None:
-        """Set the handlers."""
-        self._callbacks = callbacks
+    on_follow: Callable[[Follow], object] = _drop
+    """Another gateway follows a response of this one."""
+    on_grown: Callable[[ResponseGrown], object] = _drop
+    """A response of another gateway, which this one follows, has grown."""
+    on_cancel: Callable[[CancelResponse], object] = _drop
+    """Another gateway cancels a response of this one."""
+    on_orphan: Callable[[str, LostJob], Awaitable[bool]] = _leave_orphan
+    """A job of a dead gateway was lost. Gets its model; returns whether the job is taken over."""
 
     def publish(self, frame: Frame) -> None:
         """Handle the notices of a frame."""
-        if (callbacks := self._callbacks) is None:
-            return
         for follow in frame.follows:
-            callbacks.on_follow(follow)
+            self.on_follow(follow)
         for grown in frame.grown:
-            callbacks.on_grown(grown)
+            self.on_grown(grown)
         for cancel in frame.cancels:
-            callbacks.on_cancel(cancel)
-
-    async def offer_orphan(self, model: str, lost: LostJob) -> bool:
-        """Offer a lost job of a dead gateway. Return whether it is taken over."""
-        return self._callbacks is not None and await self._callbacks.on_orphan(model, lost)
+            self.on_cancel(cancel)
 
 
 async def send_notices(

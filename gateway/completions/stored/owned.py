@@ -88,7 +88,7 @@ class OwnedResponses:
         self.interrupted: asyncio.Queue[str] = asyncio.Queue()
         """Background responses that ended because of a slow reader, and must resume."""
         self._trimmed_bytes = 0
-        """`Dispatcher.read_bytes` when the reply stream was last trimmed."""
+        """`ReplyReader.read_bytes` when the reply stream was last trimmed."""
         self._trims_after = -math.inf
 
     def of(self, settlement: Settlement) -> "OwnedResponse | None":
@@ -133,7 +133,7 @@ class OwnedResponses:
         responses, now = list(self.by_id.values()), time.monotonic()
         for response in responses:
             response.end_if_abandoned()
-        read_bytes = self.dispatcher.read_bytes
+        read_bytes = self.dispatcher.reader.read_bytes
         trims = read_bytes - self._trimmed_bytes > TRIM_BYTES and now > self._trims_after
         await self._write([each for each in responses if trims or each.is_write_due(now)])
         if trims and now > self._trims_after:
@@ -149,7 +149,7 @@ class OwnedResponses:
         unwritten = [each.through for each in self.by_id.values() if each.needs_write]
         with tolerating_outage("trim the reply stream"):
             await self.dispatcher.trim_replies(
-                min((self.dispatcher.last_entry, *unwritten), key=entry_id_of)
+                min((self.dispatcher.reader.last_entry, *unwritten), key=entry_id_of)
             )
 
     async def write(self) -> None:
@@ -212,7 +212,7 @@ class OwnedResponse:
         self._entry_bytes = sum(map(len, self._entries))
         self.counted_bytes = head.stored_bytes
         """Bytes in Redis that count towards the limits of the tenant."""
-        self.through = owned.dispatcher.last_entry
+        self.through = owned.dispatcher.reader.last_entry
         """The last entry of the reply stream whose messages the stored journal has."""
         self.generation.on_reply = self.on_reply
         self.generation.journal = self._pending
@@ -495,7 +495,7 @@ class OwnedResponse:
 
     async def _write(self) -> bool:
         """Write everything. Return False if another gateway has taken the response over."""
-        owned, status, through = self._owned, self._status, self._owned.dispatcher.last_entry
+        owned, status, through = self._owned, self._status, self._owned.dispatcher.reader.last_entry
         if self._pending:
             entries = encode_entries(self._pending, through.decode())
             self._pending.clear()

@@ -16,12 +16,11 @@ from typing import Any, Final
 from redis.asyncio import Redis
 
 from common.tasks import repeat
-from contract.messages import CancelResponse, Follow, JobFailed, ResponseGrown
+from contract.messages import CancelResponse, JobFailed, ResponseGrown
 from contract.outcomes import FailureCode
 from contract.queue import LostJob
 from contract.scripts import CommandExecutor
 from gateway.completions.queue.dispatcher import Dispatcher
-from gateway.completions.queue.notices import ResponseCallbacks
 from gateway.completions.sealing import Sealer
 from gateway.completions.settlement import CLOSE_SECONDS, Ending, Settlement, SettlementService
 from gateway.completions.stored.background import BackgroundIndex
@@ -81,14 +80,9 @@ class Responses:
             settlements=settlements,
         )
         self._takeovers = Takeovers(client, self._owned, max_unread_bytes=max_unread_bytes)
-        dispatcher.notices.subscribe(
-            ResponseCallbacks(
-                on_follow=self._on_follow,
-                on_grown=self._on_grown,
-                on_cancel=self._on_cancel,
-                on_orphan=self._on_orphan,
-            )
-        )
+        notices = dispatcher.notices
+        notices.on_follow, notices.on_cancel = self._takeovers.on_follow, self._on_cancel
+        notices.on_grown, notices.on_orphan = self._on_grown, self._on_orphan
 
     # -- the request that generates a response ---------------------------------------------------
 
@@ -303,9 +297,6 @@ class Responses:
             self._takeovers.resume_soon(await self._owned.interrupted.get())
 
     # -- notices ---------------------------------------------------------------------------------
-
-    def _on_follow(self, follow: Follow) -> None:
-        self._takeovers.on_follow(follow)
 
     def _on_grown(self, grown: ResponseGrown) -> None:
         self._peers.notify_reader(self.dispatcher.gateway, grown.handle)

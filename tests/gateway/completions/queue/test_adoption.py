@@ -22,7 +22,6 @@ from contract.outcomes import FailureCode, JobState
 from contract.queue import LeaseReport, LostJob
 from gateway.completions.queue.dispatcher import Adopted
 from gateway.completions.queue.generation import Generation
-from gateway.completions.queue.notices import ResponseCallbacks
 from tests.gateway.completions.queue.test_resumption import received
 from tests.gateway.conftest import eventually, nothing_left
 from tests.gateway.desk import MODEL, Desk, failure, take, texts
@@ -134,9 +133,9 @@ async def test_lost_jobs_of_a_dead_gateway_are_offered_for_adoption_first(
         offered.append((model, lost))
         return is_wanted
 
-    living.dispatcher.notices.subscribe(
-        ResponseCallbacks(unexpected, unexpected, unexpected, on_orphan)
-    )
+    notices = living.dispatcher.notices
+    notices.on_follow = notices.on_grown = notices.on_cancel = unexpected
+    notices.on_orphan = on_orphan
     await dead.request()
     await dead.close()
     await redis.delete(keys.gateway_alive("gw-dead"))
@@ -164,12 +163,12 @@ async def test_notices_between_gateways_reach_their_handlers(desk: Desk, redis: 
     # Notices without a handler are dropped.
     await redis.xadd(stream, {"f": messages.encode(notices)})
     await eventually(
-        lambda: desk.dispatcher.last_entry != b"0-0", what="the reply reader catching up"
+        lambda: desk.dispatcher.reader.last_entry != b"0-0", what="the reply reader catching up"
     )
-    desk.dispatcher.notices.subscribe(
-        ResponseCallbacks(noticed.append, noticed.append, noticed.append, unexpected)
-    )
+    handlers = desk.dispatcher.notices
+    handlers.on_follow = handlers.on_grown = handlers.on_cancel = noticed.append
+    handlers.on_orphan = unexpected
     entry = await redis.xadd(stream, {"f": messages.encode(notices)})
     await eventually(lambda: len(noticed) == 3, what="the three notices")
     assert noticed == [Follow("cmpl-1", "gw-other", 7), ResponseGrown(8), CancelResponse("cmpl-2")]
-    assert desk.dispatcher.last_entry == entry
+    assert desk.dispatcher.reader.last_entry == entry

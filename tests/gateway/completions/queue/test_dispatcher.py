@@ -198,7 +198,7 @@ async def test_frame_numbers_of_the_workers_that_sent_last_are_known(
         await FakeWorker(redis, MODEL, name=name).send(GATEWAY, deltas=[])
     assert texts(await take(generation, 3)) == ["w1", "w2", "w3"]
     await desk.catch_up()
-    assert list(desk.dispatcher._reader._frame_numbers) == [worker.name, "w3"]
+    assert list(desk.dispatcher.reader._frame_numbers) == [worker.name, "w3"]
 
 
 async def test_unreadable_frame_is_skipped_and_the_loops_continue(
@@ -391,7 +391,7 @@ async def test_no_connection_outlives_a_client_that_closes_at_once(
 ) -> None:
     client = connect(redis_server.url, max_connections=4)
     dispatcher = Desk(client, GATEWAY).dispatcher
-    reading = asyncio.create_task(dispatcher._reader.run())
+    reading = asyncio.create_task(dispatcher.reader.run())
     for _ in range(3):
         await asyncio.sleep(0)
     await end_task(reading)

@@ -86,7 +86,7 @@ async def test_loss_of_a_job_that_its_worker_still_holds_does_not_count(
     entry: bytes | str = b""
 
     def is_restored() -> bool:
-        return desk.dispatcher.last_entry == entry and ticket.is_followed
+        return desk.dispatcher.reader.last_entry == entry and ticket.is_followed
 
     for _ in range(MAX_LOSSES):
         entry = await redis.xadd(keys.replies(GATEWAY), {"f": notice})

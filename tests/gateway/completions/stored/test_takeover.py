@@ -619,7 +619,7 @@ async def test_head_of_a_response_is_read_once_a_second_until_it_is_cancelled(
     request, _ = await begun(first, worker)
     response = await second.find(request.id)
     monkeypatch.setattr(service, "CANCEL_SECONDS", 0.1)
-    first.dispatcher.notices._callbacks = None
+    first.dispatcher.notices.on_cancel = lambda _: None
     read = AsyncMock(wraps=second.responses.store.read)
     monkeypatch.setattr(second.responses.store, "read", read)
     assert (await second.responses.cancel(response)).state is ResponseState.RUNNING
