@@ -5,6 +5,7 @@ import logging
 import math
 import time
 from collections.abc import Sequence
+from enum import Enum, auto
 from typing import Final
 
 import msgspec
@@ -64,6 +65,28 @@ _RESUMABLE: Final = (FailureCode.TAKEN_OVER, FailureCode.GATEWAY_STOPPING)
 """Failures after which another gateway can resume the response."""
 
 logger = logging.getLogger(__name__)
+
+
+class OwnedState(Enum):
+    """State of a response at the gateway that owns it."""
+
+    RUNNING = auto()
+    STOPPING = auto()
+    """This gateway stops; another one can resume the response."""
+    ENDED = auto()
+    """It has a state without an owner, which is written to Redis."""
+    LOST = auto()
+    """Another gateway owns it, or it was deleted: nothing is written any more."""
+
+
+RUNNING, STOPPING, ENDED, LOST = OwnedState
+_OVER: Final = (ENDED, LOST)
+_NEXT: Final = {
+    RUNNING: (STOPPING, ENDED, LOST),
+    STOPPING: (STOPPING, ENDED, LOST),
+    ENDED: (LOST,),
+    LOST: (),
+}
 
 
 class OwnedResponses:
@@ -181,7 +204,6 @@ class OwnedResponse:
         self.settlement = settlement
         self.generation = settlement.generation
         self.term = term
-        self.has_ended = False
         self.has_consumer = has_consumer
         """Whether the client that began the request still waits for it here."""
         self._owned = owned
@@ -198,9 +220,7 @@ class OwnedResponse:
         self._wanted_until = 0.0 if has_consumer else time.monotonic() + FOLLOWED_SECONDS
         self._unfinished = len(head.jobs)
         self._failure: JobFailed | None = None
-        self._is_cancelled = False
-        self._is_lost = False
-        self._is_stopping = False
+        self._state = RUNNING
         self._is_unanswered = False
         """Whether its client got an error without a failure of its jobs, and may have repeated the
         request: it resumes if a client asks for it."""
@@ -221,7 +241,7 @@ class OwnedResponse:
 
     def on_reply(self, prompt_index: int, message: JobMessage) -> None:
         """Record a reply that was accepted."""
-        if self.has_ended:
+        if self._state in _OVER:
             return
         if type(message) is not Delta:
             self._on_rare_reply(prompt_index, message)
@@ -266,12 +286,17 @@ class OwnedResponse:
         elif self._unfinished == 0:
             self._owned.tasks.start(self.finish())
 
+    def _enter(self, state: OwnedState) -> None:
+        if state not in _NEXT[self._state]:
+            raise RuntimeError(f"a response that is {self._state.name} cannot be {state.name}")
+        self._state = state
+
     # -- readers ---------------------------------------------------------------------------------
 
     @property
     def must_resume(self) -> bool:
         """Whether it ended because of a slow reader, although it runs in the background."""
-        is_left = self._status.state is ResponseState.LEFT and not self._is_lost
+        is_left = self._status.state is ResponseState.LEFT and self._state is not LOST
         return is_left and self.head.is_background and not self._is_unanswered
 
     def follow(self, follow: Follow) -> None:
@@ -318,11 +343,10 @@ class OwnedResponse:
 
     def cancel(self) -> None:
         """Cancel the response, even if clients read it."""
-        if self.settlement.has_ended:
-            return
-        self._is_cancelled = True
-        self.end(Ending(Outcome.CANCELLED, CANCELLED_CODE))
-        self.generation.push(0, JobFailed(0, 0, FailureCode.CANCELLED, ""))
+        if self.settlement.begin_end():
+            self._fail(FailureCode.CANCELLED, ResponseState.CANCELLED)
+            self._owned.tasks.start(self._settle(Ending(Outcome.CANCELLED, CANCELLED_CODE)))
+            self.generation.push(0, JobFailed(0, 0, FailureCode.CANCELLED, ""))
 
     async def finish(self) -> None:
         """Settle a response whose jobs have all finished.
@@ -338,7 +362,7 @@ class OwnedResponse:
             await self.settlement.finish()
 
     async def _finish_line(self) -> None:
-        while self.needs_write and not self._is_lost:
+        while self.needs_write and self._state is not LOST:
             await self.write()
             if self.needs_write:
                 await asyncio.sleep(WRITE_SECONDS)
@@ -348,21 +372,28 @@ class OwnedResponse:
 
     def end(self, ending: Ending) -> None:
         """Settle a response that ends in any other way, in the background."""
-        if self.settlement.begin_end():
-            self._on_ending(ending)
-            self._owned.tasks.start(self._settle(ending))
+        if not self.settlement.begin_end():
+            return
+        self._is_unanswered = ending.is_temporary and self._failure is None
+        is_left = ending.outcome is Outcome.CANCELLED or self._is_unanswered
+        if not is_left and self._state is not STOPPING:
+            is_late = ending.outcome is Outcome.TIMED_OUT
+            code = FailureCode.DEADLINE_EXCEEDED if is_late else FailureCode.ENGINE_ERROR
+            self._fail(code, ResponseState.FAILED)
+        # Otherwise it may resume after its settlement.
+        self._owned.tasks.start(self._settle(ending))
 
     def hand_over(self) -> None:
         """Leave the response to the gateway that takes it over, because this one stops."""
         if not self.settlement.has_ended:
-            self._is_stopping = True
+            self._enter(STOPPING)
             self._owned.keep_replies()
             self._owned.dispatcher.give_up(self.generation)
             self.settlement.hand_over()
 
     async def discard(self) -> None:
         """Delete a response whose jobs were not enqueued."""
-        self.has_ended = self._is_lost = True
+        self._enter(LOST)
         async with self._lock:
             with tolerating_outage("delete a response"):
                 await self._owned.store.discard(self.head.request_id)
@@ -370,30 +401,13 @@ class OwnedResponse:
     async def _settle(self, ending: Ending) -> None:
         # The gateway that takes a response over settles it.
         await self.write()
-        if self._is_lost:
+        if self._state is LOST:
             self.settlement.hand_over()
         else:
             self._on_settled(await self.settlement.settle(ending, is_stored=True))
 
-    def _on_ending(self, ending: Ending) -> None:
-        self._is_unanswered = ending.is_temporary and self._failure is None
-        match ending.outcome:
-            case Outcome.CANCELLED if self._is_cancelled:
-                self._fail_readers(FailureCode.CANCELLED)
-                self._end(ResponseState.CANCELLED)
-            case Outcome.CANCELLED:
-                pass  # It may resume after its settlement.
-            case _ if self._is_stopping or self._is_unanswered:
-                pass  # It may resume after its settlement.
-            case Outcome.TIMED_OUT:
-                self._fail_readers(FailureCode.DEADLINE_EXCEEDED)
-                self._end(ResponseState.FAILED)
-            case _:
-                self._fail_readers(FailureCode.ENGINE_ERROR)
-                self._end(ResponseState.FAILED)
-
     def _on_settled(self, record: UsageRecord) -> None:
-        if not self.has_ended:
+        if self._state not in _OVER:
             before = self._status.settled
             settled = Counts(
                 before.prompt_tokens + record.prompt_tokens,
@@ -403,13 +417,15 @@ class OwnedResponse:
             self._status = self._status._replace(settled=settled)
             self._end(ResponseState.LEFT)
 
-    def _fail_readers(self, code: FailureCode) -> None:
+    def _fail(self, code: FailureCode, state: ResponseState) -> None:
+        """End the response; its readers receive the failure, unless a job has failed before."""
         if self._failure is None:
             self._failure = JobFailed(0, 0, code, "")
             self._pending.append(encode_message(0, self._failure))
+        self._end(state)
 
     def _end(self, state: ResponseState) -> None:
-        self.has_ended = True
+        self._enter(ENDED)
         self.generation.forbid_take()
         self._ended_at = time.monotonic()
         self._status = self._status._replace(state=state)
@@ -417,18 +433,18 @@ class OwnedResponse:
 
     def _stop(self, code: FailureCode) -> None:
         """Stop generating the response, although it has not failed."""
-        if code is FailureCode.TAKEN_OVER and not self._is_stopping:
+        if code is FailureCode.TAKEN_OVER and self._state is not STOPPING:
             self._lose()
             return
-        self._is_stopping = True
+        self._enter(STOPPING)
         if not self.has_consumer:
             self.hand_over()
 
     def _lose(self) -> None:
         """Stop all work on a response that another gateway has taken over."""
-        if self._is_lost:
+        if self._state is LOST:
             return
-        self._is_lost = self.has_ended = True
+        self._enter(LOST)
         self.generation.forbid_take()
         logger.warning("another gateway took response %s over", self.head.request_id)
         self._owned.keep_replies()
@@ -478,7 +494,7 @@ class OwnedResponse:
         async with self._lock:
             self._is_writing_soon = False
             self._written_at = time.monotonic()
-            while self.needs_write and not self._is_lost:
+            while self.needs_write and self._state is not LOST:
                 try:
                     if not await self._write():
                         return
@@ -486,7 +502,7 @@ class OwnedResponse:
                     logger.warning("cannot write a response: %s", type(error).__name__)
                     break
                 self._notify_followers()
-        if self.has_ended and (not self.needs_write or self._is_write_overdue()):
+        if self._state in _OVER and (not self.needs_write or self._is_write_overdue()):
             self._owned.remove(self)
 
     async def _write_and_notify(self) -> None:
@@ -535,7 +551,7 @@ class OwnedResponse:
     async def _count(self) -> None:
         """Count the stored bytes of a response that has grown; end it if they exceed a limit."""
         size, head, storage = self.stored_bytes, self.head, self._owned.settlements.storage
-        if size - self.counted_bytes < SMALL_BYTES or self.has_ended:
+        if size - self.counted_bytes < SMALL_BYTES or self._state in _OVER:
             return
         count = storage.settle if head.record.line else storage.take
         try:
@@ -544,14 +560,14 @@ class OwnedResponse:
             )
             self.counted_bytes = size
         except RateLimitError as error:
-            if not self.has_ended:
+            if self._state not in _OVER:
                 failed = JobFailed(0, 0, FailureCode.STORED_BYTES, str(error))
                 self.generation.push(0, failed)
         except StoreUnavailableError:
             pass  # Then Redis does not take the journal either.
 
     def _ttl_ms(self) -> int:
-        if self.has_ended:
+        if self._state in _OVER:
             return self.head.retention_ms
         deadline_ms = max(job.deadline_ms for job in self.head.jobs)
         left_ms = max(deadline_ms - clock.now_ms(), 0)
