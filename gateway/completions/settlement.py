@@ -262,8 +262,8 @@ class Settlement:
         except InsufficientQuotaError:
             message = "The budget or the credit allows the response no further tokens."
             self._fail(FailureCode.OUT_OF_QUOTA, message)
-        except (RedisError, StoreUnavailableError) as error:
-            logger.warning("cannot extend a reservation: %s", type(error).__name__)
+        except (RedisError, StoreUnavailableError):
+            # The next check tries again.
             if self.slices is not None:
                 self.slices.failed()
 
