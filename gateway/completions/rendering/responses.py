@@ -150,7 +150,7 @@ class ResponseObjects:
     def item(self, part: Part, status: str) -> dict[str, Any]:
         """Return an item; one in progress is empty."""
         is_begun = status == "in_progress"
-        head = {"id": self.id_of(part)}
+        head: dict[str, Any] = {"id": self.id_of(part)}
         if part.kind is PartKind.CALL:
             return head | self._call(part, self.form_of(part), status)
         text = "" if is_begun else part.text
@@ -161,7 +161,7 @@ class ResponseObjects:
         if is_begun:
             return {**head, "type": "reasoning", "summary": []}
         summary, content = (content, []) if self.options.has_summaries else ([], content)
-        item = {**head, "type": "reasoning", "summary": summary}
+        item: dict[str, Any] = {**head, "type": "reasoning", "summary": summary}
         if content:
             item["content"] = content
         if self.options.has_sealed_reasoning:
@@ -170,7 +170,10 @@ class ResponseObjects:
         return {**item, "status": status}
 
     def _call(self, part: Part, form: CallForm, status: str) -> dict[str, Any]:
-        call = {"type": form.kind, "call_id": call_id(self._completion.id, 0, part.call)}
+        call: dict[str, Any] = {
+            "type": form.kind,
+            "call_id": call_id(self._completion.id, 0, part.call),
+        }
         arguments = "" if status == "in_progress" else part.text
         match form.kind:
             case CallKind.FUNCTION:

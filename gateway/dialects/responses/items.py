@@ -126,6 +126,8 @@ class _Reader:
                     message["content"] = None if calls else ""
                 case [{"type": "text", "text": text}]:
                     message["content"] = text
+                case _:
+                    pass
             if message.keys() > {"role", "content"} or message["content"] or calls is None:
                 kept.append(message)
         self._messages[:] = kept

@@ -140,7 +140,7 @@ class Toolbox:
     def _add(
         self,
         kind: CallKind,
-        tool: Mapping[str, Any],
+        tool: dict[str, Any],
         path: str,
         namespace: str = "",
         grammar: Structure | None = None,
@@ -209,8 +209,8 @@ def read_use(value: object, toolbox: Toolbox, *, is_parallel: bool) -> ToolUse |
             mode = ToolMode.AUTO
         case "required":
             mode = ToolMode.REQUIRED
-        case {"type": "allowed_tools"}:
-            mode, names = _allowed(value, toolbox)
+        case {"type": "allowed_tools", **allowing}:
+            mode, names = _allowed(allowing, toolbox)
             allowed = tuple(names) if len(names) < len(tools) else ()
             tools = [tool for tool in tools if tool.name in names]
         case {"type": str()}:

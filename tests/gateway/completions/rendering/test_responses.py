@@ -212,6 +212,11 @@ def stream_of(replies: Sequence[Reply], made: Completion, **options: Any) -> byt
     return b"".join(parts)
 
 
+def plain(model: Any) -> dict[str, Any]:
+    values: dict[str, Any] = model.to_dict(mode="json", warnings=False)
+    return values
+
+
 def read_with_sdk(stream: bytes) -> dict[str, Any]:
     """Return the response that OpenAI's SDK reads from a stream."""
     headers = {"content-type": "text/event-stream"}
@@ -223,12 +228,9 @@ def read_with_sdk(stream: bytes) -> dict[str, Any]:
         openai.OpenAI(api_key="k", base_url="http://localhost", http_client=http) as client,
         client.responses.stream(model="m", input="a") as reading,
     ):
-        *events, last = [each.to_dict(mode="json", warnings=False) for each in reading]
+        *events, last = [plain(each) for each in reading]
         if last["type"] == "response.completed":
-            assert (
-                reading.get_final_response().to_dict(mode="json", warnings=False)
-                == last["response"]
-            )
+            assert plain(reading.get_final_response()) == last["response"]
     assert events[0]["type"] == "response.created"
     read: dict[str, Any] = last["response"]
     return read
@@ -291,7 +293,7 @@ def test_python_reads_the_items(name: str) -> None:
 )
 def test_node_reads_the_items() -> None:
     streams = [stream_of(replies, response()).decode() for replies, _ in KINDS.values()]
-    program = ["node", CLIENTS / "responses.mjs"]
+    program = ["node", str(CLIENTS / "responses.mjs")]
     given = json.dumps(streams)
     ran = subprocess.run(program, input=given, capture_output=True, check=True, text=True)
     for (name, (_, items)), read in zip(KINDS.items(), json.loads(ran.stdout), strict=True):

@@ -124,6 +124,21 @@ async def test_error_in_a_tool_names_its_schema(
             assert raised.value.param == place
 
 
+async def test_error_in_the_grammar_of_a_tool_names_its_place(
+    checker: GrammarChecker, source: TokenizerSource
+) -> None:
+    for text, reason in (
+        ("start: nope", 'line 1, column 8: unknown name: "nope"'),
+        ("begin: /a/", "a Lark grammar must have a rule 'start'"),
+    ):
+        lark = Structure(StructureKind.LARK, text, "tools", "[1].format.definition")
+        tool_use = ToolUse([Tool("a", {}, is_strict=False, grammar=lark)], ToolMode.AUTO)
+        with pytest.raises(InvalidGrammarError) as caught:
+            await checker.compile(None, tool_use, tenant_id="acme", tokenizer=source)
+        assert caught.value.param == "tools[1].format.definition"
+        assert reason in caught.value.message
+
+
 async def test_error_names_the_grammar_that_does_not_compile(
     checker: GrammarChecker, source: TokenizerSource
 ) -> None:

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from gateway.completions.structure.constraint import Constraint, added_tokens, to_grammar
 from gateway.completions.structure.lark import TokenIds
 from gateway.completions.structure.tools import ToolCall, parse_tool_calls
-from gateway.dialects.request import Tool, ToolMode, ToolUse
+from gateway.dialects.request import Structure, StructureKind, Tool, ToolMode, ToolUse
 from tests.support.cases import all_cases
 
 Accepts = Callable[[str, str], bool]
@@ -135,3 +135,42 @@ def test_reading_calls_takes_linear_time() -> None:
     assert parse_tool_calls("<tool_call>" + "</tool_call>" * 100_000) == []
     assert parse_tool_calls('<tool_call>\\"' * 50_000) == []
     assert time.process_time() - start < 2
+
+
+PATCH = r"""
+start: begin_patch hunk+ end_patch
+begin_patch: "*** Begin Patch" LF
+end_patch: "*** End Patch" LF?
+hunk: add_hunk | update_hunk
+add_hunk: "*** Add File: " filename LF add_line+
+update_hunk: "*** Update File: " filename LF change?
+filename: /(.+)/
+add_line: "+" /(.*)/ LF -> line
+change: (change_context | change_line)+
+change_context: ("@@" | "@@ " /(.+)/) LF
+change_line: ("+" | "-" | " ") /(.*)/ LF
+%import common.LF
+"""
+"""The most of the grammar of Codex's tool."""
+
+
+def test_text_of_a_tool_matches_its_grammar_as_it_is(
+    tokenizer_json: bytes, tokenizer: Tokenizer, accepts_ids: Callable[[str, list[int]], bool]
+) -> None:
+    added = '*** Begin Patch\n*** Add File: a "b".txt\n+{"é": "\\n"}}\n+\n*** End Patch\n'
+    changed = "*** Begin Patch\n*** Update File: a\n@@ def f():\n-\tx\n+}\n*** End Patch"
+    for kind, source, good, bad in (
+        (StructureKind.LARK, PATCH, [added, changed], ["", "{}", "*** Begin Patch\n", added + "x"]),
+        (StructureKind.REGEX, "(?s).*", ["", "}\n", "\n  a", "</tool_call"], []),
+        (StructureKind.REGEX, r"^\d+}$", ["12}"], ["12", "}", "12}\n"]),
+    ):
+        matched = Structure(kind, source, "tools", "[1].format")
+        text = Tool("patch", CITY, is_strict=False, grammar=matched)
+        for mode in (ToolMode.AUTO, ToolMode.REQUIRED, ToolMode.NAMED):
+            tools = [text, Tool("now", True, is_strict=False)]
+            name = "patch" if mode is ToolMode.NAMED else None
+            lark = grammar(ToolUse(tools, mode, name), added_tokens(tokenizer_json))
+            for each in good + bad:
+                written = f'<tool_call>\n{{"name": "patch", "arguments": {each}</tool_call>'
+                ids = tokenizer.encode(written, add_special_tokens=False).ids
+                assert accepts_ids(lark, ids) is (each in good), (mode, each)
