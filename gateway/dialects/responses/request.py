@@ -73,7 +73,7 @@ REJECTED: Final = {
 """The parameters that are rejected."""
 
 
-class ResponsesParameters(LabelParameters, SharedParameters):
+class ResponseRequest(LabelParameters, SharedParameters):
     """Body of `POST /v1/responses`. Null means absent for every parameter."""
 
     input: Any = Field(
@@ -155,7 +155,7 @@ def read_response(body: dict[str, Any], profile: Profile, *, max_prompts: int) -
     """Return the request of a body of `POST /v1/responses`. Raises a BadRequestError."""
     del max_prompts  # A response has one prompt.
     served = {name: value for name, value in body.items() if name not in _UNSERVED}
-    wire = validate(ResponsesParameters, served)
+    wire = validate(ResponseRequest, served)
     check_metadata(wire.metadata)
     toolbox = Toolbox()
     toolbox.describe(wire.tools, "tools")
@@ -224,7 +224,7 @@ def read_response(body: dict[str, Any], profile: Profile, *, max_prompts: int) -
     return request
 
 
-def _template(wire: ResponsesParameters, text: dict[str, Any]) -> TemplateParameters:
+def _template(wire: ResponseRequest, text: dict[str, Any]) -> TemplateParameters:
     return TemplateParameters(
         chat_template_kwargs=wire.chat_template_kwargs,
         verbosity=_one_of(text.get("verbosity"), "text.verbosity", _VERBOSITIES),
@@ -250,7 +250,7 @@ def _included(value: object) -> list[Any]:
     return value or []
 
 
-def _ignored(body: dict[str, Any], wire: ResponsesParameters) -> list[str]:
+def _ignored(body: dict[str, Any], wire: ResponseRequest) -> list[str]:
     for name in ("n", "n_cmpl"):
         if body.get(name) not in (None, 1):
             raise must(name, "be 1: a response has one choice", body[name])
@@ -279,7 +279,7 @@ def _ignored(body: dict[str, Any], wire: ResponsesParameters) -> list[str]:
 
 
 def _echo(
-    wire: ResponsesParameters,
+    wire: ResponseRequest,
     shared: GenerationRequest,
     reasoning: dict[str, Any],
     text: dict[str, Any],

@@ -17,6 +17,7 @@ from gateway.dialects.chat.request import ChatCompletionRequest
 from gateway.dialects.completions import CompletionRequest
 from gateway.dialects.json_types import Schema, or_null, reference
 from gateway.dialects.messages.request import MessageRequest
+from gateway.dialects.responses.request import ResponseRequest
 from gateway.process.openapi.operations import GENERATION_TAGS, generation_operations
 from gateway.process.openapi.schemas import (
     HEADER_TEXT,
@@ -91,6 +92,7 @@ _REQUESTS: Final = (
     CompletionRequest,
     ChatCompletionRequest,
     MessageRequest,
+    ResponseRequest,
     *_TOKENIZE,
     DetokenizeRequest,
 )

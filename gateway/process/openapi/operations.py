@@ -11,6 +11,7 @@ from gateway.dialects.endpoint import (
     COUNTED_MESSAGES,
     INVOCATIONS,
     MESSAGES,
+    RESPONSES,
     Endpoint,
 )
 from gateway.dialects.json_types import Schema, reference
@@ -26,7 +27,15 @@ from gateway.process.openapi.schemas import (
 )
 
 _NATIVE_TAG: Final = "llama.cpp"
-GENERATION_TAGS: Final = ("Completions", "Chat", "Messages", "Models", "Tokenization", _NATIVE_TAG)
+GENERATION_TAGS: Final = (
+    "Completions",
+    "Chat",
+    "Messages",
+    "Responses",
+    "Models",
+    "Tokenization",
+    _NATIVE_TAG,
+)
 """Tags of the generation API, in the order of the page."""
 
 Operation = dict[str, Any]
@@ -65,6 +74,8 @@ _EXAMPLES: Final[dict[str, dict[str, Operation]]] = json.loads(r"""
 }, "MessageRequest": {
   "openai": {"max_tokens": 40,
     "messages": [{"role": "user", "content": "Write one line about the sea."}]}
+}, "ResponseRequest": {
+  "openai": {"input": "Write one line about the sea.", "max_output_tokens": 40}
 }, "InfillRequest": {
   "llamacpp": {"input_prefix": "def add(a, b):\n", "input_suffix": "\n    return c\n",
     "n_predict": 16}
@@ -118,6 +129,8 @@ class _Kind(NamedTuple):
     events: str
     """What the data of an event is."""
     rejecting: Endpoints = Endpoints.NONE
+    status: str = _STATUS
+    """The schema of a response that has not finished."""
 
 
 def _kind(endpoint: Endpoint, tag: str, noun: str, rejecting: Endpoints) -> _Kind:
@@ -136,6 +149,15 @@ _MESSAGES: Final = _Kind(
     "Message",
     ", as in Anthropic's API",
     "an event of Anthropic's API.",
+)
+_RESPONSES: Final = _Kind(
+    RESPONSES,
+    "Responses",
+    "response",
+    "Response",
+    ", as in OpenAI's Responses",
+    "an event of OpenAI's Responses.",
+    status="Response",
 )
 _NATIVE: Final = _Kind(
     COMPLETIONS,
@@ -162,6 +184,7 @@ def generation_operations() -> dict[str, Operation]:
             _COMPLETIONS, either, "invoke", _body("CompletionRequest", "openai")
         ),
         **_of_messages(),
+        **_of_responses(),
         "post /completion": _creation(_NATIVE, create_own, "create_native_completion", own),
         "post /completions": _creation(_NATIVE, create_own, "create_native_completions", own),
         "post /infill": _creation(_NATIVE, infill, "create_native_infill", _body("InfillRequest")),
@@ -235,6 +258,38 @@ def _of_messages() -> dict[str, Operation]:
     return operations
 
 
+def _of_responses() -> dict[str, Operation]:
+    """Return the operations of OpenAI's Responses."""
+    body, path = _body("ResponseRequest", "openai"), RESPONSES.path
+    operations = _operations_of(_RESPONSES, "Create a response, as in OpenAI's Responses", body)
+    create = operations[f"post {path}"]
+    stored = f"{path}/{{completion_id}}"
+    return {
+        **operations,
+        f"post {path}/input_tokens": _operation(
+            "Count the tokens of a response's prompt",
+            "count_response_tokens",
+            _RESPONSES.tag,
+            _response("The number of tokens.", "ResponseTokens"),
+            body=body,
+        ),
+        f"delete {stored}": _operation(
+            "Cancel and delete a stored response",
+            "delete_response",
+            _RESPONSES.tag,
+            _response("The response is deleted.", "DeletedResponse"),
+            parameters=operations[f"get {stored}"]["parameters"][:1],
+            errors=_OF_STORED,
+        ),
+        "post /responses": {
+            **create,
+            "operationId": "create_native_response",
+            "tags": [_NATIVE_TAG],
+            "summary": "Create a response, as at `/v1/responses`",
+        },
+    }
+
+
 def _operations_of(kind: _Kind, summary: str, body: Operation) -> dict[str, Operation]:
     """Return the operations of an endpoint, and those of its stored responses."""
     path, noun, name = kind.endpoint.path, kind.noun, kind.noun.replace(" ", "_")
@@ -248,7 +303,7 @@ def _operations_of(kind: _Kind, summary: str, body: Operation) -> dict[str, Oper
         f"Retrieve a stored {noun}: streamed, in the background, or with an Idempotency-Key",
         f"get_{name}",
         kind.tag,
-        _response(whole, kind.schema, _STATUS, events=kind.events),
+        _response(whole, kind.schema, kind.status, events=kind.events),
         parameters=[*given, *_parameters("query", "_Position"), *last],
         errors=_OF_STORED,
     )
@@ -267,7 +322,7 @@ def _operations_of(kind: _Kind, summary: str, body: Operation) -> dict[str, Oper
             f"Cancel a stored {noun}",
             f"cancel_{name}",
             kind.tag,
-            _response("Its status, which does not change if it has already ended.", _STATUS),
+            _response("Its status, which does not change if it has already ended.", kind.status),
             parameters=given,
             errors=_OF_STORED,
         ),
@@ -285,7 +340,7 @@ def _creation(kind: _Kind, summary: str, operation_id: str, body: Operation) -> 
         summary,
         operation_id,
         kind.tag,
-        _response(text, kind.schema, _STATUS, events=kind.events, headers=_CREATED_TEXT),
+        _response(text, kind.schema, kind.status, events=kind.events, headers=_CREATED_TEXT),
         body=body,
         parameters=[*_parameters("header", "_CreationHeaders"), *last],
     )
@@ -354,7 +409,7 @@ def _response(
     text: str, *schemas: str, events: str = "", headers: Mapping[str, str] = ID_TEXT
 ) -> Operation:
     """Return a response with one of these schemas, or with a stream of `events`."""
-    [first, *others] = map(reference, schemas)
+    [first, *others] = map(reference, dict.fromkeys(schemas))
     content = {"application/json": {"schema": {"anyOf": [first, *others]} if others else first}}
     if events:
         event = {"description": f"One server-sent event: {events}"}

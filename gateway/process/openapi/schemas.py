@@ -168,6 +168,28 @@ MessageFailureText
 MessageFailure
   type: "error"; error: MessageFailureText
   request_id?: match("^req_")  # The same as the header `request-id`.
+ResponseItem
+  type: str; id: str
+  status?: "in_progress" | "completed" | "incomplete"
+ResponseFailure
+  code: str; message: str
+ResponseUsage
+  input_tokens: int; output_tokens: int; total_tokens: int
+  input_tokens_details: dict; output_tokens_details: dict
+  cost?: float  # Cost in dollars, if the account or the request enables it.
+Response
+  id: match("^resp_"); object: "response"; created_at: int; model: str
+  status: "queued" | "in_progress" | "completed" | "failed" | "cancelled" | "incomplete"
+  output: list[ResponseItem]
+  error: ResponseFailure | None
+  incomplete_details: dict | None
+  usage: ResponseUsage | None
+  tools: list; tool_choice: Any; parallel_tool_calls: bool
+ResponseTokens
+  object: "response.input_tokens"
+  input_tokens: int  # Tokens of the prompt, as they would be billed.
+DeletedResponse
+  id: match("^resp_"); object: "response"; deleted: bool
 _ErrorText
   message: str; type: str
 OpenAIError
