@@ -265,7 +265,7 @@ class RequestChecker:
             bos_token_id=card.bos_token_id,
             inner=inner,
         )
-        use = request.tool_use if card.chat is not None and card.chat.tool_parser else None
+        use = request.tool_use if form is not None and form.tool_parser else None
         enforced = use if use is not None and _can_be_enforced(request, use, card) else None
         texts = [each.name for each in enforced.tools if each.grammar] if enforced else []
         rendered = await render_chat(
