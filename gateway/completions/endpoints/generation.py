@@ -48,8 +48,9 @@ from gateway.platform import tracing
 from gateway.platform.settings import Settings
 from gateway.records.principal import Principal
 
-SESSION_HEADER: Final = "x-claude-code-session-id"
-AGENT_HEADER: Final = "x-claude-code-agent-id"
+SESSION_HEADERS: Final = ("x-claude-code-session-id", "session_id", "session-id")
+AGENT_HEADERS: Final = ("x-claude-code-agent-id", "x-openai-subagent")
+"""What Claude Code and Codex send."""
 MOST_SESSION: Final = 256
 """Maximum characters of such an id in a trace."""
 COST_HEADER: Final = "x-include-cost"
@@ -319,8 +320,9 @@ def _note_session(request: Request, call: Call) -> None:
     """Set the attributes of an agent's session, by which its requests can be found in traces."""
     metadata = call.body.get("metadata")
     user = metadata.get("user_id") if isinstance(metadata, dict) else None
-    session = request.headers.get(SESSION_HEADER) or user
-    agent = request.headers.get(AGENT_HEADER)
+    sessions = (*map(request.headers.get, SESSION_HEADERS), user, call.body.get("prompt_cache_key"))
+    session = next(filter(None, sessions), None)
+    agent = next(filter(None, map(request.headers.get, AGENT_HEADERS)), None)
     given = {names.GEN_AI_CONVERSATION: session, names.GEN_AI_AGENT: agent}
     noted = {name: text[:MOST_SESSION] for name, text in given.items() if isinstance(text, str)}
     if noted and tracing.is_on():

@@ -61,25 +61,40 @@ def outline(events: list[dict[str, Any]]) -> list[str]:
     return [each["type"].removeprefix("response.") for each in events]
 
 
-async def say_all(worker: FakeWorker, **last: Any) -> None:
-    """Answer a request with reasoning, text, and a call of each tool."""
+async def say_all(worker: FakeWorker, *, dies: bool = False) -> None:
+    """Answer a request with reasoning, text, and a call of each tool.
+
+    If the worker `dies`, it is replaced within each of them.
+    """
     claim = await worker.claim_one()
     said: list[dict[str, Any]] = [
-        {"text": "", "reasoning": "Look.", "reasoning_tokens": 1},
+        {"text": "", "reasoning": "Lo", "reasoning_tokens": 1},
+        {"text": "", "reasoning": "ok.", "reasoning_tokens": 1},
         {"text": "\n\n"},
-        {"text": "Reading it."},
+        {"text": "Reading"},
+        {"text": " it."},
     ]
-    arguments = ('{"cmd":"ls"}', json.dumps({"input": PATCH}), "{}")
+    arguments = ('{"cmd":"ls"}', json.dumps({"input": PATCH}), '{"at":1}')
     for index, name in enumerate(("exec_command", "apply_patch", "mcp__look")):
         text = arguments[index]
         pieces = [text[at : at + 5] for at in range(0, len(text), 5)]
         said.append({"text": "", "calls": [CallPiece(index, name, pieces[0])]})
         said += ({"text": "", "calls": [CallPiece(index, "", piece)]} for piece in pieces[1:])
+    kind = None
     for each in said:
+        last = each.get("calls", [None])[0]
+        now = last.index if last else "reasoning" in each
+        if dies and now == kind:
+            await worker.lose(claim)
+            claim = await worker.claim_one()
+            assert claim.job.resumption is not None
+            kind = None
+        else:
+            kind = now
         await worker.send(claim.job.gateway, deltas=[worker.next_delta(claim, **each)])
-    end = {"text": "", "finish_reason": STOP} | last
-    await worker.send(claim.job.gateway, deltas=[worker.next_delta(claim, **end)])
-    await worker.finish(claim)
+    end = worker.next_delta(claim, "", finish_reason=STOP)
+    await worker.send(claim.job.gateway, deltas=[end])
+    await worker.finish(claim, tokens=len(said) + 1)
 
 
 async def test_stream_of_every_kind_of_item_is_read_by_the_library(
@@ -133,10 +148,29 @@ async def test_stream_of_every_kind_of_item_is_read_by_the_library(
     assert prompt_of(claim).splitlines() == [
         "user::Hello:",
         "assistant:Look.:Reading it.:"
-        + ";".join(('exec_command{"cmd": "ls"}', f"apply_patch{patch}", "mcp__look{}", "")),
+        + ";".join(('exec_command{"cmd": "ls"}', f"apply_patch{patch}", 'mcp__look{"at": 1}', "")),
         *["tool::ok:"] * 3,
     ]
     assert asking.result().output_text == "Done."
+
+
+async def test_stream_continues_inside_each_kind_of_item(
+    client: httpx.AsyncClient, store: "Redis"
+) -> None:
+    worker, name = await serve_chats(store)
+    body = ASKED | {"model": name, "tools": TOOLS, "stream": True}
+    streams = []
+    for dies in (False, True):
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(say_all(worker, dies=dies))
+            answer = await client.post(RESPONSES, json=body)
+        streams.append(events_of(answer.content))
+    undisturbed, disturbed = (
+        [(each["type"], each["sequence_number"], each.get("delta")) for each in events]
+        for events in streams
+    )
+    assert disturbed == undisturbed
+    assert streams[0][-1]["response"]["usage"] == streams[1][-1]["response"]["usage"]
 
 
 async def start(client: httpx.AsyncClient, **parameters: Any) -> dict[str, Any]:
