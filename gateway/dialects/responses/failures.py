@@ -25,10 +25,10 @@ _TOO_MANY: Final = RateLimitError.status
 def failure_of(error: ApiError) -> dict[str, str]:
     """Return `error` of a failed response."""
     code, message = "server_error", error.message
-    if isinstance(error, ContextLengthExceededError | InsufficientQuotaError):
-        code = ContextLengthExceededError.code
-        if isinstance(error, InsufficientQuotaError):
-            code = InsufficientQuotaError.type
+    if error.type == InsufficientQuotaError.type:
+        code = InsufficientQuotaError.type
+    elif isinstance(error, ContextLengthExceededError):
+        code = error.code
     elif isinstance(error, OverloadedError):
         code = "server_is_overloaded"
     elif error.status == _TOO_MANY and error.should_retry is not False:

@@ -11,9 +11,9 @@ import pytest
 from openai import AsyncOpenAI
 from redis.asyncio import Redis
 
-from contract.messages import CallPiece
+from contract.messages import CallPiece, Feature
 from contract.outcomes import FailureCode, FinishReason
-from tests.gateway.chats import PARSERS, prompt_of, serve_chats
+from tests.gateway.chats import FEATURES, PARSERS, prompt_of, serve_chats
 from tests.support.cases import all_cases
 from tests.support.fake_worker import FakeWorker, chat_format
 from tests.support.patience import PATIENCE_SECONDS
@@ -329,3 +329,16 @@ async def test_silence_is_filled_with_events_that_have_numbers(
     assert outline(events)[:4] == ["created", *["in_progress"] * 3]
     assert outline(events)[-1] == "failed"
     assert events[-1]["response"]["error"]["code"] == "server_error"
+
+
+async def test_codex_gets_a_catalogue_of_models(client: httpx.AsyncClient, store: "Redis") -> None:
+    features = [*FEATURES, Feature.STRICT_TOOLS, Feature.STRUCTURE]
+    _, strict = await serve_chats(store, features=features)
+    listed = (await client.get("/v1/models", params={"client_version": "0.160.0"})).json()
+    models = {each["slug"]: each for each in listed["models"]}
+    assert list(models) == [each["id"] for each in listed["data"]]
+    assert models[strict]["apply_patch_tool_type"] == "freeform"
+    assert models[MODEL]["apply_patch_tool_type"] is None
+    windows = {each["id"]: each["context_window"] for each in listed["data"]}
+    assert {name: each["context_window"] for name, each in models.items()} == windows
+    assert "models" not in (await client.get("/v1/models")).json()
