@@ -34,6 +34,7 @@ _PREFIXES: Final = {
     CallKind.LOCAL_SHELL: "lsh_",
     CallKind.SHELL: "sh_",
 }
+_TEXT_INPUT: Final = "custom_tool_call_input"
 _NO_ITEM: Final = Part(-1, PartKind.REASONING)
 """The reasoning of a model that wrote none."""
 _OPENING: Final = re.compile(rf'\s*\{{\s*"{TEXT_ARGUMENT}"\s*:\s*"')
@@ -260,8 +261,10 @@ class ResponseRenderer(EventRenderer):
         self._has_begun = False
         self._first = 0
         """Index of the first part among the items."""
-        self._text = TextArgument()
+        self._text: TextArgument | None = None
         """Reads the open call if its input is a text."""
+        self._head = b""
+        """What the events with text of the open part have before it; empty if there are none."""
 
     @override
     def opening(self) -> bytes:
@@ -299,7 +302,7 @@ class ResponseRenderer(EventRenderer):
                 case Change.BEGUN:
                     self._add_begun(part, parts)
                 case Change.GROWN:
-                    self._add_text(part, text, parts)
+                    self._add_text(text, parts)
                 case Change.ENDED:
                     self._add_ended(part, parts)
 
@@ -329,8 +332,16 @@ class ResponseRenderer(EventRenderer):
     def _add_begun(self, part: Part, parts: list[bytes]) -> None:
         if part.number == 0:
             self._add_missing_reasoning(parts)
+        name, members = self._delta(part)
+        self._text = TextArgument() if name == _TEXT_INPUT else None
+        self._head = b""
+        if name:
+            kind = f"response.{name}.delta"
+            self._head = b'event: %b\ndata: %b,"delta":' % (
+                kind.encode(),
+                _json({"type": kind, **members})[:-1],
+            )
         if part.kind is PartKind.CALL:
-            self._text = TextArgument()
             if is_incremental(self._objects.form_of(part).kind):
                 self._add_item("added", part, "in_progress", parts)
             return
@@ -339,17 +350,17 @@ class ResponseRenderer(EventRenderer):
         content = self._objects.content(part, "")
         self._add(f"response.{name}_part.added", {**members, "part": content}, parts)
 
-    def _add_text(self, part: Part, text: str, parts: list[bytes]) -> None:
-        name, members = self._delta(part)
-        if name == "custom_tool_call_input":
+    def _add_text(self, text: str, parts: list[bytes]) -> None:
+        if self._text is not None:
             text = self._text.add(text)
-        if name and text:
-            self._add(f"response.{name}.delta", {**members, "delta": text}, parts)
+        if self._head and text:
+            end = b',"sequence_number":%d}' % self._sequence()
+            self._add_event(self._head + _json(text) + end, parts)
 
     def _add_ended(self, part: Part, parts: list[bytes]) -> None:
         name, members = self._delta(part)
         status, text = _status(self._stream, part), part.text
-        if name == "custom_tool_call_input":
+        if self._text is not None:
             if rest := self._text.finish(text):
                 self._add(f"response.{name}.delta", {**members, "delta": rest}, parts)
             self._add(f"response.{name}.done", {**members, "input": self._text.text}, parts)
@@ -387,7 +398,7 @@ class ResponseRenderer(EventRenderer):
         if not is_incremental(kind):
             return "", {}
         is_text = kind is CallKind.CUSTOM
-        return "custom_tool_call_input" if is_text else "function_call_arguments", self._place(part)
+        return _TEXT_INPUT if is_text else "function_call_arguments", self._place(part)
 
     def _add_item(self, change: str, part: Part, status: str, parts: list[bytes]) -> None:
         item = self._objects.item(part, status)

@@ -95,9 +95,10 @@ async def test_codex_edits_a_file_although_its_worker_dies(tmp_path: Path) -> No
         (home / ".codex").mkdir(parents=True)
         work.mkdir()
         catalog = home / "models.json"
-        catalog.write_text(json.dumps(catalogue(stack)))
+        catalog.write_text(json.dumps(await asyncio.to_thread(catalogue, stack)))
         config = CONFIG.format(model=MODEL, catalog=catalog, url=stack.url)
         (home / ".codex" / "config.toml").write_text(config)
+        key = await asyncio.to_thread(stack.key)
         codex = str(NODE.programs / "codex")
         options = ["--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
         running = asyncio.to_thread(
@@ -105,7 +106,7 @@ async def test_codex_edits_a_file_although_its_worker_dies(tmp_path: Path) -> No
             [codex, "exec", *options, TASK],
             work,
             HOME=str(home),
-            SLUICE_KEY=stack.key(),
+            SLUICE_KEY=key,
         )
         printed, _ = await asyncio.gather(running, asyncio.to_thread(kill_the_running, stack))
         events = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]

@@ -334,7 +334,12 @@ async def test_silence_is_filled_with_events_that_have_numbers(
 async def test_codex_gets_a_catalogue_of_models(client: httpx.AsyncClient, store: "Redis") -> None:
     features = [*FEATURES, Feature.STRICT_TOOLS, Feature.STRUCTURE]
     _, strict = await serve_chats(store, features=features)
-    listed = (await client.get("/v1/models", params={"client_version": "0.160.0"})).json()
+    listed: dict[str, Any] = {"data": []}
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while strict not in {each["id"] for each in listed["data"]}:
+            answer = await client.get("/v1/models", params={"client_version": "0.160.0"})
+            listed = answer.json()
+            await asyncio.sleep(0.05)
     models = {each["slug"]: each for each in listed["models"]}
     assert list(models) == [each["id"] for each in listed["data"]]
     assert models[strict]["apply_patch_tool_type"] == "freeform"
