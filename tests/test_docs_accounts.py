@@ -60,6 +60,7 @@ def test_every_route_of_the_management_api_is_named() -> None:
         "/v1/completions",
         "/v1/chat/completions",
         "/v1/messages",
+        "/v1/responses",
         "/v1/models",
         "/v1/health",
     )

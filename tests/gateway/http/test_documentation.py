@@ -12,8 +12,8 @@ from gateway.process.app import create_app, create_operator_app
 from gateway.process.openapi.document import BODY_ERRORS, ERRORS, METHODS
 
 BY_HAND = (
-    *("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/models"),
-    *("/tokenize", "/detokenize"),
+    *("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses"),
+    *("/v1/models", "/tokenize", "/detokenize", "/responses"),
     *("/completion", "/chat/completions", "/infill", "/models", "/props", "/apply-template"),
     *("/health", "/v1/health", "/ping", "/load", "/version", "/invocations"),
 )
@@ -53,7 +53,8 @@ def test_pages_have_operations() -> None:
 def test_generation_comes_first_and_management_before_operations() -> None:
     paths = page()["paths"].values()
     tags = list(dict.fromkeys(next(iter(methods.values()))["tags"][0] for methods in paths))
-    generation = ["Completions", "Chat", "Messages", "Models", "Tokenization", "llama.cpp"]
+    generation = ["Completions", "Chat", "Messages", "Responses"]
+    generation += ["Models", "Tokenization", "llama.cpp"]
     assert tags[: len(generation) + 4] == [*generation, "Files", "Batches", "Adapters", "Keys"]
     assert tags[-1] == "Operations"
     assert [tag["name"] for tag in page()["tags"]] == generation
