@@ -57,7 +57,7 @@ def test_loop_of_forced_calls_matches_the_grammars_and_stays_in_the_cache(client
         }
         with client.responses.stream(**asked) as stream:
             *_, last = stream
-        response = last.response.to_dict(mode="json", warnings=False)  # type: ignore[union-attr]
+        response: Any = last.response.to_dict(mode="json", warnings=False)  # type: ignore[union-attr]
         assert response["status"] == "completed"
         call = response["output"][-1]
         if turn % 2:

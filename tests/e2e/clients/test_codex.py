@@ -34,7 +34,7 @@ PATCH = "\n".join(
         "*** End Patch",
     ]
 )
-TURNS = [
+TURNS: list[dict[str, Any]] = [
     {"text": "I add it.", "calls": [{"name": "apply_patch", "arguments": {"input": f"{PATCH}\n"}}]},
     {"text": "", "calls": [{"name": "exec_command", "arguments": {"cmd": "cat greeting.txt"}}]},
     {"text": "The greeting is in greeting.txt."},
