@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 from datetime import datetime, timedelta
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -16,15 +17,17 @@ from contract.outcomes import FailureCode
 from contract.tier import Lane, ServiceTier
 from gateway.accounts.tenants.service import TenantService
 from gateway.batches.feeding import LEAST_WAITING, STEP, Feeder
-from gateway.batches.runner import runs_again, tier_of
+from gateway.batches.runner import BatchRunner, runs_again, tier_of
 from gateway.batches.running import BatchState, Line, LineRunner
 from gateway.batches.store import BatchStore, Progress
 from gateway.completions.rendering.failures import to_api_error
+from gateway.http.draining import Draining
 from gateway.models.catalogue import Catalogue
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
 from gateway.platform.database.tables import BatchChunkRow, BatchFeedRow
 from gateway.platform.redis_client import MeasuredConnection
+from gateway.platform.settings import Settings
 from gateway.records.batches import Batch, BatchStatus, Chunk, ChunkState
 from gateway.records.errors import OverloadedError
 from gateway.records.times import utc_now
@@ -306,6 +309,47 @@ async def test_chunk_of_a_dead_gateway_is_claimed_again_and_ends_once(
         ).one()
         assert lease < later + timedelta(hours=1)
         assert state is ChunkState.DONE
+
+
+async def test_chunks_leave_nothing_however_they_end(
+    feeder: Feeder,
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ended = asyncio.Event()
+    gateway: Any = SimpleNamespace(gateway="gw-1")
+    nothing: Any = None
+    runner = BatchRunner(
+        Settings(),
+        database,
+        nothing,
+        gateway,
+        nothing,
+        nothing,
+        cast("Draining", SimpleNamespace(is_draining=False)),
+    )
+    monkeypatch.setattr(runner, "_run_chunk", lambda *_: ended.wait())
+    await running_batch(database, chunks=2)
+    await feeder.run()
+    await runner._turn(renews=False)
+    await runner.aclose()  # Before the chunks have made their first step.
+    assert not runner._running
+
+    await runner._turn(renews=False)
+    assert len(runner._running) == 2
+    lost = BatchStore.lost
+
+    async def end(store: BatchStore, *arguments: Any) -> Any:
+        ended.set()
+        while runner._running:
+            await asyncio.sleep(0)
+        return await lost(store, *arguments)
+
+    monkeypatch.setattr(BatchStore, "lost", end)
+    await runner._turn(renews=True)  # They end while their batch is read.
+    assert not runner._states()
+    assert not caplog.records
 
 
 async def test_lines_of_a_tenant_begin_in_turn_with_the_lines_of_others() -> None:

@@ -9,6 +9,7 @@ from gateway.dialects.chat.request import ChatCompletionRequest
 from gateway.dialects.completions import CompletionRequest
 from gateway.dialects.parameters import PARAMETERS, REJECTED, REJECTED_BY_CHATS, Endpoints
 from gateway.dialects.profile import Profile
+from tests.gateway.dialects.chat_reading import chat_refusal
 from tests.gateway.dialects.reading import EVERY_PROFILE, read, refusal, unsupported
 from tests.support.cases import all_cases
 
@@ -102,6 +103,28 @@ def test_refusal_has_its_reason() -> None:
         "'length_penalty' must be 1; other values are not supported. Given: 2. It belongs to beam "
         "search, which is not available."
     )
+
+
+OF_OTHER_APIS: dict[str, tuple[Any, str]] = {
+    "plugins": ([{"id": "web"}], "'tools'"),
+    "prompt_truncate_len": (5, "'truncate_prompt_tokens'"),
+    "raw_output": (True, "'return_token_ids'"),
+    "response_fields": (["content"], "POST /completion"),
+    "stop_regex": ("a|b", "'stop'"),
+}
+"""Documented parameters that change the response, a value, and what the error names instead."""
+
+
+def test_parameters_of_other_apis_are_refused_with_what_to_use_instead() -> None:
+    of_chats: dict[str, tuple[Any, str]] = {
+        "safe_tokenization": (True, "/v1/completions"),
+        "separate_reasoning": (False, "'include_reasoning'"),
+    }
+    for refuse, rows in ((refusal, OF_OTHER_APIS), (chat_refusal, OF_OTHER_APIS | of_chats)):
+        for name, (value, instead) in rows.items():
+            error = refuse(**{name: value})
+            assert (error.param, error.code) == (name, "unsupported_parameter")
+            assert instead in error.message
 
 
 def test_nothing_is_both_served_and_refused() -> None:

@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import pytest
 from msgspec.structs import replace
@@ -238,6 +239,20 @@ async def test_no_client_takes_a_keep_alive_for_an_event(*, has_ids: bool) -> No
         *events, end = decode(parts)
         assert end == done, name
         assert [json.loads(each) for each in events] == [json.loads(each) for each in chunks], name
+
+
+async def test_request_whose_end_is_cancelled_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Subscription, "aclose", AsyncMock(side_effect=asyncio.CancelledError))
+    client, before = Client(), RequestMeasure.in_progress
+
+    async def respond() -> None:
+        async with streaming(client):
+            assert RequestMeasure.in_progress == before + 1
+            client.leave()
+
+    with pytest.raises(asyncio.CancelledError):
+        await respond()
+    assert RequestMeasure.in_progress == before
 
 
 async def test_server_gives_every_request_a_writer_in_the_order_of_its_response() -> None:
