@@ -26,6 +26,7 @@ from gateway.records.errors import (
     PayloadTooLargeError,
     RequestTimeoutError,
     UnsupportedMediaTypeError,
+    UnsupportedParameterError,
     must,
     shown,
 )
@@ -346,6 +347,10 @@ def _check_fields(form: UploadForm) -> None:
 
 
 def _read_retention(fields: dict[str, str]) -> timedelta | None:
+    for name in fields.keys() - {*_FIELDS}:
+        if name.startswith("expires_"):
+            reason = "Use 'expires_after[anchor]' and 'expires_after[seconds]'."
+            raise UnsupportedParameterError(f"{shown(name)} is not supported. {reason}", param=name)
     anchor, seconds = fields.get("expires_after[anchor]"), fields.get("expires_after[seconds]")
     if anchor is None and seconds is None:
         return None

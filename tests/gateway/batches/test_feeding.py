@@ -21,7 +21,6 @@ from gateway.batches.runner import BatchRunner, runs_again, tier_of
 from gateway.batches.running import BatchState, Line, LineRunner
 from gateway.batches.store import BatchStore, Progress
 from gateway.completions.rendering.failures import to_api_error
-from gateway.http.draining import Draining
 from gateway.models.catalogue import Catalogue
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
@@ -318,17 +317,10 @@ async def test_chunks_leave_nothing_however_they_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     ended = asyncio.Event()
-    gateway: Any = SimpleNamespace(gateway="gw-1")
-    nothing: Any = None
-    runner = BatchRunner(
-        Settings(),
-        database,
-        nothing,
-        gateway,
-        nothing,
-        nothing,
-        cast("Draining", SimpleNamespace(is_draining=False)),
-    )
+    none: Any = None
+    gateway, drain = SimpleNamespace(gateway="gw-1"), SimpleNamespace(is_draining=False)
+    others: Any = [none, gateway, LineRunner(*[none] * 9), none, drain]
+    runner = BatchRunner(Settings(), database, *others)
     monkeypatch.setattr(runner, "_run_chunk", lambda *_: ended.wait())
     await running_batch(database, chunks=2)
     await feeder.run()

@@ -142,6 +142,11 @@ BAD: dict[str, tuple[bytes, int, str]] = {
         400,
         "from 3600 to 2592000 seconds. Given: 60.",
     ),
+    "other form of the expiry": (
+        form(CONTENT, expires_after='{"anchor": "created_at", "seconds": 7200}'),
+        400,
+        "Use 'expires_after[anchor]' and",
+    ),
     "anchor": (form(CONTENT, **{"expires_after[seconds]": "7200"}), 400, "must be created_at"),
     "header without a colon": (
         form(CONTENT).replace(b'filename="', b'filename="a\r\nb'),

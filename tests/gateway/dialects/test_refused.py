@@ -116,11 +116,8 @@ OF_OTHER_APIS: dict[str, tuple[Any, str]] = {
 
 
 def test_parameters_of_other_apis_are_refused_with_what_to_use_instead() -> None:
-    of_chats: dict[str, tuple[Any, str]] = {
-        "safe_tokenization": (True, "/v1/completions"),
-        "separate_reasoning": (False, "'include_reasoning'"),
-    }
-    for refuse, rows in ((refusal, OF_OTHER_APIS), (chat_refusal, OF_OTHER_APIS | of_chats)):
+    of_chats = OF_OTHER_APIS | {"separate_reasoning": (False, "'include_reasoning'")}
+    for refuse, rows in ((refusal, OF_OTHER_APIS), (chat_refusal, of_chats)):
         for name, (value, instead) in rows.items():
             error = refuse(**{name: value})
             assert (error.param, error.code) == (name, "unsupported_parameter")
