@@ -1,5 +1,5 @@
-"""The management API: one package for each resource.
+"""The management API: a module, or a package of several, for each resource.
 
-A resource has a service (policy), a store (queries), schemas (bodies), routes and a command.
-`routers` includes the routes for tenants and operators.
+A resource has a service (policy and queries), bodies, routes and a command. Its service is a module
+of its own if programs without an HTTP server use it.
 """
