@@ -58,67 +58,6 @@ WATCH_SECONDS: Final = 1.0
 RETRY_AFTER_SECONDS: Final = 1.0
 
 
-class Restoring:
-    """Reservations of open requests, kept for as long as they may have to be restored.
-
-    If other requests have used up a limit in the meantime, the request continues without a
-    reservation, and is settled like any other.
-    """
-
-    def __init__(
-        self, reserve: Callable[[ReservationRequest], Awaitable[ReserveReply]], endings: Endings
-    ) -> None:
-        self._reserve = reserve
-        self._endings = endings
-        self._requests: dict[str, ReservationRequest] = {}
-        self._running: set[str] = set()
-        self._late: set[str] = set()
-        """Requests that ended while their reservation was being restored."""
-
-    def add(self, request: ReservationRequest) -> None:
-        """Store the reservation of an admitted request."""
-        self._requests[request.request_id] = request
-
-    def remove(self, request_id: str) -> None:
-        """Drop a request that another gateway has taken over."""
-        self._requests.pop(request_id, None)
-
-    def end(self, request_id: str) -> None:
-        """End the request: a reservation that is restored later is released."""
-        self.remove(request_id)
-        if request_id in self._running:
-            self._late.add(request_id)
-
-    async def restore(self, request_ids: Sequence[str]) -> None:
-        """Reserve again for the requests that are still open, if the limits allow it."""
-        requests = [self._requests[each] for each in request_ids if each in self._requests]
-        requests = [each for each in requests if each.request_id not in self._running]
-        restored = 0
-        for start in range(0, len(requests), AT_ONCE):
-            some = requests[start : start + AT_ONCE]
-            replies = await asyncio.gather(*(self._restore(request) for request in some))
-            restored += sum(isinstance(reply, Admitted) for reply in replies)
-        if requests:
-            logger.warning("restored %d of %d lost reservations", restored, len(requests))
-
-    async def _restore(self, request: ReservationRequest) -> ReserveReply | None:
-        request_id = request.request_id
-        self._running.add(request_id)
-        try:
-            return await self._reserve(request)
-        except (RedisError, StoreUnavailableError) as error:
-            # The next renewal tries again.
-            logger.warning("cannot restore a reservation: %s", type(error).__name__)
-            return None
-        finally:
-            self._running.discard(request_id)
-            if request_id in self._late:
-                self._late.discard(request_id)
-                # The reservation may arrive after the request's end, and then nothing else would
-                # end it.
-                self._endings.begin_after(ReservationEnd(request.tenant_id, request_id))
-
-
 class Admission(msgspec.Struct, frozen=True):
     """An admitted request."""
 
@@ -135,18 +74,16 @@ class Reservations:
         self._store = store
         self._seeder = seeder
         self._endings = Endings(store)
-        self._restoring = Restoring(self._reserve_again, self._endings)
-        self._open: dict[str, str] = {}
+        self._open: dict[str, tuple[str, ReservationRequest | None]] = {}
+        """Tenant and reservation by request; None for a request that only settles."""
+        self._restoring: set[str] = set()
+        self._late: set[str] = set()
+        """Requests that ended while their reservation was being restored."""
 
     @property
     def open_requests(self) -> int:
         """Number of admitted requests that are neither settled nor released."""
         return len(self._open)
-
-    @property
-    def unconfirmed_endings(self) -> int:
-        """Number of settlements and releases that Redis has not confirmed yet."""
-        return len(self._endings)
 
     async def reserve(
         self,
@@ -169,8 +106,7 @@ class Reservations:
             raise refusal_error(reply, is_openai=is_openai, is_anthropic=is_anthropic, sees=sees)
         if not isinstance(reply, Admitted):
             raise _unavailable()
-        self._open[request.request_id] = request.tenant_id
-        self._restoring.add(request)
+        self._open[request.request_id] = request.tenant_id, request
         headers = headers_of(reply, sees, is_anthropic=is_anthropic)
         return Admission(reply.created_ms, headers)
 
@@ -187,7 +123,7 @@ class Reservations:
         if isinstance(reply, Refused):
             raise refusal_error(reply, is_openai=is_openai, sees=sees)
         if isinstance(reply, Admitted) and request.request_id in self._open:
-            self._restoring.add(request)
+            self._open[request.request_id] = request.tenant_id, request
 
     async def take_over(self, request: ReservationRequest) -> bool:
         """Take over a request whose reservation another gateway made, with the draft in `request`.
@@ -199,14 +135,12 @@ class Reservations:
         except RedisError:
             raise _unavailable() from None
         if is_taken:
-            self._open[request.request_id] = request.tenant_id
-            self._restoring.add(request)
+            self._open[request.request_id] = request.tenant_id, request
         return is_taken
 
     def hand_over(self, request_id: str) -> None:
         """Leave a reservation to another gateway, or to the sweep."""
         self._open.pop(request_id, None)
-        self._restoring.remove(request_id)
 
     def settle(self, record: UsageRecord) -> Coroutine[Any, Any, bool]:
         """Settle a reservation of this process with the actual usage; a second call does nothing.
@@ -226,7 +160,7 @@ class Reservations:
 
     def adopt(self, tenant_id: str, request_id: str) -> None:
         """Let this process settle a request that has ended, although no reservation is open."""
-        self._open[request_id] = tenant_id
+        self._open[request_id] = tenant_id, None
 
     def release(self, tenant_id: str, request_id: str) -> Coroutine[Any, Any, bool]:
         """Release a reservation of this process whose request was not admitted.
@@ -267,7 +201,7 @@ class Reservations:
         """
         by_bucket: dict[int, list[str]] = defaultdict(list)
         # Iterate over a copy: another thread adds and removes requests meanwhile.
-        for request_id, tenant_id in list(self._open.items()):
+        for request_id, (tenant_id, _) in list(self._open.items()):
             by_bucket[keys.bucket_of(tenant_id)].append(request_id)
         unknown: list[str] = []
         for bucket, request_ids in by_bucket.items():
@@ -277,13 +211,44 @@ class Reservations:
         return unknown
 
     async def restore(self, unknown: Sequence[str]) -> None:
-        """Reserve again for those requests that are still open."""
+        """Reserve again for those requests that are still open, if the limits allow it.
+
+        If other requests have used up a limit in the meantime, the request continues without a
+        reservation, and is settled like any other.
+        """
         lost = [request_id for request_id in unknown if request_id in self._open]
-        if lost:
-            # Redis was emptied, or another process considered this gateway dead. The usage is
-            # recorded anyway.
-            logger.warning("Redis has lost the reservations of %d open requests", len(lost))
-            await self._restoring.restore(lost)
+        if not lost:
+            return
+        # Redis was emptied, or another process considered this gateway dead. The usage is recorded
+        # anyway.
+        logger.warning("Redis has lost the reservations of %d open requests", len(lost))
+        again = [self._open[each][1] for each in lost if each not in self._restoring]
+        requests = [each for each in again if each is not None]
+        restored = 0
+        for start in range(0, len(requests), AT_ONCE):
+            some = requests[start : start + AT_ONCE]
+            replies = await asyncio.gather(*map(self._restore, some))
+            restored += sum(isinstance(reply, Admitted) for reply in replies)
+        if requests:
+            logger.warning("restored %d of %d lost reservations", restored, len(requests))
+
+    async def _restore(self, request: ReservationRequest) -> ReserveReply | None:
+        request_id = request.request_id
+        reserve = partial(self._store.reserve, lease_ms=LEASE_MS)
+        self._restoring.add(request_id)
+        try:
+            return await self._seeded(request, await reserve(request), reserve)
+        except (RedisError, StoreUnavailableError) as error:
+            # The next renewal tries again.
+            logger.warning("cannot restore a reservation: %s", type(error).__name__)
+            return None
+        finally:
+            self._restoring.discard(request_id)
+            if request_id in self._late:
+                self._late.discard(request_id)
+                # The reservation may arrive after the request's end, and then nothing else would
+                # end it.
+                self._endings.begin_after(ReservationEnd(request.tenant_id, request_id))
 
     async def _ask(self, request: ReservationRequest) -> ReserveReply:
         try:
@@ -314,19 +279,14 @@ class Reservations:
             reply = await ask(request)
         return reply
 
-    async def _reserve(self, request: ReservationRequest) -> ReserveReply:
-        return await self._store.reserve(request, lease_ms=LEASE_MS)
-
-    async def _reserve_again(self, request: ReservationRequest) -> ReserveReply:
-        return await self._seeded(request, await self._reserve(request), self._reserve)
-
     async def _end(self, ending: ReservationEnd) -> bool:
         if (
             self._open.pop(ending.request_id, None) is None
             and ending.request_id not in self._endings
         ):
             return True
-        self._restoring.end(ending.request_id)
+        if ending.request_id in self._restoring:
+            self._late.add(ending.request_id)
         return await self._endings.send(ending)
 
     async def _watch_server(self) -> None:

@@ -269,7 +269,7 @@ async def test_reserve_with_a_lost_reply_is_released(
     line.loses_answers = False
 
     async def is_released() -> bool:
-        return not await open_ids(any_redis) and not desk.reservations.unconfirmed_endings
+        return not await open_ids(any_redis) and not len(desk.reservations._endings)
 
     await until(is_released)
     (status,) = await desk.store.status(TENANT, [desk.subjects[0]])
@@ -312,11 +312,11 @@ async def test_lost_settle_is_repeated_and_counts_once(
     assert not await desk.reservations.release(TENANT, "r2")
     # The first ending counts.
     assert not await desk.reservations.settle(record("r2"))
-    assert desk.reservations.unconfirmed_endings == 2
+    assert len(desk.reservations._endings) == 2
     line.is_cut = False
 
     async def has_arrived() -> bool:
-        return desk.reservations.unconfirmed_endings == 0
+        return len(desk.reservations._endings) == 0
 
     await until(has_arrived)
     assert [r.request_id for r in await usage(any_redis)] == ["r1"]
@@ -334,11 +334,11 @@ async def test_slow_settle_blocks_no_caller_and_is_sent_once(
     line.sent.clear()
     line.may_go_on.clear()
     assert not await desk.reservations.settle(record("r1"))
-    assert desk.reservations.unconfirmed_endings == 1, "it is still in flight"
+    assert len(desk.reservations._endings) == 1, "it is still in flight"
     line.may_go_on.set()
 
     async def has_arrived() -> bool:
-        return desk.reservations.unconfirmed_endings == 0
+        return len(desk.reservations._endings) == 0
 
     await until(has_arrived)
     assert sum("r1" in args for args in line.sent) == 1
@@ -389,10 +389,10 @@ async def test_closing_sends_pending_endings_within_a_bound(
     async with asyncio.timeout(PATIENCE_SECONDS):
         await one.reservations.aclose(seconds=0.3)
     assert line.sent, "it retries"
-    assert one.reservations.unconfirmed_endings == 300
+    assert len(one.reservations._endings) == 300
     line.is_cut = False
     await one.reservations._endings._send_some()
-    assert one.reservations.unconfirmed_endings == 0, "one round sends all of them"
+    assert len(one.reservations._endings) == 0, "one round sends all of them"
     await one.reservations.aclose(seconds=PATIENCE_SECONDS)
     assert len({r.request_id for r in await usage(any_redis)}) == 300
     assert caplog.text.count("cannot end reservations") == 1, "an outage is logged once"
@@ -411,9 +411,9 @@ async def test_memory_of_unconfirmed_endings_is_bounded(
     for number in range(30, 60):
         with pytest.raises(StoreUnavailableError):
             await one.reserve(f"r{number}")
-    assert one.reservations.unconfirmed_endings == 10
+    assert len(one.reservations._endings) == 10
     await asyncio.gather(*(one.reservations.settle(record(f"r{n}")) for n in range(30)))
-    assert one.reservations.unconfirmed_endings == 20
+    assert len(one.reservations._endings) == 20
     line.is_cut = False
     await one.reservations.aclose(seconds=PATIENCE_SECONDS)
     # The last ones are sent; the sweep settles the others.
@@ -482,7 +482,7 @@ async def test_no_reservation_and_no_task_remains(desk: GatewayDesk, any_redis: 
     await asyncio.gather(*(desk.reserve(f"r{number}", cost=5) for number in range(100)))
     await asyncio.gather(*(desk.reservations.settle(record(f"r{number}")) for number in range(100)))
     assert desk.reservations.open_requests == 0
-    assert desk.reservations.unconfirmed_endings == 0
+    assert len(desk.reservations._endings) == 0
 
     async def have_ended() -> bool:
         return len(asyncio.all_tasks()) <= before
