@@ -13,6 +13,7 @@ from typing import Final, NamedTuple, TypeVar
 from redis.exceptions import RedisError
 
 from common.object_store import S3_SCHEME
+from contract import keys
 from contract.adapters import (
     CONFIG_FILE,
     MAX_CONFIG_BYTES,
@@ -87,7 +88,7 @@ class AdapterCopier:
         try:
             await self._catalogue.refresh()
             support = await self.support_of(base_model)
-            shapes = await self._catalogue.adapter_modules(support.modules_digest)
+            shapes = await self._catalogue.file(keys.adapter_modules(support.modules_digest))
         except RedisError:
             shapes = None
         if shapes is None:

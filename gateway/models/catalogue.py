@@ -220,19 +220,8 @@ class Catalogue:
             )
         return model
 
-    async def tokenizer(self, digest: str) -> bytes | None:
-        """Return the compressed tokenizer file that a worker published."""
-        file: bytes | None = await self._executor.execute_command("GET", keys.tokenizer(digest))
-        return file
-
-    async def chat_template(self, digest: str) -> bytes | None:
-        """Return the compressed chat template that a worker published."""
-        file: bytes | None = await self._executor.execute_command("GET", keys.chat_template(digest))
-        return file
-
-    async def adapter_modules(self, digest: str) -> bytes | None:
-        """Return the compressed shapes of a model's modules that a worker published."""
-        key = keys.adapter_modules(digest)
+    async def file(self, key: str) -> bytes | None:
+        """Return the compressed file that a worker published under a key."""
         file: bytes | None = await self._executor.execute_command("GET", key)
         return file
 

@@ -12,6 +12,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from common.tasks import end_task
+from contract import keys
 from contract.scripts import CommandExecutor
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.oidc import OidcProvider
@@ -197,8 +198,10 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> Services:
         catalogue,
         adapters,
         aliases,
-        TokenizerStore(catalogue.tokenizer),
-        ChatTemplates(catalogue.chat_template, grammars.try_template),
+        TokenizerStore(lambda digest: catalogue.file(keys.tokenizer(digest))),
+        ChatTemplates(
+            lambda digest: catalogue.file(keys.chat_template(digest)), grammars.try_template
+        ),
         grammars,
         ImageFetcher.from_settings(settings),
         sealer,

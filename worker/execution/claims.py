@@ -10,14 +10,14 @@ from tokenizers import Tokenizer
 from common import clock
 from contract.messages import JobFailed, about
 from contract.outcomes import FailureCode
-from contract.queue import Affinity, JobClaim, let_others_run
+from contract.queue import Affinity, JobClaim, LeaseReport, let_others_run, received_counts
 from contract.tier import Lane
 from worker import telemetry
 from worker.engine.base import Engine, InvalidRequestError
 from worker.execution import tracing
 from worker.execution.adapters import Adapters
 from worker.execution.checks import check_job
-from worker.execution.generation import RunningJob, report_before
+from worker.execution.generation import RunningJob
 from worker.execution.jobs import DEADLINE_MESSAGE, RunningJobs
 from worker.execution.logprobs import TokenTexts
 from worker.execution.preemption import Preemption
@@ -168,9 +168,9 @@ class Claimer:
         """End a claim whose gateway is dead. Another gateway takes over a background job."""
         telemetry.JOBS_ENDED.labels(tracing.ABANDONED).inc()
         if claim.job.is_background:
-            self._link.leases.release([report_before(claim)])
+            self._link.leases.release([_report_before(claim)])
         else:
-            self._link.leases.end([report_before(claim)])
+            self._link.leases.end([_report_before(claim)])
 
     async def _begin(self, claim: JobClaim, asked_at: float) -> RunningJob | None:
         """Return the generation of a claimed job; None if the job has ended already."""
@@ -218,8 +218,13 @@ class Claimer:
     def _fail(
         self, claim: JobClaim, code: FailureCode, message: str, *, param: str | None = None
     ) -> None:
-        job, report = claim.job, report_before(claim)
+        job, report = claim.job, _report_before(claim)
         failed = JobFailed(job.handle, claim.attempt, code, message, param=param)
         self._link.writer.outbox(job.gateway).fail(failed, report)
         self._link.leases.hold_until_written(report)
         telemetry.JOBS_ENDED.labels(code.value).inc()
+
+
+def _report_before(claim: JobClaim) -> LeaseReport:
+    """Return the lease report of a job that did not start: the counts of earlier attempts."""
+    return LeaseReport(claim.job.id, claim.attempt, *received_counts(claim.job))

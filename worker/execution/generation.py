@@ -59,21 +59,6 @@ class Stage(IntEnum):
     ENDED = 2  # The job finished or failed, was returned to its gateway, or was dropped.
 
 
-def report_before(claim: JobClaim) -> LeaseReport:
-    """Return the lease report of a job that did not start: the counts of earlier attempts."""
-    job, resumption = claim.job, claim.job.resumption
-    if resumption is None:
-        return LeaseReport(job.id, claim.attempt, 0)
-    tokens = sum(len(each.token_ids) for each in resumption.sequences)
-    return LeaseReport(
-        job.id,
-        claim.attempt,
-        tokens * job.n if job.is_replicated else tokens,
-        resumption.prompt_tokens,
-        resumption.cached_tokens,
-    )
-
-
 def _prepare(parsers: Parsers, job: GenerationJob, parsing: Parsing) -> MakeParser | None:
     opening = job.prompt_token_ids[-parsing.opening_tokens :] if parsing.opening_tokens else []
     return parsers.prepare(parsing, opening)

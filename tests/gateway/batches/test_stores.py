@@ -154,7 +154,7 @@ async def test_adapter_passes_from_its_source_through_the_store_to_a_worker(
     catalogue: Any = SimpleNamespace(
         refresh=AsyncMock(),
         look_up=AsyncMock(return_value=SimpleNamespace(card=card)),
-        adapter_modules=AsyncMock(return_value=shapes),
+        file=AsyncMock(return_value=shapes),
     )
     copier = AdapterCopier(Blobs(place), catalogue, max_bytes=10**6)
     copied = await copier.copy(source, "base", AsyncMock())
