@@ -329,6 +329,7 @@ async def test_cancel_of_a_leased_job_notifies_its_worker(
     assert await queue.extend("w1", [LeaseReport("j1", 1, 3)], lease_ms=LEASE_MS) == ["j1"]
     assert await queue.cancel("j1", "a")
     assert await any_redis.llen(keys.control(MODEL, "w1")) == 1
+    assert await any_redis.pttl(keys.control(MODEL, "w1")) > 0, "its worker may be gone"
     assert await queue.finish("w1", LeaseReport("j1", 1, 3))
     assert not await queue.cancel("j1", "a")
     assert (await queue.status()).leased_jobs == 0

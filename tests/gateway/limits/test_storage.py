@@ -81,11 +81,23 @@ async def test_requests_above_the_limit_are_refused_until_others_expire(
     await clock.advance(10_000)
     await take(storage, "r3", 61)
     assert await used(storage) == [0, 0, 100]
+    subject = tenant_of().subject
+    ends, sizes = keys.stored_ends(BUCKET, subject), keys.stored_bytes(BUCKET, subject)
+    assert await any_redis.hgetall(sizes) == {b"": b"100", b"r2": b"39", b"r3": b"61"}
     await clock.advance(60_000)
     assert await used(storage) == [0, 0, 0]
-    subject = tenant_of().subject
-    names = (keys.stored_ends(BUCKET, subject), keys.stored_bytes(BUCKET, subject))
-    assert not await any_redis.exists(*names)
+    assert not await any_redis.exists(ends, sizes)
+
+
+async def test_a_tenant_may_take_a_quarter_of_a_small_redis(redis: "Redis") -> None:
+    storage = Storage(redis, most_of_tenant=1_000_000_000)
+    await redis.config_set("maxmemory", 400_000_000)
+    try:
+        await take(storage, "r1", 100_000_000)
+        with pytest.raises(RateLimitError, match="limit of 100000000"):
+            await take(storage, "r2", 1)
+    finally:
+        await redis.config_set("maxmemory", 0)
 
 
 @every_redis
