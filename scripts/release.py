@@ -43,6 +43,7 @@ from packageurl import PackageURL
 from packaging.markers import Marker
 
 ROOT: Final = Path(__file__).resolve().parent.parent
+FRAGMENTS: Final = ROOT / "docs" / "changelog.d"
 SOURCE: Final = "https://github.com/sluice/sluice"
 PYTHON: Final = {"python_version": "3.11", "python_full_version": "3.11.14"}
 """The images' Python, for which locked packages with a marker are chosen."""
@@ -82,7 +83,10 @@ def main() -> None:
 
 
 def prepare(version: str) -> None:
-    """Set the version and move the fragments into its section of the changelog."""
+    """Set the version and move the fragments into its section of the changelog.
+
+    A section that exists already gets the further fragments, and the date of today.
+    """
     for name, pattern in VERSIONED.items():
         path = ROOT / name
         path.write_text(
@@ -93,6 +97,11 @@ def prepare(version: str) -> None:
                 flags=re.MULTILINE,
             )
         )
+    changelog, earlier = ROOT / "CHANGELOG.md", FRAGMENTS / "0_earlier.md"
+    section = rf"(<a [^>]*></a>\n)?## {re.escape(version)} \(.*\n((.*\n)*?)(?=(<a .*\n)?## |\Z)"
+    if found := re.search(section, changelog.read_text()):
+        earlier.write_text(found[2].strip() + "\n")
+        changelog.write_text(changelog.read_text().replace(found[0], ""))
     subprocess.run([sys.executable, "-m", "scriv", "collect"], check=True, cwd=ROOT)
 
 
@@ -104,7 +113,7 @@ def unready() -> Iterator[str]:
             yield f"{name} has version {', '.join(sorted(found))} instead of {version}."
     if f"\n## {version} (" not in (ROOT / "CHANGELOG.md").read_text():
         yield f"CHANGELOG.md has no section {version}."
-    if left := list((ROOT / "docs/changelog.d").glob("2*.md")):
+    if left := list(FRAGMENTS.glob("2*.md")):
         yield f"docs/changelog.d still has {len(left)} fragments."
     if git("status", "--porcelain"):
         yield "The working tree has changes that are not committed."
