@@ -16,6 +16,8 @@ LONG: Final = pytest.mark.long
 SECTIONS: Final[dict[str, tuple[Environment, *tuple[pytest.MarkDecorator, ...]]]] = {
     "OpenAI for Python": (PYTHON,),
     "OpenAI for Node": (NODE,),
+    "Anthropic for Python": (PYTHON,),
+    "Anthropic for Node": (NODE,),
     "Vercel AI SDK": (NODE,),
     "LangChain": (PYTHON,),
     "LlamaIndex": (PYTHON,),

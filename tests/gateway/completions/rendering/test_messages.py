@@ -1,7 +1,11 @@
 """Responses in Anthropic's form: streams as its SDK reads them, and whole messages."""
 
+import asyncio
 import json
 from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import anthropic
@@ -24,6 +28,7 @@ from gateway.dialects.request import (
     ToolMode,
     ToolUse,
 )
+from tests.e2e.clients.environments import NODE, PROGRAMS
 from tests.gateway.replies import LENGTH, STOP, completion, ended, failed, inbox, said
 from tests.support.cases import all_cases, case
 
@@ -325,3 +330,34 @@ def test_error_after_the_head_is_an_event(begun: list[Reply]) -> None:
     with pytest.raises(anthropic.APIStatusError) as caught:
         read_with_sdk(stream)
     assert caught.value.body == last
+
+
+class _Streams(BaseHTTPRequestHandler):
+    """Answers each request with the stream of the kind that it names as its model."""
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.end_headers()
+        self.wfile.write(PING + stream_of(KINDS[body["model"]][0], message()))
+
+    def log_message(self, *args: Any) -> None:
+        """Write no log."""
+
+
+@NODE.skip
+async def test_sdk_for_node_reads_the_same_messages(tmp_path: Path) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Streams)
+    Thread(target=server.serve_forever, daemon=True).start()
+    (tmp_path / "kinds").write_text("\n".join(KINDS))
+    command = f"node {PROGRAMS}/messages.mjs http://127.0.0.1:{server.server_port} < kinds"
+    printed = await asyncio.to_thread(NODE.run, ("bash", "-c", command), tmp_path)
+    server.shutdown()
+    server.server_close()
+    for name, line in zip(KINDS, printed.splitlines(), strict=True):
+        with case(name):
+            read = json.loads(line)["message"]
+            # The SDK adds this member.
+            assert read.pop("parsed_output") is None
+            assert read == await whole_of(KINDS[name][0], message())
