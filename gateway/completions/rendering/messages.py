@@ -152,6 +152,16 @@ class MessageRenderer(EventRenderer):
         return PING
 
     @override
+    def render_plain(self, prompt_index: int, delta: Delta) -> bytes | None:
+        part = self._stream.grow(delta)
+        if part is None:
+            return None
+        self._received[prompt_index] += len(delta.token_ids)
+        parts: list[bytes] = []
+        self._add_to_block(PartEvent(Change.GROWN, part, delta.text or delta.reasoning), parts)
+        return b"".join(parts)
+
+    @override
     def _add_delta(self, index: int, delta: Delta, parts: list[bytes]) -> None:
         self._begin(parts)
         for change in self._stream.add(delta):

@@ -111,10 +111,24 @@ class PartStream:
             events += self._end()
         return events
 
-    def add_all(self, deltas: Iterable[Delta]) -> None:
-        """Add deltas whose events nobody needs."""
-        for delta in deltas:
-            self.add(delta)
+    def grow(self, delta: Delta) -> Part | None:
+        """Add a delta that only grows the open part, by text or reasoning, and return the part.
+
+        Returns None, changing nothing, for any other delta.
+        """
+        part = self._open
+        if part is None or delta.finish_reason is not None or delta.calls:
+            return None
+        if part.kind is PartKind.TEXT and not (delta.reasoning or delta.reasoning_tokens):
+            text = delta.text
+        elif part.kind is PartKind.REASONING and not delta.text:
+            text = delta.reasoning
+        else:
+            return None
+        if not text:
+            return None
+        part.pieces.append(text)
+        return part
 
     def _add_text(self, text: str) -> Iterable[PartEvent]:
         if self._open is not None and self._open.kind is PartKind.TEXT:

@@ -85,7 +85,7 @@ def client(stack: Stack) -> httpx.AsyncClient:
 def line(custom_id: str, url: str = COMPLETIONS, **body: Any) -> dict[str, Any]:
     """Return a line of an input file, by default a short completion."""
     known: dict[str, Any] = {"model": MODEL, "seed": 7, "max_tokens": 4}
-    if url == CHATS:
+    if url != COMPLETIONS:
         known["messages"] = [{"role": "user", "content": "Hello"}]
     else:
         known["prompt"] = f"Say {custom_id}"

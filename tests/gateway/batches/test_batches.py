@@ -114,6 +114,19 @@ def test_chats_run_in_the_dialect_of_the_batch(openai: OpenAI) -> None:
     assert "timings" in done["a"]["response"]["body"]
 
 
+def test_messages_and_their_errors_have_anthropics_form(openai: OpenAI) -> None:
+    path: Any = "/v1/messages"
+    batch = create(openai, line("a", path), line("b", path, max_tokens=0), endpoint=path)
+    ended = wait_for(openai, batch.id)
+    [message] = results(openai, ended.output_file_id).values()
+    assert message["response"]["body"]["type"] == "message"
+    assert message["response"]["body"]["usage"]["service_tier"] == "batch"
+    [refused] = results(openai, ended.error_file_id).values()
+    assert refused["response"]["status_code"] == 400
+    assert refused["response"]["body"]["error"]["type"] == "invalid_request_error"
+    assert refused["response"]["body"]["type"] == "error"
+
+
 BAD_LINES: list[tuple[bytes, str, str]] = [
     (b"{", "invalid_json_line", "not valid JSON"),
     (b"", "empty_line", "The line is empty."),
