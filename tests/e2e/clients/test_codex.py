@@ -1,8 +1,8 @@
 """The real Codex edits a file, with a scripted model, while its worker is killed."""
 
-import asyncio
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,13 @@ def catalogue(stack: Stack) -> dict[str, Any]:
     """Return the gateway's catalogue; Codex offers its patches if it says so."""
     headers = {"authorization": f"Bearer {stack.key()}"}
     url = f"{stack.url}/v1/models?client_version=1"
-    found: dict[str, Any] = httpx.get(url, headers=headers).json()
+    found: dict[str, Any] = {}
+
+    def is_listed() -> bool:
+        found.update(httpx.get(url, headers=headers).json())
+        return bool(found["models"])
+
+    wait_until(is_listed, what="the model being listed")
     found["models"][0]["apply_patch_tool_type"] = "freeform"
     return found
 
@@ -88,31 +94,25 @@ def kill_the_running(stack: Stack) -> None:
     stack.kill(running()[0])
 
 
-async def test_codex_edits_a_file_although_its_worker_dies(tmp_path: Path) -> None:
-    with running_stack() as stack:
-        await asyncio.to_thread(start, stack, tmp_path)
+def test_codex_edits_a_file_although_its_worker_dies(tmp_path: Path) -> None:
+    with running_stack() as stack, ThreadPoolExecutor() as threads:
+        start(stack, tmp_path)
         home, work = tmp_path / "home", tmp_path / "work"
         (home / ".codex").mkdir(parents=True)
         work.mkdir()
         catalog = home / "models.json"
-        catalog.write_text(json.dumps(await asyncio.to_thread(catalogue, stack)))
+        catalog.write_text(json.dumps(catalogue(stack)))
         config = CONFIG.format(model=MODEL, catalog=catalog, url=stack.url)
         (home / ".codex" / "config.toml").write_text(config)
-        key = await asyncio.to_thread(stack.key)
-        codex = str(NODE.programs / "codex")
         options = ["--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
-        running = asyncio.to_thread(
-            NODE.run,
-            [codex, "exec", *options, TASK],
-            work,
-            HOME=str(home),
-            SLUICE_KEY=key,
-        )
-        printed, _ = await asyncio.gather(running, asyncio.to_thread(kill_the_running, stack))
-        events = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
+        command = [str(NODE.programs / "codex"), "exec", *options, TASK]
+        variables = {"HOME": str(home), "SLUICE_KEY": stack.key()}
+        running = threads.submit(NODE.run, command, work, **variables)
+        kill_the_running(stack)
+        printed = running.result()
+        events: list[Any] = [json.loads(each) for each in printed.splitlines() if each[:1] == "{"]
         assert (work / "greeting.txt").read_text().splitlines() == LINES
         items = [each["item"] for each in events if each["type"] == "item.completed"]
         assert [each for each in items if each["type"] == "error"] == []
         assert items[-1]["text"] == TURNS[-1]["text"]
-        resumed = metric(stack.url, "sluice_gateway_resumed_jobs_total")
-        assert resumed == 1
+        assert metric(stack.url, "sluice_gateway_resumed_jobs_total") == 1

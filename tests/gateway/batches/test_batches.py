@@ -127,6 +127,26 @@ def test_messages_and_their_errors_have_anthropics_form(openai: OpenAI) -> None:
     assert refused["response"]["body"]["type"] == "error"
 
 
+def test_responses_run_as_lines(openai: OpenAI) -> None:
+    path: Any = "/v1/responses"
+    asked = {"input": "Hello", "prompt": None, "max_tokens": None}
+    good = line("a", path, **asked, max_output_tokens=3)
+    bad = line("b", path, **asked, previous_response_id="resp_1")
+    batch = openai.batches.create(
+        input_file_id=upload(openai, good, bad),
+        endpoint=path,
+        completion_window="24h",
+        extra_headers={"x-api-dialect": "vllm"},
+    )
+    ended = wait_for(openai, batch.id)
+    body = results(openai, ended.output_file_id)["a"]["response"]["body"]
+    assert (body["object"], body["status"]) == ("response", "incomplete")
+    assert body["usage"]["output_tokens"] == 3
+    refused = results(openai, ended.error_file_id)["b"]["response"]
+    assert refused["status_code"] == 400
+    assert refused["body"]["error"]["code"] == "unsupported_parameter"
+
+
 BAD_LINES: list[tuple[bytes, str, str]] = [
     (b"{", "invalid_json_line", "not valid JSON"),
     (b"", "empty_line", "The line is empty."),
