@@ -132,12 +132,7 @@ def test_responses_run_as_lines(openai: OpenAI) -> None:
     asked = {"input": "Hello", "prompt": None, "max_tokens": None}
     good = line("a", path, **asked, max_output_tokens=3)
     bad = line("b", path, **asked, previous_response_id="resp_1")
-    batch = openai.batches.create(
-        input_file_id=upload(openai, good, bad),
-        endpoint=path,
-        completion_window="24h",
-        extra_headers={"x-api-dialect": "vllm"},
-    )
+    batch = create(openai, good, bad, endpoint=path)
     ended = wait_for(openai, batch.id)
     body = results(openai, ended.output_file_id)["a"]["response"]["body"]
     assert (body["object"], body["status"]) == ("response", "incomplete")
