@@ -115,4 +115,4 @@ def test_codex_edits_a_file_although_its_worker_dies(tmp_path: Path) -> None:
         items = [each["item"] for each in events if each["type"] == "item.completed"]
         assert [each for each in items if each["type"] == "error"] == []
         assert items[-1]["text"] == TURNS[-1]["text"]
-        assert metric(stack.url, "sluice_gateway_resumed_jobs_total") == 1
+        assert metric(stack.operators, "sluice_gateway_resumed_jobs_total") == 1
