@@ -286,8 +286,8 @@ class RequestChecker:
                 "template with 'chat_template_kwargs', or hide it with 'include_reasoning' false.",
                 param=switch,
             )
-        if use is not None and enforced is None:
-            ignored = [*ignored, *(each.grammar.place for each in use.tools if each.grammar)]
+        if use is not None and enforced is None and any(each.grammar for each in use.tools):
+            ignored = [*ignored, "tools.format"]
         parsing = Parsing(
             tools=chat.tools if use is not None else [],
             has_hermes_calls=enforced is not None and Feature.STRICT_TOOLS not in card.features,

@@ -166,8 +166,10 @@ class Toolbox:
             case "text":
                 pass
             case "grammar":
-                within = "format.grammar" if isinstance(form.get("grammar"), dict) else "format"
-                form = form.get("grammar") or form
+                within = "format"
+                if form.get("grammar") is not None:  # The form of chats.
+                    within = "format.grammar"
+                    form = read_object(form["grammar"], f"{path}.{within}")
                 syntax, definition = form.get("syntax"), form.get("definition")
                 if not isinstance(syntax, str) or syntax not in _SYNTAXES:
                     names = ", ".join(_SYNTAXES)

@@ -255,6 +255,10 @@ def test_body_of_codex_is_taken() -> None:
         ({"tools": [{**FUNCTION, "strict": "yes"}]}, "tools[0].strict"),
         ({"tools": [{**CUSTOM, "format": {"type": "x"}}]}, "tools[0].format.type"),
         ({"tools": [{**CUSTOM, "format": {**LARK, "syntax": "x"}}]}, "tools[0].format.syntax"),
+        (
+            {"tools": [{**CUSTOM, "format": {"type": "grammar", "grammar": "x"}}]},
+            "tools[0].format.grammar",
+        ),
         ({"tools": [{**NAMESPACE, "tools": [{}]}]}, "tools[0].tools[0].type"),
         ({"tools": [FUNCTION], "tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),

@@ -263,6 +263,14 @@ async def test_response_of_the_maximum_length_is_incomplete(client: httpx.AsyncC
     assert last["response"]["usage"] == body["usage"] | last["response"]["usage"]
 
 
+async def test_grammar_that_cannot_be_enforced_is_named(client: httpx.AsyncClient) -> None:
+    lark = {"type": "grammar", "syntax": "lark", "definition": "start: /a/"}
+    tools = [{"type": "custom", "name": "patch", "format": lark}, {"type": "web_search"}]
+    answer = await client.post(RESPONSES, json=ASKED | {"tools": tools})
+    assert answer.status_code == 200
+    assert answer.headers["x-ignored-params"] == "tools.format,tools.web_search"
+
+
 async def test_input_tokens_are_those_that_are_billed(client: httpx.AsyncClient) -> None:
     asked = ASKED | {"tools": TOOLS, "instructions": "Be brief."}
     counted = (await client.post(f"{RESPONSES}/input_tokens", json=asked)).json()
