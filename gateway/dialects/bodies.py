@@ -3,7 +3,6 @@
 from typing import Any
 
 import msgspec
-from pydantic import Field
 
 from contract.sampling import SamplingSpec
 from gateway.dialects.choices import SharedChoiceParameters, read_prompt_logprobs
@@ -56,16 +55,12 @@ class SharedParameters(
 ):
     """Parameters with the same meaning in completions and chats."""
 
-    model: str | None = Field(
-        default=None,
-        description="The model, from `GET /v1/models`. Required in dialects openai, fireworks and "
-        "omlx; in others, the account's default model is used if absent.",
-    )
-    safe_tokenization: bool | None = Field(
-        default=None,
-        description="Whether the text of a special token in a prompt or in messages is text, and "
-        "not that token. Default: true in chats, false in completions.",
-    )
+    model: str | None = None
+    """The model, from `GET /v1/models`. Required in dialects openai, fireworks and omlx; in others,
+    the account's default model is used if absent."""
+    safe_tokenization: bool | None = None
+    """Whether the text of a special token in a prompt or in messages is text, and not that token.
+    Default: true in chats, false in completions."""
 
 
 def read_model(value: object, profile: Profile) -> str | None:

@@ -16,62 +16,44 @@ from gateway.records.errors import InvalidParameterError, must
 class SharedChoiceParameters(Parameters):
     """Parameters that completions and chats share."""
 
-    n: Annotated[int, bounded(N), INTEGRAL] | None = Field(
-        default=None, description="Choices for each prompt. Default: 1."
-    )
-    n_cmpl: Annotated[int, bounded(N), INTEGRAL] | None = Field(
-        default=None, description="Another name of `n`."
-    )
-    return_token_ids: bool | None = Field(
-        default=None, description="Return the ids of prompt and completion tokens. Default: false."
-    )
-    return_tokens: bool | None = Field(
-        default=None, description="Another name of `return_token_ids`."
-    )
-    prompt_logprobs: Annotated[int, bounded(LOGPROBS), INTEGRAL] | None = Field(
-        default=None,
-        description="Return log-probabilities of the prompt's tokens and of this many likeliest "
-        "tokens at their places, with token ids and ranks. Must be 0 in a stream. -1, which is the "
-        "whole vocabulary in vLLM, is not supported. Default: none.",
-    )
-    return_tokens_as_token_ids: bool | None = Field(
-        default=None,
-        description="Whether `logprobs` call tokens `token_id:N`, and not by their texts. Default: "
-        "false.",
-    )
-    skip_special_tokens: bool | None = Field(
-        default=None,
-        description="Whether to omit special tokens from the text; end-of-text and stop tokens are "
-        "always omitted. Default: true.",
-    )
-    logprobs: Any = Field(
-        default=None,
-        description="Return log-probabilities of the sampled tokens and of this many likeliest "
-        "tokens; true means 1, in chats 0. At most 5 in dialects openai (chats: 20) and fireworks, "
-        "20 in others.",
-        json_schema_extra=schema_of(f"int[{LOGPROBS.minimum}:{LOGPROBS.maximum}] | bool | None"),
-    )
-    top_logprobs: Annotated[int, bounded(LOGPROBS), INTEGRAL] | None = Field(
-        default=None,
-        description="The number of likeliest tokens if `logprobs` is true. Default: 1, in chats 0.",
-    )
-    n_probs: Annotated[int, bounded(COUNT), INTEGRAL] | None = Field(
-        default=None,
-        description="Another name of `top_logprobs` that does not require `logprobs`; 0 returns "
-        "none.",
-    )
+    n: Annotated[int, bounded(N), INTEGRAL] | None = None
+    """Choices for each prompt. Default: 1."""
+    n_cmpl: Annotated[int, bounded(N), INTEGRAL] | None = None
+    """Another name of `n`."""
+    return_token_ids: bool | None = None
+    """Return the ids of prompt and completion tokens. Default: false."""
+    return_tokens: bool | None = None
+    """Another name of `return_token_ids`."""
+    prompt_logprobs: Annotated[int, bounded(LOGPROBS), INTEGRAL] | None = None
+    """Return log-probabilities of the prompt's tokens and of this many likeliest tokens at their
+    places, with token ids and ranks. Must be 0 in a stream. -1, which is the whole vocabulary in
+    vLLM, is not supported. Default: none."""
+    return_tokens_as_token_ids: bool | None = None
+    """Whether `logprobs` call tokens `token_id:N`, and not by their texts. Default: false."""
+    skip_special_tokens: bool | None = None
+    """Whether to omit special tokens from the text; end-of-text and stop tokens are always omitted.
+    Default: true."""
+    logprobs: Annotated[
+        Any,
+        Field(
+            json_schema_extra=schema_of(f"int[{LOGPROBS.minimum}:{LOGPROBS.maximum}] | bool | None")
+        ),
+    ] = None
+    """Return log-probabilities of the sampled tokens and of this many likeliest tokens; true means
+    1, in chats 0. At most 5 in dialects openai (chats: 20) and fireworks, 20 in others."""
+    top_logprobs: Annotated[int, bounded(LOGPROBS), INTEGRAL] | None = None
+    """The number of likeliest tokens if `logprobs` is true. Default: 1, in chats 0."""
+    n_probs: Annotated[int, bounded(COUNT), INTEGRAL] | None = None
+    """Another name of `top_logprobs` that does not require `logprobs`; 0 returns none."""
 
 
 class ChoiceParameters(SharedChoiceParameters):
     """The number of choices, and the details about their tokens."""
 
-    best_of: Annotated[int, bounded(N), INTEGRAL] | None = Field(
-        default=None,
-        description="Sample this many sequences (at least `n`) and return the `n` with the highest "
-        "mean log-probability; all are billed. Cannot be streamed if larger than `n`. In dialect "
-        "mistralrs: sample `n` and return this many (at most `n`), the likeliest first. Default: "
-        "n.",
-    )
+    best_of: Annotated[int, bounded(N), INTEGRAL] | None = None
+    """Sample this many sequences (at least `n`) and return the `n` with the highest mean
+    log-probability; all are billed. Cannot be streamed if larger than `n`. In dialect mistralrs:
+    sample `n` and return this many (at most `n`), the likeliest first. Default: n."""
 
 
 def read_fan_out(

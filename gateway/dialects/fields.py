@@ -18,10 +18,23 @@ COUNT = Range(0, 2**31 - 1)
 T = TypeVar("T")
 
 
+def _unwrap(schema: dict[str, Any]) -> None:
+    """Join the lines of docstrings, which are the descriptions of the parameters."""
+    for field in schema["properties"].values():
+        if "description" in field:
+            field["description"] = " ".join(field["description"].splitlines())
+
+
 class Parameters(BaseModel):
     """Base class for the parameters of one topic."""
 
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+    model_config = ConfigDict(
+        strict=True,
+        extra="allow",
+        allow_inf_nan=False,
+        json_schema_extra=_unwrap,
+        use_attribute_docstrings=True,
+    )
 
 
 def bounded(bounds: Range) -> Any:

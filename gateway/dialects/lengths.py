@@ -28,17 +28,12 @@ _STOP: Final = f"str[1:{MAX_STOP_CHARACTERS}]"
 class RepetitionDetectionParameters(Parameters):
     """When a choice counts as repetitive."""
 
-    max_pattern_size: Annotated[int, bounded(PATTERN_SIZE), INTEGRAL] | None = Field(
-        default=None,
-        description="Longest pattern to detect, in tokens; 0 disables detection.",
-    )
-    min_pattern_size: Annotated[int, bounded(PATTERN_SIZE), INTEGRAL] | None = Field(
-        default=None, description="Shortest pattern to detect, in tokens; 0 means 1."
-    )
-    min_count: Annotated[int, bounded(PATTERN_COUNT), INTEGRAL] | None = Field(
-        default=None,
-        description="Consecutive repetitions of the pattern that end the choice; at least 2.",
-    )
+    max_pattern_size: Annotated[int, bounded(PATTERN_SIZE), INTEGRAL] | None = None
+    """Longest pattern to detect, in tokens; 0 disables detection."""
+    min_pattern_size: Annotated[int, bounded(PATTERN_SIZE), INTEGRAL] | None = None
+    """Shortest pattern to detect, in tokens; 0 means 1."""
+    min_count: Annotated[int, bounded(PATTERN_COUNT), INTEGRAL] | None = None
+    """Consecutive repetitions of the pattern that end the choice; at least 2."""
 
 
 MAX_TOKENS_NAMES: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
@@ -47,69 +42,49 @@ MAX_TOKENS_NAMES: Final = ("max_tokens", "max_completion_tokens", "max_output_to
 class LengthParameters(Parameters):
     """The length of a completion, and what ends it."""
 
-    max_tokens: Annotated[int, bounded(MAX_TOKENS), INTEGRAL] | None = Field(
-        default=None,
-        description="Maximum tokens to generate for each choice. -1: as many as fit into the "
-        "context window. 0: none; requires `echo` except in dialect llamacpp. Default: 16; "
-        "dialects llamacpp and mistralrs: -1; omlx: 32768.",
-    )
-    max_completion_tokens: Annotated[int, bounded(MAX_TOKENS), INTEGRAL] | None = Field(
-        default=None, description="Another name of `max_tokens`."
-    )
-    n_predict: Annotated[int, bounded(MAX_TOKENS), INTEGRAL] | None = Field(
-        default=None,
-        description="Another name of `max_tokens`; dialect llamacpp uses it if both are given.",
-    )
-    min_tokens: Annotated[int, bounded(MIN_TOKENS), INTEGRAL] | None = Field(
-        default=None,
-        description="Minimum tokens before the end-of-text token or a stop token. Default: 0.",
-    )
+    max_tokens: Annotated[int, bounded(MAX_TOKENS), INTEGRAL] | None = None
+    """Maximum tokens to generate for each choice. -1: as many as fit into the context window. 0:
+    none; requires `echo` except in dialect llamacpp. Default: 16; dialects llamacpp and mistralrs:
+    -1; omlx: 32768."""
+    max_completion_tokens: Annotated[int, bounded(MAX_TOKENS), INTEGRAL] | None = None
+    """Another name of `max_tokens`."""
+    n_predict: Annotated[int, bounded(MAX_TOKENS), INTEGRAL] | None = None
+    """Another name of `max_tokens`; dialect llamacpp uses it if both are given."""
+    min_tokens: Annotated[int, bounded(MIN_TOKENS), INTEGRAL] | None = None
+    """Minimum tokens before the end-of-text token or a stop token. Default: 0."""
     context_length_exceeded_behavior: (
         Annotated[ContextLengthBehavior, Field(strict=False)] | None
-    ) = Field(
-        default=None,
-        description="If prompt and max_tokens exceed the context window: `truncate` lowers "
-        "max_tokens, `error` rejects the request. Default: error; dialects fireworks, llamacpp, "
-        "omlx and vllm: truncate.",
-    )
+    ) = None
+    """If prompt and max_tokens exceed the context window: `truncate` lowers max_tokens, `error`
+    rejects the request. Default: error; dialects fireworks, llamacpp, omlx and vllm: truncate."""
     stop: Any = Field(
         default=None,
         description="Strings at which generation ends; the returned text ends before them. At most "
         f"4 in dialect openai, {MAX_STOP_STRINGS} in others.",
         json_schema_extra=schema_of(f"{_STOP} | list[{_STOP}, :{MAX_STOP_STRINGS}] | None"),
     )
-    include_stop_str_in_output: bool | None = Field(
-        default=None,
-        description="Whether the returned text includes the stop string that ended it. Default: "
-        "false; dialect fireworks: true.",
-    )
-    stop_token_ids: Any = Field(
-        default=None,
-        description="Token ids at which generation ends.",
-        json_schema_extra=schema_of(f"list[int[0:], :{MAX_STOP_TOKEN_IDS}] | None"),
-    )
-    ignore_eos: bool | None = Field(
-        default=None, description="Continue after the end-of-text token. Default: false."
-    )
-    t_max_predict_ms: Annotated[int, Field(ge=-1, le=COUNT.maximum), INTEGRAL] | None = Field(
-        default=None,
-        description="Milliseconds after which generation ends at the next line break; 0 and -1: no "
-        "limit. Default: 0.",
-    )
-    repetition_detection: RepetitionDetectionParameters | None = Field(
-        default=None, description="End a choice that repeats itself. Default: none."
-    )
+    include_stop_str_in_output: bool | None = None
+    """Whether the returned text includes the stop string that ended it. Default: false; dialect
+    fireworks: true."""
+    stop_token_ids: Annotated[
+        Any, Field(json_schema_extra=schema_of(f"list[int[0:], :{MAX_STOP_TOKEN_IDS}] | None"))
+    ] = None
+    """Token ids at which generation ends."""
+    ignore_eos: bool | None = None
+    """Continue after the end-of-text token. Default: false."""
+    t_max_predict_ms: Annotated[int, Field(ge=-1, le=COUNT.maximum), INTEGRAL] | None = None
+    """Milliseconds after which generation ends at the next line break; 0 and -1: no limit. Default:
+    0."""
+    repetition_detection: RepetitionDetectionParameters | None = None
+    """End a choice that repeats itself. Default: none."""
 
 
 class ChatLengthParameters(LengthParameters):
     """The length of a chat response."""
 
-    max_tokens: Annotated[int, bounded(MAX_TOKENS), INTEGRAL] | None = Field(
-        default=None,
-        description="Maximum tokens to generate for each choice, including reasoning. -1: as many "
-        "as fit into the context window. 0: none, in dialect llamacpp only. Default: -1; dialect "
-        "omlx: 32768.",
-    )
+    max_tokens: Annotated[int, bounded(MAX_TOKENS), INTEGRAL] | None = None
+    """Maximum tokens to generate for each choice, including reasoning. -1: as many as fit into the
+    context window. 0: none, in dialect llamacpp only. Default: -1; dialect omlx: 32768."""
 
 
 def read_max_tokens(body: LengthParameters, profile: Profile, *, is_echoed: bool) -> int:

@@ -28,54 +28,43 @@ class TruncationSide(StrEnum):
 class TruncationParameters(Parameters):
     """How a prompt that is too long is truncated."""
 
-    truncate_sequence: bool | None = Field(
-        default=None,
-        description="Whether to cut the first tokens of a prompt that is too long, so that "
-        "max_tokens fit, instead of rejecting it. Default: false.",
-    )
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=COUNT.maximum), INTEGRAL] | None = Field(
-        default=None,
-        description="Keep this many of the prompt's last tokens; -1 keeps all that fit, like "
-        "`truncate_sequence`. Default: keep all, and reject a prompt that is too long.",
-    )
-    truncation_side: Annotated[TruncationSide, Field(strict=False)] | None = Field(
-        default=None,
-        description="Which tokens `truncate_prompt_tokens` and `truncate_sequence` remove: `left` "
-        "the first ones, `right` the last ones. Default: left.",
-    )
+    truncate_sequence: bool | None = None
+    """Whether to cut the first tokens of a prompt that is too long, so that max_tokens fit, instead
+    of rejecting it. Default: false."""
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=COUNT.maximum), INTEGRAL] | None = None
+    """Keep this many of the prompt's last tokens; -1 keeps all that fit, like `truncate_sequence`.
+    Default: keep all, and reject a prompt that is too long."""
+    truncation_side: Annotated[TruncationSide, Field(strict=False)] | None = None
+    """Which tokens `truncate_prompt_tokens` and `truncate_sequence` remove: `left` the first ones,
+    `right` the last ones. Default: left."""
 
 
 class PromptParameters(TruncationParameters):
     """The start of the completion."""
 
-    prompt: Any = Field(
-        default=None,
-        description="Text, a list of token ids, a list that mixes both, llama.cpp's "
-        "`{prompt_string}`, or a list of such prompts. Required except in dialect openai, whose "
-        "default is the model's begin-of-text token.",
-        json_schema_extra=schema_of(
-            f"str | list[str] | {_IDS} | list[{_IDS}] | list[str | int] | {_OBJECT} | "
-            f"list[str | {_IDS} | {_OBJECT}]"
+    prompt: Annotated[
+        Any,
+        Field(
+            json_schema_extra=schema_of(
+                f"str | list[str] | {_IDS} | list[{_IDS}] | list[str | int] | {_OBJECT} | "
+                f"list[str | {_IDS} | {_OBJECT}]"
+            )
         ),
-    )
-    add_special_tokens: bool | None = Field(
-        default=None,
-        description="Whether to add the tokenizer's own tokens, such as begin-of-text, to text "
-        "prompts. Default: true.",
-    )
-    suffix: str | None = Field(
-        default=None,
-        description="Text that follows the completion (infill); the model must have infill tokens. "
-        "In dialect mistralrs: text to append to every choice.",
-    )
-    echo: bool | None = Field(
-        default=None, description="Return the prompt before the completion. Default: false."
-    )
-    echo_last: Annotated[int, bounded(COUNT), INTEGRAL] | None = Field(
-        default=None,
-        description="Return only this many of the prompt's last tokens before the completion; 0: "
-        "none. Default: all, if `echo`.",
-    )
+    ] = None
+    """Text, a list of token ids, a list that mixes both, llama.cpp's `{prompt_string}`, or a list
+    of such prompts. Required except in dialect openai, whose default is the model's begin-of-text
+    token."""
+    add_special_tokens: bool | None = None
+    """Whether to add the tokenizer's own tokens, such as begin-of-text, to text prompts. Default:
+    true."""
+    suffix: str | None = None
+    """Text that follows the completion (infill); the model must have infill tokens. In dialect
+    mistralrs: text to append to every choice."""
+    echo: bool | None = None
+    """Return the prompt before the completion. Default: false."""
+    echo_last: Annotated[int, bounded(COUNT), INTEGRAL] | None = None
+    """Return only this many of the prompt's last tokens before the completion; 0: none. Default:
+    all, if `echo`."""
 
 
 def read_prompts(body: PromptParameters, profile: Profile, *, max_prompts: int) -> list[Prompt]:

@@ -18,21 +18,14 @@ AUTO_TIER: Final = "auto"
 class StreamOptions(Parameters):
     """Options of a streamed response."""
 
-    include_usage: bool | None = Field(
-        default=None,
-        description="Whether to end the stream with an extra chunk that has only `usage`. With "
-        "false, no chunk has `usage`. Default: the final chunk has it.",
-    )
-    include_obfuscation: bool | None = Field(
-        default=None,
-        description="Pad chunks so that their size does not reveal the length of their text. "
-        "Default: false.",
-    )
-    continuous_usage_stats: bool | None = Field(
-        default=None,
-        description="Return `usage` in every chunk with a choice: the tokens of that choice so "
-        "far. No effect if `include_usage` is false. Default: false.",
-    )
+    include_usage: bool | None = None
+    """Whether to end the stream with an extra chunk that has only `usage`. With false, no chunk has
+    `usage`. Default: the final chunk has it."""
+    include_obfuscation: bool | None = None
+    """Pad chunks so that their size does not reveal the length of their text. Default: false."""
+    continuous_usage_stats: bool | None = None
+    """Return `usage` in every chunk with a choice: the tokens of that choice so far. No effect if
+    `include_usage` is false. Default: false."""
 
 
 _NO_OPTIONS: Final = StreamOptions()
@@ -41,58 +34,39 @@ _NO_OPTIONS: Final = StreamOptions()
 class DeliveryParameters(Parameters):
     """How the response is delivered."""
 
-    stream: bool | None = Field(
-        default=None,
-        description="Stream the response as server-sent events. Default: false.",
-    )
-    background: bool | None = Field(
-        default=None,
-        description="Run the request in the background: return its id at once, and the completion "
-        "on a later request. With `stream`, stream it, but do not cancel it when the client "
-        "disconnects. Default: false.",
-    )
-    stream_options: StreamOptions | None = Field(
-        default=None,
-        description="Options of a stream. Without `stream`, dialects openai, mistralrs and vllm "
-        "reject them; others ignore them.",
-    )
-    timings_per_token: bool | None = Field(
-        default=None,
-        description="Return llama.cpp's `timings` in every chunk, except the one with the role of "
-        "a chat, and in whole responses. Default: false.",
-    )
-    return_progress: bool | None = Field(
-        default=None,
-        description="Report in a stream, as llama.cpp's `prompt_progress`, when the prompt was "
-        "processed and how much of it was cached. Default: false.",
-    )
-    perf_metrics_in_response: bool | None = Field(
-        default=None,
-        description="Return timings in the body: `metrics` in dialect vllm, else `perf_metrics`. "
-        "Default: false.",
-    )
-    cache_prompt: bool | None = Field(
-        default=None,
-        description="Whether to reuse cached work of earlier requests with the same prefix. "
-        "Default: true.",
-    )
+    stream: bool | None = None
+    """Stream the response as server-sent events. Default: false."""
+    background: bool | None = None
+    """Run the request in the background: return its id at once, and the completion on a later
+    request. With `stream`, stream it, but do not cancel it when the client disconnects. Default:
+    false."""
+    stream_options: StreamOptions | None = None
+    """Options of a stream. Without `stream`, dialects openai, mistralrs and vllm reject them;
+    others ignore them."""
+    timings_per_token: bool | None = None
+    """Return llama.cpp's `timings` in every chunk, except the one with the role of a chat, and in
+    whole responses. Default: false."""
+    return_progress: bool | None = None
+    """Report in a stream, as llama.cpp's `prompt_progress`, when the prompt was processed and how
+    much of it was cached. Default: false."""
+    perf_metrics_in_response: bool | None = None
+    """Return timings in the body: `metrics` in dialect vllm, else `perf_metrics`. Default:
+    false."""
+    cache_prompt: bool | None = None
+    """Whether to reuse cached work of earlier requests with the same prefix. Default: true."""
     prompt_cache_isolation_key: str | None = Field(
         default=None,
         description="Share cached work only between requests of the account with the same key. "
         f"At most {MAX_ISOLATION_KEY_CHARACTERS} characters.",
     )
-    cache_salt: str | None = Field(
-        default=None, description="Another name of `prompt_cache_isolation_key`."
-    )
-    service_tier: str | None = Field(
-        default=None,
-        description="Priority of the request, at the tier's price: `flex` (when capacity is free), "
-        "`default` or `priority` (first). `auto` and null: the account's tier. The response "
-        "names the tier, unless it is null.",
-    )
-    user: str | None = Field(
-        default=None, description="Id of the client's end user, for abuse tracking."
-    )
+    cache_salt: str | None = None
+    """Another name of `prompt_cache_isolation_key`."""
+    service_tier: str | None = None
+    """Priority of the request, at the tier's price: `flex` (when capacity is free), `default` or
+    `priority` (first). `auto` and null: the account's tier. The response names the tier, unless it
+    is null."""
+    user: str | None = None
+    """Id of the client's end user, for abuse tracking."""
 
 
 def read_stream_options(body: DeliveryParameters, profile: Profile) -> StreamOptions:

@@ -55,12 +55,11 @@ class LabelParameters(Parameters):
             f":{MAX_METADATA}] | None"
         ),
     )
-    safety_identifier: str | None = Field(default=None, description="Another name of `user`.")
-    prompt_cache_key: str | None = Field(
-        default=None,
-        description="A routing hint for OpenAI's cache; no effect here, where requests with a "
-        "common prefix share cached work automatically.",
-    )
+    safety_identifier: str | None = None
+    """Another name of `user`."""
+    prompt_cache_key: str | None = None
+    """A routing hint for OpenAI's cache; no effect here, where requests with a common prefix share
+    cached work automatically."""
 
 
 class ChatCompletionRequest(

@@ -78,23 +78,16 @@ class TemplateParameters(Parameters):
         "template does not read have no effect.",
         json_schema_extra=KWARGS_SCHEMA,
     )
-    verbosity: Literal["low", "medium", "high"] | None = Field(
-        default=None,
-        description="Length of the response: sets the variable `verbosity` of the chat template, "
-        "if it reads it; otherwise no effect. Default: the template's.",
-    )
-    add_generation_prompt: bool | None = Field(
-        default=None,
-        description="Whether the prompt ends with the beginning of a new assistant message; false "
-        "is supported only with `continue_final_message`. Default: true, unless the last message "
-        "is continued.",
-    )
-    continue_final_message: bool | None = Field(
-        default=None,
-        description="Whether the response continues the last message, which must be an assistant "
-        "message; the same as `partial` in that message. Default: false; dialect llamacpp: true if "
-        "the last message is an assistant message with text.",
-    )
+    verbosity: Literal["low", "medium", "high"] | None = None
+    """Length of the response: sets the variable `verbosity` of the chat template, if it reads it;
+    otherwise no effect. Default: the template's."""
+    add_generation_prompt: bool | None = None
+    """Whether the prompt ends with the beginning of a new assistant message; false is supported
+    only with `continue_final_message`. Default: true, unless the last message is continued."""
+    continue_final_message: bool | None = None
+    """Whether the response continues the last message, which must be an assistant message; the same
+    as `partial` in that message. Default: false; dialect llamacpp: true if the last message is an
+    assistant message with text."""
 
 
 def read_template_arguments(

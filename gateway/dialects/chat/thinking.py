@@ -52,38 +52,24 @@ class ThinkingParameters(Parameters):
         f"`thinking_budget`, and {DEFAULT_EFFORT} as null.",
         json_schema_extra=schema_of(_EFFORT, effort=_EFFORT_NAMES),
     )
-    thinking_budget: Annotated[int, bounded(THINKING_BUDGET), INTEGRAL] | None = Field(
-        default=None,
-        description="Maximum tokens of reasoning, after which its end is forced; 0: at once, -1: "
-        "no limit. No effect if the model does not reason. Default: -1.",
-    )
-    thinking_token_budget: Annotated[int, bounded(THINKING_BUDGET), INTEGRAL] | None = Field(
-        default=None, description="Another name of `thinking_budget`."
-    )
-    reasoning_budget_tokens: Annotated[int, bounded(THINKING_BUDGET), INTEGRAL] | None = Field(
-        default=None, description="Another name of `thinking_budget`."
-    )
-    thinking: Any = Field(
-        default=None,
-        description="`{type, budget_tokens}`: `type` enabled or disabled sets the template's "
-        "variable `enable_thinking`, adaptive does not; `budget_tokens` is another name of "
-        "`thinking_budget`. Dialect fireworks rejects it together with `reasoning_effort`.",
-        json_schema_extra=or_null(_THINKING),
-    )
-    enable_thinking: bool | None = Field(
-        default=None, description="Whether to reason, as `reasoning_effort` true or false."
-    )
-    reasoning: Any = Field(
-        default=None,
-        description="`{effort, enabled, max_tokens, exclude}`: other names of `reasoning_effort`, "
-        "`enable_thinking` and `thinking_budget`, and the opposite of `include_reasoning`.",
-        json_schema_extra=or_null(_REASONING),
-    )
-    include_reasoning: bool | None = Field(
-        default=None,
-        description="Whether the response includes the reasoning, which is always billed. Default: "
-        "true.",
-    )
+    thinking_budget: Annotated[int, bounded(THINKING_BUDGET), INTEGRAL] | None = None
+    """Maximum tokens of reasoning, after which its end is forced; 0: at once, -1: no limit. No
+    effect if the model does not reason. Default: -1."""
+    thinking_token_budget: Annotated[int, bounded(THINKING_BUDGET), INTEGRAL] | None = None
+    """Another name of `thinking_budget`."""
+    reasoning_budget_tokens: Annotated[int, bounded(THINKING_BUDGET), INTEGRAL] | None = None
+    """Another name of `thinking_budget`."""
+    thinking: Annotated[Any, Field(json_schema_extra=or_null(_THINKING))] = None
+    """`{type, budget_tokens}`: `type` enabled or disabled sets the template's variable
+    `enable_thinking`, adaptive does not; `budget_tokens` is another name of `thinking_budget`.
+    Dialect fireworks rejects it together with `reasoning_effort`."""
+    enable_thinking: bool | None = None
+    """Whether to reason, as `reasoning_effort` true or false."""
+    reasoning: Annotated[Any, Field(json_schema_extra=or_null(_REASONING))] = None
+    """`{effort, enabled, max_tokens, exclude}`: other names of `reasoning_effort`,
+    `enable_thinking` and `thinking_budget`, and the opposite of `include_reasoning`."""
+    include_reasoning: bool | None = None
+    """Whether the response includes the reasoning, which is always billed. Default: true."""
 
 
 @dataclass(frozen=True, slots=True)

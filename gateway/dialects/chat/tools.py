@@ -1,7 +1,7 @@
 """Tools of a chat, which its template describes in the prompt, and OpenAI's older `functions`."""
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from pydantic import Field
 
@@ -35,35 +35,29 @@ _ALLOWED: Final = (
 class ChatToolParameters(ToolParameters):
     """Tools that the model may call."""
 
-    tools: Any = Field(
-        default=None,
-        description="Functions that the prompt describes and the model may call; with `strict`, "
-        "the arguments match the schema `parameters`. Calls are returned in `tool_calls` of the "
-        "message.",
-        json_schema_extra=TOOLS_SCHEMA,
-    )
-    tool_choice: Any = Field(
-        default=None,
-        description="`none` (the prompt describes the tools, but the response is text), `auto`, "
-        "`required` or `any` (at least one call), `{type: function, function: {name}}` or `{type: "
-        "function, name}`, `{type: allowed_tools, allowed_tools: {mode, tools}}` or, as in "
-        "mistral.rs, `{type: allowed_tools, mode, tools}`. With `allowed_tools`, the "
-        "prompt describes all tools, but the model may (`mode` auto) or must (required) call only "
-        "those. Default: auto if there are tools, else none.",
-        json_schema_extra=schema_of(f"{CHOICE} | {_ALLOWED} | None"),
-    )
-    functions: Any = Field(
-        default=None,
-        description="OpenAI's older form of `tools`; at most one call, returned as "
-        "`function_call`.",
-        json_schema_extra=schema_of(f"list[each, :{MAX_TOOLS}] | None", each=FUNCTION_SCHEMA),
-    )
-    function_call: Any = Field(
-        default=None,
-        description="Choice of a function: `none`, `auto`, or `{name}`. Default: auto if there are "
-        "functions.",
-        json_schema_extra=schema_of('"none" | "auto" | {"name": str} | None'),
-    )
+    tools: Annotated[Any, Field(json_schema_extra=TOOLS_SCHEMA)] = None
+    """Functions that the prompt describes and the model may call; with `strict`, the arguments
+    match the schema `parameters`. Calls are returned in `tool_calls` of the message."""
+    tool_choice: Annotated[
+        Any, Field(json_schema_extra=schema_of(f"{CHOICE} | {_ALLOWED} | None"))
+    ] = None
+    """`none` (the prompt describes the tools, but the response is text), `auto`, `required` or
+    `any` (at least one call), `{type: function, function: {name}}` or `{type: function, name}`,
+    `{type: allowed_tools, allowed_tools: {mode, tools}}` or, as in mistral.rs, `{type:
+    allowed_tools, mode, tools}`. With `allowed_tools`, the prompt describes all tools, but the
+    model may (`mode` auto) or must (required) call only those. Default: auto if there are tools,
+    else none."""
+    functions: Annotated[
+        Any,
+        Field(
+            json_schema_extra=schema_of(f"list[each, :{MAX_TOOLS}] | None", each=FUNCTION_SCHEMA)
+        ),
+    ] = None
+    """OpenAI's older form of `tools`; at most one call, returned as `function_call`."""
+    function_call: Annotated[
+        Any, Field(json_schema_extra=schema_of('"none" | "auto" | {"name": str} | None'))
+    ] = None
+    """Choice of a function: `none`, `auto`, or `{name}`. Default: auto if there are functions."""
 
 
 @dataclass(frozen=True, slots=True)

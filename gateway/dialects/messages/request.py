@@ -73,111 +73,105 @@ _CONTENT: Final = "str | list[dict]"
 class MessageRequest(Parameters):
     """Body of `POST /v1/messages`. Null means absent for every parameter."""
 
-    model: str | None = Field(
-        default=None, description="The model, from `GET /v1/models`. Required."
-    )
-    max_tokens: Annotated[int, Field(ge=1, le=COUNT.maximum), INTEGRAL] | None = Field(
-        default=None,
-        description="Maximum tokens to generate, including thinking. Required. More than fit into "
-        "the context window are accepted; the response then ends with the window.",
-    )
-    messages: Any = Field(
-        default=None,
-        description="The conversation, oldest message first. Required. Content is text or a list "
-        "of blocks: text, image, document (as text), search_result, tool_use, tool_result, "
-        "thinking and redacted_thinking. System messages keep their places. If the last message "
-        "is the assistant's and has text, the response continues it.",
-        json_schema_extra=schema_of(
-            f'list[{{"role": role, "content": {_CONTENT}}}, 1:]', role={"enum": list(ROLES)}
+    model: str | None = None
+    """The model, from `GET /v1/models`. Required."""
+    max_tokens: Annotated[int, Field(ge=1, le=COUNT.maximum), INTEGRAL] | None = None
+    """Maximum tokens to generate, including thinking. Required. More than fit into the context
+    window are accepted; the response then ends with the window."""
+    messages: Annotated[
+        Any,
+        Field(
+            json_schema_extra=schema_of(
+                f'list[{{"role": role, "content": {_CONTENT}}}, 1:]', role={"enum": list(ROLES)}
+            )
         ),
-    )
-    system: Any = Field(
-        default=None,
-        description="The system prompt: text, or blocks of type text. Lines that begin with "
-        "`x-anthropic-` are left out: they differ in each request of Claude Code.",
-        json_schema_extra=schema_of(f"{_CONTENT} | None"),
-    )
-    stop_sequences: Any = Field(
-        default=None,
-        description="Strings at which generation ends; the returned text ends before them.",
-        json_schema_extra=schema_of(
-            f"list[str[1:{MAX_STOP_CHARACTERS}], :{MAX_STOP_STRINGS}] | None"
+    ] = None
+    """The conversation, oldest message first. Required. Content is text or a list of blocks: text,
+    image, document (as text), search_result, tool_use, tool_result, thinking and redacted_thinking.
+    System messages keep their places. If the last message is the assistant's and has text, the
+    response continues it."""
+    system: Annotated[Any, Field(json_schema_extra=schema_of(f"{_CONTENT} | None"))] = None
+    """The system prompt: text, or blocks of type text. Lines that begin with `x-anthropic-` are
+    left out: they differ in each request of Claude Code."""
+    stop_sequences: Annotated[
+        Any,
+        Field(
+            json_schema_extra=schema_of(
+                f"list[str[1:{MAX_STOP_CHARACTERS}], :{MAX_STOP_STRINGS}] | None"
+            )
         ),
-    )
-    temperature: Annotated[float, bounded(sampling.TEMPERATURE)] | None = Field(
-        default=None, description="Sampling temperature. Default: 1."
-    )
-    top_p: Annotated[float, bounded(sampling.TOP_P)] | None = Field(
-        default=None, description="Keep the likeliest tokens up to this mass. Default: 1."
-    )
-    top_k: Annotated[int, bounded(sampling.TOP_K), INTEGRAL] | None = Field(
-        default=None, description="Keep this many of the likeliest tokens. Default: all."
-    )
-    stream: bool | None = Field(
-        default=None, description="Stream the response as server-sent events. Default: false."
-    )
-    thinking: Any = Field(
-        default=None,
-        description="`{type, budget_tokens, display}`. `enabled` and `disabled` turn reasoning on "
-        "and off, if the model's chat template can; `adaptive` and null leave it to the template. "
-        "`disabled` hides what reasoning there is. With display `omitted`, thinking blocks have "
-        "only their signature.",
-        json_schema_extra=schema_of(
-            f'{{"type": kind, "budget_tokens?": int[{LEAST_BUDGET}:] | None, "display?": display}}'
-            " | None",
-            kind={"enum": list(_THINKING)},
-            display={"enum": [*_DISPLAYS, None]},
+    ] = None
+    """Strings at which generation ends; the returned text ends before them."""
+    temperature: Annotated[float, bounded(sampling.TEMPERATURE)] | None = None
+    """Sampling temperature. Default: 1."""
+    top_p: Annotated[float, bounded(sampling.TOP_P)] | None = None
+    """Keep the likeliest tokens up to this mass. Default: 1."""
+    top_k: Annotated[int, bounded(sampling.TOP_K), INTEGRAL] | None = None
+    """Keep this many of the likeliest tokens. Default: all."""
+    stream: bool | None = None
+    """Stream the response as server-sent events. Default: false."""
+    thinking: Annotated[
+        Any,
+        Field(
+            json_schema_extra=schema_of(
+                f'{{"type": kind, "budget_tokens?": int[{LEAST_BUDGET}:] | None, '
+                '"display?": display} | None',
+                kind={"enum": list(_THINKING)},
+                display={"enum": [*_DISPLAYS, None]},
+            )
         ),
-    )
-    output_config: Any = Field(
-        default=None,
-        description="`{effort, format}`: `effort` sets the variable `reasoning_effort` of the "
-        "chat template, if it reads it; `format` `{type: json_schema, schema}` is enforced.",
-        json_schema_extra=schema_of(
-            '{"effort?": effort, "format?": dict | None} | None',
-            effort={"enum": [*EFFORTS, None]},
+    ] = None
+    """`{type, budget_tokens, display}`. `enabled` and `disabled` turn reasoning on and off, if the
+    model's chat template can; `adaptive` and null leave it to the template. `disabled` hides what
+    reasoning there is. With display `omitted`, thinking blocks have only their signature."""
+    output_config: Annotated[
+        Any,
+        Field(
+            json_schema_extra=schema_of(
+                '{"effort?": effort, "format?": dict | None} | None',
+                effort={"enum": [*EFFORTS, None]},
+            )
         ),
-    )
-    output_format: Any = Field(
-        default=None,
-        description="The older name of `output_config.format`.",
-        json_schema_extra=schema_of("dict | None"),
-    )
-    tools: Any = Field(
-        default=None,
-        description="Tools of the client that the model may call: `{name, description, "
-        "input_schema, strict}`. With `strict`, the input matches the schema. Anthropic's own "
-        "tools, which have another `type` than custom, are rejected.",
-        json_schema_extra=schema_of(
-            f'list[{{"name": name, "description?": str | None, "input_schema": dict, '
-            f'"type?": "custom" | None, "strict?": bool | None}}, :{MAX_TOOLS}] | None',
-            name={"type": "string", "pattern": f"^{_TOOL_NAME.pattern}$"},
+    ] = None
+    """`{effort, format}`: `effort` sets the variable `reasoning_effort` of the chat template, if it
+    reads it; `format` `{type: json_schema, schema}` is enforced."""
+    output_format: Annotated[Any, Field(json_schema_extra=schema_of("dict | None"))] = None
+    """The older name of `output_config.format`."""
+    tools: Annotated[
+        Any,
+        Field(
+            json_schema_extra=schema_of(
+                f'list[{{"name": name, "description?": str | None, "input_schema": dict, '
+                f'"type?": "custom" | None, "strict?": bool | None}}, :{MAX_TOOLS}] | None',
+                name={"type": "string", "pattern": f"^{_TOOL_NAME.pattern}$"},
+            )
         ),
-    )
-    tool_choice: Any = Field(
-        default=None,
-        description="`{type, name, disable_parallel_tool_use}` of type auto, any (at least one "
-        "call), tool (the named one) or none. Default: auto.",
-        json_schema_extra=schema_of(
-            '{"type": kind, "name?": str | None, "disable_parallel_tool_use?": bool | None} | None',
-            kind={"enum": [*_MODES, "none"]},
+    ] = None
+    """Tools of the client that the model may call: `{name, description, input_schema, strict}`.
+    With `strict`, the input matches the schema. Anthropic's own tools, which have another `type`
+    than custom, are rejected."""
+    tool_choice: Annotated[
+        Any,
+        Field(
+            json_schema_extra=schema_of(
+                '{"type": kind, "name?": str | None, '
+                '"disable_parallel_tool_use?": bool | None} | None',
+                kind={"enum": [*_MODES, "none"]},
+            )
         ),
-    )
-    service_tier: str | None = Field(
-        default=None,
-        description="`auto` (the account's tier), `standard_only`, or a tier of chats. The "
-        "response names the tier in its usage. Default: auto.",
-    )
-    metadata: Any = Field(
-        default=None,
-        description="`{user_id}`: an id of the end user, or of the session of an agent.",
-        json_schema_extra=schema_of('{"user_id?": str | None} | None'),
-    )
-    cache_control: Any = Field(
-        default=None,
-        description="No effect, here and in blocks: requests with a common prefix share cached "
-        "work automatically.",
-    )
+    ] = None
+    """`{type, name, disable_parallel_tool_use}` of type auto, any (at least one call), tool (the
+    named one) or none. Default: auto."""
+    service_tier: str | None = None
+    """`auto` (the account's tier), `standard_only`, or a tier of chats. The response names the tier
+    in its usage. Default: auto."""
+    metadata: Annotated[
+        Any, Field(json_schema_extra=schema_of('{"user_id?": str | None} | None'))
+    ] = None
+    """`{user_id}`: an id of the end user, or of the session of an agent."""
+    cache_control: Any = None
+    """No effect, here and in blocks: requests with a common prefix share cached work
+    automatically."""
 
 
 def read_message(body: dict[str, Any], profile: Profile, *, max_prompts: int) -> GenerationRequest:

@@ -76,78 +76,63 @@ REJECTED: Final = {
 class ResponseRequest(LabelParameters, SharedParameters):
     """Body of `POST /v1/responses`. Null means absent for every parameter."""
 
-    input: Any = Field(
-        default=None,
-        description="A text, or the items of the conversation, oldest first. Required. Items: "
-        "messages of role user, assistant, system or developer, reasoning, calls of tools and "
-        "their outputs. Items of other types are left out, and so are calls without output and "
-        "outputs without call.",
-        json_schema_extra=schema_of('str | list[{"type?": str}, 1:]'),
+    input: Annotated[Any, Field(json_schema_extra=schema_of('str | list[{"type?": str}, 1:]'))] = (
+        None
     )
-    instructions: str | None = Field(
-        default=None, description="A system message before the input. Default: none."
-    )
-    max_output_tokens: Annotated[int, Field(ge=1, le=COUNT.maximum), INTEGRAL] | None = Field(
-        default=None,
-        description="Maximum tokens to generate, including reasoning. More than fit into the "
-        "context window are accepted; the response then ends with the window. Default: all that "
-        "fit.",
-    )
-    tools: Any = Field(
-        default=None,
-        description="Tools of the client: function (with `strict`, the arguments match the "
-        "schema), custom (a free text, which matches the grammar of `format`), namespace, "
-        "tool_search of execution client, local_shell and shell. Tools of other types are left "
-        "out.",
-        json_schema_extra=TOOLS_SCHEMA,
-    )
-    tool_choice: Any = Field(
-        default=None,
-        description="`none`, `auto`, `required` (at least one call), a tool by its type and name, "
-        "or `{type: allowed_tools, mode, tools}`. Default: auto.",
-        json_schema_extra=CHOICE_SCHEMA,
-    )
-    parallel_tool_calls: bool | None = Field(
-        default=None, description="Whether a response may have several calls. Default: true."
-    )
-    reasoning: Any = Field(
-        default=None,
-        description="`{effort, summary}`: `effort` as `reasoning_effort` of chats; with `summary`, "
-        "the reasoning is returned as a summary, which is the whole reasoning.",
-        json_schema_extra=schema_of(
-            '{"effort?": effort, "summary?": summary} | None',
-            effort={"enum": [*EFFORTS, None]},
-            summary={"enum": [*SUMMARIES, None]},
+    """A text, or the items of the conversation, oldest first. Required. Items: messages of role
+    user, assistant, system or developer, reasoning, calls of tools and their outputs. Items of
+    other types are left out, and so are calls without output and outputs without call."""
+    instructions: str | None = None
+    """A system message before the input. Default: none."""
+    max_output_tokens: Annotated[int, Field(ge=1, le=COUNT.maximum), INTEGRAL] | None = None
+    """Maximum tokens to generate, including reasoning. More than fit into the context window are
+    accepted; the response then ends with the window. Default: all that fit."""
+    tools: Annotated[Any, Field(json_schema_extra=TOOLS_SCHEMA)] = None
+    """Tools of the client: function (with `strict`, the arguments match the schema), custom (a free
+    text, which matches the grammar of `format`), namespace, tool_search of execution client,
+    local_shell and shell. Tools of other types are left out."""
+    tool_choice: Annotated[Any, Field(json_schema_extra=CHOICE_SCHEMA)] = None
+    """`none`, `auto`, `required` (at least one call), a tool by its type and name, or `{type:
+    allowed_tools, mode, tools}`. Default: auto."""
+    parallel_tool_calls: bool | None = None
+    """Whether a response may have several calls. Default: true."""
+    reasoning: Annotated[
+        Any,
+        Field(
+            json_schema_extra=schema_of(
+                '{"effort?": effort, "summary?": summary} | None',
+                effort={"enum": [*EFFORTS, None]},
+                summary={"enum": [*SUMMARIES, None]},
+            )
         ),
-    )
-    text: Any = Field(
-        default=None,
-        description="`{format, verbosity}`: `format` of type text, json_object, or json_schema "
-        "with `schema`, which is enforced; `verbosity` sets the variable of the chat template.",
-        json_schema_extra=schema_of(
-            '{"format?": {"type": kind, "schema?": dict} | None, "verbosity?": size} | None',
-            kind={"enum": list(_FORMATS)},
-            size={"enum": [*_VERBOSITIES, None]},
+    ] = None
+    """`{effort, summary}`: `effort` as `reasoning_effort` of chats; with `summary`, the reasoning
+    is returned as a summary, which is the whole reasoning."""
+    text: Annotated[
+        Any,
+        Field(
+            json_schema_extra=schema_of(
+                '{"format?": {"type": kind, "schema?": dict} | None, "verbosity?": size} | None',
+                kind={"enum": list(_FORMATS)},
+                size={"enum": [*_VERBOSITIES, None]},
+            )
         ),
-    )
+    ] = None
+    """`{format, verbosity}`: `format` of type text, json_object, or json_schema with `schema`,
+    which is enforced; `verbosity` sets the variable of the chat template."""
     include: Any = Field(
         default=None,
         description=f"`{ENCRYPTED}` returns the reasoning sealed, too, for later requests: only "
         "this deployment can read it. Others have no effect.",
         json_schema_extra=schema_of("list[str] | None"),
     )
-    store: bool | None = Field(
-        default=None,
-        description="No effect: only responses with `background` or an Idempotency-Key are kept, "
-        "for a limited time.",
-    )
-    truncation: str | None = Field(
-        default=None,
-        description="`disabled`; `auto` has no effect: nothing is left out of the input.",
-    )
-    max_tool_calls: int | None = Field(
-        default=None, description="No effect: it limits only tools that OpenAI's servers run."
-    )
+    store: bool | None = None
+    """No effect: only responses with `background` or an Idempotency-Key are kept, for a limited
+    time."""
+    truncation: str | None = None
+    """`disabled`; `auto` has no effect: nothing is left out of the input."""
+    max_tool_calls: int | None = None
+    """No effect: it limits only tools that OpenAI's servers run."""
     chat_template_kwargs: Any = TemplateParameters.model_fields["chat_template_kwargs"]
 
 

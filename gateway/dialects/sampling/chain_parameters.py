@@ -58,47 +58,31 @@ SAMPLER_LETTERS = {
 class ChainParameters(MirostatParameters, SamplingParameters):
     """Parameters of the sampler chain."""
 
-    dynatemp_range: Annotated[float, bounded(sampling.DYNATEMP_RANGE)] | None = Field(
-        default=None,
-        description="Range by which temperature varies with the model's uncertainty; 0 is off. "
-        "Default: 0.",
-    )
-    dynatemp_exponent: Annotated[float, bounded(sampling.DYNATEMP_EXPONENT)] | None = Field(
-        default=None, description="Exponent of the uncertainty in that temperature. Default: 1."
-    )
-    typical_p: Annotated[float, bounded(sampling.TYPICAL_P)] | None = Field(
-        default=None,
-        description="Keep the most typical tokens up to this probability mass; 1 is off. Default: "
-        "1.",
-    )
-    top_n_sigma: Annotated[float, bounded(sampling.TOP_N_SIGMA)] | None = Field(
-        default=None,
-        description="Keep tokens whose logit is within this many standard deviations of the best; "
-        "0 and below are off. Default: -1.",
-    )
-    min_keep: Annotated[int, bounded(sampling.MIN_KEEP), INTEGRAL] | None = Field(
-        default=None, description="Minimum tokens that truncation keeps. Default: 0."
-    )
-    repeat_last_n: Annotated[int, bounded(sampling.LAST_N), INTEGRAL] | None = Field(
-        default=None,
-        description="Number of latest tokens that penalties count; 0: none, -1: all. Default: -1; "
-        "dialect llamacpp: 64.",
-    )
-    xtc_probability: Annotated[float, bounded(sampling.XTC_PROBABILITY)] | None = Field(
-        default=None,
-        description="Probability with which XTC removes all likely tokens except the least likely "
-        "of them. Default: 0.",
-    )
+    dynatemp_range: Annotated[float, bounded(sampling.DYNATEMP_RANGE)] | None = None
+    """Range by which temperature varies with the model's uncertainty; 0 is off. Default: 0."""
+    dynatemp_exponent: Annotated[float, bounded(sampling.DYNATEMP_EXPONENT)] | None = None
+    """Exponent of the uncertainty in that temperature. Default: 1."""
+    typical_p: Annotated[float, bounded(sampling.TYPICAL_P)] | None = None
+    """Keep the most typical tokens up to this probability mass; 1 is off. Default: 1."""
+    top_n_sigma: Annotated[float, bounded(sampling.TOP_N_SIGMA)] | None = None
+    """Keep tokens whose logit is within this many standard deviations of the best; 0 and below are
+    off. Default: -1."""
+    min_keep: Annotated[int, bounded(sampling.MIN_KEEP), INTEGRAL] | None = None
+    """Minimum tokens that truncation keeps. Default: 0."""
+    repeat_last_n: Annotated[int, bounded(sampling.LAST_N), INTEGRAL] | None = None
+    """Number of latest tokens that penalties count; 0: none, -1: all. Default: -1; dialect
+    llamacpp: 64."""
+    xtc_probability: Annotated[float, bounded(sampling.XTC_PROBABILITY)] | None = None
+    """Probability with which XTC removes all likely tokens except the least likely of them.
+    Default: 0."""
     xtc_threshold: Annotated[float, bounded(sampling.XTC_THRESHOLD)] | None = Field(
         default=None,
         description="Minimum probability of a token that XTC considers likely. Above 0.5, XTC is "
         f"off; dialect omlx rejects such values. Default: {DEFAULT_XTC_THRESHOLD:g}.",
     )
-    dry_multiplier: Annotated[float, bounded(sampling.DRY_MULTIPLIER)] | None = Field(
-        default=None,
-        description="Strength of DRY, a penalty on tokens that would continue a repetition; 0 is "
-        "off. Default: 0.",
-    )
+    dry_multiplier: Annotated[float, bounded(sampling.DRY_MULTIPLIER)] | None = None
+    """Strength of DRY, a penalty on tokens that would continue a repetition; 0 is off. Default:
+    0."""
     dry_base: Annotated[float, bounded(sampling.DRY_BASE)] | None = Field(
         default=None,
         description="Base of DRY's exponential growth; a value below 1 means the default. "
@@ -111,10 +95,8 @@ class ChainParameters(MirostatParameters, SamplingParameters):
             f"Default: {DEFAULT_DRY_ALLOWED_LENGTH}.",
         )
     )
-    dry_penalty_last_n: Annotated[int, bounded(sampling.LAST_N), INTEGRAL] | None = Field(
-        default=None,
-        description="Tokens that DRY searches for repetitions; 0: none, -1: all. Default: -1.",
-    )
+    dry_penalty_last_n: Annotated[int, bounded(sampling.LAST_N), INTEGRAL] | None = None
+    """Tokens that DRY searches for repetitions; 0: none, -1: all. Default: -1."""
     dry_sequence_breakers: Any = Field(
         default=None,
         description=f"Texts that end a repetition. Default: {shown(DEFAULT_DRY_BREAKERS)}.",

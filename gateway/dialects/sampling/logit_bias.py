@@ -3,7 +3,7 @@
 import math
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -52,18 +52,19 @@ class TokenChoiceParameters(Parameters):
             f"dict[str, bias, {_MOST}] | list[pair, {_MOST}] | None", bias=_BIAS, pair=_PAIR
         ),
     )
-    allowed_token_ids: Any = Field(
-        default=None,
-        description="The only tokens that may be generated. Default: all.",
-        json_schema_extra=schema_of(f"list[int[0:], :{MAX_ALLOWED_TOKEN_IDS}] | None"),
-    )
-    bad_words: Any = Field(
-        default=None,
-        description="Words that may not be generated, at the start of a word or inside one.",
-        json_schema_extra=schema_of(
-            f"list[str[1:{MAX_BAD_WORD_CHARACTERS}], :{MAX_BAD_WORDS}] | None"
+    allowed_token_ids: Annotated[
+        Any, Field(json_schema_extra=schema_of(f"list[int[0:], :{MAX_ALLOWED_TOKEN_IDS}] | None"))
+    ] = None
+    """The only tokens that may be generated. Default: all."""
+    bad_words: Annotated[
+        Any,
+        Field(
+            json_schema_extra=schema_of(
+                f"list[str[1:{MAX_BAD_WORD_CHARACTERS}], :{MAX_BAD_WORDS}] | None"
+            )
         ),
-    )
+    ] = None
+    """Words that may not be generated, at the start of a word or inside one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,9 @@ _VERSION_OF_TARGET = 2
 class MirostatParameters(Parameters):
     """Sampling that keeps the surprise of the text near a target; it replaces truncation."""
 
-    mirostat: Annotated[int, bounded(MIROSTAT), INTEGRAL] | None = Field(
-        default=None,
-        description="Version of Mirostat; 0 is off. With it, truncation and penalties have no "
-        "effect. Default: 0.",
-    )
+    mirostat: Annotated[int, bounded(MIROSTAT), INTEGRAL] | None = None
+    """Version of Mirostat; 0 is off. With it, truncation and penalties have no effect. Default:
+    0."""
     mirostat_tau: Annotated[float, bounded(MIROSTAT_TAU)] | None = Field(
         default=None, description=f"Target surprise in bits per token. Default: {DEFAULT_TAU:g}."
     )

@@ -4,7 +4,6 @@ import os
 from typing import Annotated
 
 import msgspec
-from pydantic import Field
 
 from contract import sampling
 from contract.sampling import SamplingSpec
@@ -22,49 +21,31 @@ MINIMAL_TOP_P = 1e-6
 class SamplingParameters(Parameters):
     """Parameters that every engine supports."""
 
-    temperature: Annotated[float, bounded(sampling.TEMPERATURE)] | None = Field(
-        default=None,
-        description="Sampling temperature; 0 always selects the likeliest token. Default: 1; "
-        "dialect llamacpp: 0.8.",
-    )
-    top_p: Annotated[float, bounded(sampling.TOP_P)] | None = Field(
-        default=None,
-        description="Keep the likeliest tokens up to this probability mass; 0 keeps one. Default: "
-        "1; dialect llamacpp: 0.95.",
-    )
-    top_k: Annotated[int, bounded(sampling.TOP_K), INTEGRAL] | None = Field(
-        default=None,
-        description="Keep this many of the likeliest tokens; 0 and -1 keep all. Default: 0; "
-        "dialect llamacpp: 40.",
-    )
-    min_p: Annotated[float, bounded(sampling.MIN_P)] | None = Field(
-        default=None,
-        description="Keep tokens with at least this fraction of the likeliest token's probability. "
-        "Default: 0; dialect llamacpp: 0.05.",
-    )
-    seed: Annotated[int, bounded(sampling.SEED), INTEGRAL] | None = Field(
-        default=None,
-        description="Makes sampling reproducible; choice `i` uses `seed + i`. -1 means no seed. "
-        "Default: none.",
-    )
-    presence_penalty: Annotated[float, bounded(sampling.PRESENCE_PENALTY)] | None = Field(
-        default=None,
-        description="Subtracted from the logits of all tokens generated so far; dialect llamacpp "
-        "also counts prompt tokens. Default: 0.",
-    )
-    frequency_penalty: Annotated[float, bounded(sampling.FREQUENCY_PENALTY)] | None = Field(
-        default=None,
-        description="Subtracted from a token's logit for each time it was generated; dialect "
-        "llamacpp also counts prompt tokens. Default: 0.",
-    )
-    repetition_penalty: Annotated[float, bounded(sampling.REPETITION_PENALTY)] | None = Field(
-        default=None,
-        description="Divides the logits of tokens in prompt and completion; 1 is off. Default: 1; "
-        "dialect llamacpp: 1.1.",
-    )
-    repeat_penalty: Annotated[float, bounded(sampling.REPETITION_PENALTY)] | None = Field(
-        default=None, description="Another name of `repetition_penalty`."
-    )
+    temperature: Annotated[float, bounded(sampling.TEMPERATURE)] | None = None
+    """Sampling temperature; 0 always selects the likeliest token. Default: 1; dialect llamacpp:
+    0.8."""
+    top_p: Annotated[float, bounded(sampling.TOP_P)] | None = None
+    """Keep the likeliest tokens up to this probability mass; 0 keeps one. Default: 1; dialect
+    llamacpp: 0.95."""
+    top_k: Annotated[int, bounded(sampling.TOP_K), INTEGRAL] | None = None
+    """Keep this many of the likeliest tokens; 0 and -1 keep all. Default: 0; dialect llamacpp:
+    40."""
+    min_p: Annotated[float, bounded(sampling.MIN_P)] | None = None
+    """Keep tokens with at least this fraction of the likeliest token's probability. Default: 0;
+    dialect llamacpp: 0.05."""
+    seed: Annotated[int, bounded(sampling.SEED), INTEGRAL] | None = None
+    """Makes sampling reproducible; choice `i` uses `seed + i`. -1 means no seed. Default: none."""
+    presence_penalty: Annotated[float, bounded(sampling.PRESENCE_PENALTY)] | None = None
+    """Subtracted from the logits of all tokens generated so far; dialect llamacpp also counts
+    prompt tokens. Default: 0."""
+    frequency_penalty: Annotated[float, bounded(sampling.FREQUENCY_PENALTY)] | None = None
+    """Subtracted from a token's logit for each time it was generated; dialect llamacpp also counts
+    prompt tokens. Default: 0."""
+    repetition_penalty: Annotated[float, bounded(sampling.REPETITION_PENALTY)] | None = None
+    """Divides the logits of tokens in prompt and completion; 1 is off. Default: 1; dialect
+    llamacpp: 1.1."""
+    repeat_penalty: Annotated[float, bounded(sampling.REPETITION_PENALTY)] | None = None
+    """Another name of `repetition_penalty`."""
 
 
 def read_plain_sampling(body: SamplingParameters, profile: Profile) -> SamplingSpec:

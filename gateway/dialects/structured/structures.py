@@ -36,37 +36,28 @@ _TAGGED_KINDS = {
 class StructureParameters(Parameters):
     """Constraints on the text; at most one of them per request."""
 
-    grammar: Any = Field(
-        default=None,
-        description="A grammar that the text must match: a string in llama.cpp's GBNF or in the "
-        "language of `grammar_syntax`, or an object with `type` (regex, lark, json_schema or "
-        "llguidance) and `value`.",
-        json_schema_extra=schema_of(
-            'str | {"type": kind, "value": Any} | None', kind={"enum": list(_TAGGED_KINDS)}
+    grammar: Annotated[
+        Any,
+        Field(
+            json_schema_extra=schema_of(
+                'str | {"type": kind, "value": Any} | None', kind={"enum": list(_TAGGED_KINDS)}
+            )
         ),
-    )
-    grammar_syntax: Annotated[GrammarSyntax, Field(strict=False)] | None = Field(
-        default=None, description="Language of a `grammar` given as a string. Default: gbnf."
-    )
-    json_schema: Any = Field(
-        default=None,
-        description="A JSON schema that the text must match, or its text; {} matches any JSON. "
-        "Default: none.",
-        json_schema_extra=SCHEMA_SCHEMA,
-    )
-    response_format: Any = Field(
-        default=None,
-        description="`{type: text}`, `{type: json_object}` with an optional `schema`, `{type: "
-        "json_schema, json_schema: {schema}}` (or the schema itself there or in `value`), or "
-        "`{type: grammar, grammar}`. Default: text.",
-        json_schema_extra=RESPONSE_FORMAT_SCHEMA,
-    )
-    structured_outputs: Any = Field(
-        default=None,
-        description="Exactly one of `json` (a JSON schema), `json_object` (true), `regex`, "
-        "`choice` (a list of strings) and `grammar`.",
-        json_schema_extra=STRUCTURED_OUTPUTS_SCHEMA,
-    )
+    ] = None
+    """A grammar that the text must match: a string in llama.cpp's GBNF or in the language of
+    `grammar_syntax`, or an object with `type` (regex, lark, json_schema or llguidance) and
+    `value`."""
+    grammar_syntax: Annotated[GrammarSyntax, Field(strict=False)] | None = None
+    """Language of a `grammar` given as a string. Default: gbnf."""
+    json_schema: Annotated[Any, Field(json_schema_extra=SCHEMA_SCHEMA)] = None
+    """A JSON schema that the text must match, or its text; {} matches any JSON. Default: none."""
+    response_format: Annotated[Any, Field(json_schema_extra=RESPONSE_FORMAT_SCHEMA)] = None
+    """`{type: text}`, `{type: json_object}` with an optional `schema`, `{type: json_schema,
+    json_schema: {schema}}` (or the schema itself there or in `value`), or `{type: grammar,
+    grammar}`. Default: text."""
+    structured_outputs: Annotated[Any, Field(json_schema_extra=STRUCTURED_OUTPUTS_SCHEMA)] = None
+    """Exactly one of `json` (a JSON schema), `json_object` (true), `regex`, `choice` (a list of
+    strings) and `grammar`."""
 
 
 def read_structure(body: StructureParameters) -> Structure | None:

@@ -1,7 +1,7 @@
 """Tools: functions that the model may call, and `tool_choice`."""
 
 import re
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from pydantic import Field
 
@@ -36,23 +36,14 @@ CHOICE: Final = f'"none" | "auto" | "required" | "any" | {NAMED}'
 class ToolParameters(Parameters):
     """Tools that the model may call. The prompt is unchanged: it must describe the tools itself."""
 
-    tools: Any = Field(
-        default=None,
-        description="Functions that the model may call; with `strict`, the arguments match the "
-        "schema `parameters`. Calls are returned in `tool_calls` of a choice.",
-        json_schema_extra=TOOLS_SCHEMA,
-    )
-    tool_choice: Any = Field(
-        default=None,
-        description="`none`, `auto`, `required` or `any` (at least one call), `{type: function, "
-        "function: {name}}` or `{type: function, name}`. Default: auto if there are tools, else "
-        "none.",
-        json_schema_extra=schema_of(f"{CHOICE} | None"),
-    )
-    parallel_tool_calls: bool | None = Field(
-        default=None,
-        description="Whether a choice may have several calls. Default: true.",
-    )
+    tools: Annotated[Any, Field(json_schema_extra=TOOLS_SCHEMA)] = None
+    """Functions that the model may call; with `strict`, the arguments match the schema
+    `parameters`. Calls are returned in `tool_calls` of a choice."""
+    tool_choice: Annotated[Any, Field(json_schema_extra=schema_of(f"{CHOICE} | None"))] = None
+    """`none`, `auto`, `required` or `any` (at least one call), `{type: function, function: {name}}`
+    or `{type: function, name}`. Default: auto if there are tools, else none."""
+    parallel_tool_calls: bool | None = None
+    """Whether a choice may have several calls. Default: true."""
 
 
 def read_tool_use(body: ToolParameters) -> ToolUse | None:
