@@ -3,6 +3,7 @@
 import asyncio
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Final, cast
 
 import msgspec
@@ -22,6 +23,7 @@ PIECES_AT_ONCE: Final = 1_024
 """Maximum texts of a prompt per encoding call: encodings need more memory than their ids."""
 
 
+@dataclass(frozen=True, eq=False)
 class PromptEncoder:
     """Encodes prompts to token ids exactly as the model's own tokenizer does.
 
@@ -29,19 +31,11 @@ class PromptEncoder:
     `gateway.platform.concurrency.large_work`.
     """
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        *,
-        vocabulary_size: int,
-        bos_token_id: int | None,
-        inner: Tokenizer | None = None,
-    ) -> None:
-        """Encode with `tokenizer`; what `literal_text` protects, with `inner`."""
-        self.tokenizer = tokenizer
-        self._inner = inner
-        self.vocabulary_size = vocabulary_size
-        self._bos_token_id = bos_token_id
+    tokenizer: Tokenizer
+    vocabulary_size: int
+    bos_token_id: int | None
+    inner: Tokenizer | None = None
+    """Encodes what `literal_text` protects."""
 
     def encode(self, prompt: Prompt, *, param: str, adds_special_tokens: bool = True) -> list[int]:
         """Return the token ids of one prompt, at least one.
@@ -58,8 +52,8 @@ class PromptEncoder:
 
     def text_ids(self, text: str, *, adds_special_tokens: bool) -> list[int]:
         """Return the token ids of a text; empty if the text is empty and no token is added."""
-        if self._inner is not None and literal_text.MARK in text:
-            return literal_text.token_ids(text, self.tokenizer, self._inner)
+        if self.inner is not None and literal_text.MARK in text:
+            return literal_text.token_ids(text, self.tokenizer, self.inner)
         [encoding] = self._encode_batch([text], adds_special_tokens=adds_special_tokens)
         return list(encoding.ids)
 
@@ -167,7 +161,7 @@ class PromptEncoder:
 
     def begin_ids(self) -> list[int]:
         """Return the begin-of-text token if the tokenizer adds it to texts, else an empty list."""
-        bos = self._bos_token_id
+        bos = self.bos_token_id
         added = self.text_ids("", adds_special_tokens=True)
         return [bos] if bos is not None and bos in added else []
 
@@ -194,12 +188,12 @@ class PromptEncoder:
             raise InvalidParameterError(
                 f"'{param}' must not be empty if 'add_special_tokens' is false.", param="prompt"
             )
-        if self._bos_token_id is None:
+        if self.bos_token_id is None:
             raise InvalidParameterError(
                 f"'{param}' must not be empty: this model has no begin-of-text token.",
                 param="prompt",
             )
-        return [self._bos_token_id]
+        return [self.bos_token_id]
 
 
 def _is_far_longer(pieces: Sequence[str | int], tokens: int) -> bool:
