@@ -122,9 +122,9 @@ class _MeasuredPipeline(Pipeline):
         try:
             replies = await super().execute(raise_on_error)
         except Exception:
-            store_telemetry.redis_failed(_PIPELINE)
+            store_telemetry.REDIS_ERRORS.labels(_PIPELINE).inc()
             raise
-        store_telemetry.redis_replied(_PIPELINE, began)
+        store_telemetry.REDIS_SECONDS.labels(_PIPELINE).observe(time.perf_counter() - began)
         return replies
 
 
@@ -152,13 +152,14 @@ def _name_of(args: tuple[Any, ...]) -> str:
 
 def _note_reply(args: tuple[Any, ...], began: float) -> None:
     if args[0] not in _WAITING_COMMANDS:
-        store_telemetry.redis_replied(_name_of(args), began)
+        seconds = time.perf_counter() - began
+        store_telemetry.REDIS_SECONDS.labels(_name_of(args)).observe(seconds)
 
 
 def _note_failure(args: tuple[Any, ...], error: Exception) -> None:
     # NOSCRIPT is the normal reply before a script is loaded.
     if not isinstance(error, NoScriptError):
-        store_telemetry.redis_failed(_name_of(args))
+        store_telemetry.REDIS_ERRORS.labels(_name_of(args)).inc()
 
 
 async def _connect_and_record_certificate(connection: Any) -> None:

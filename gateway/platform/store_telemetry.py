@@ -1,21 +1,19 @@
 """Metrics of Redis and the database, measured in the process that uses them."""
 
-import time
-from functools import cache
 from typing import Final
 
 from cryptography import x509
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import Counter, Gauge
 
 from common.metrics import LightHistogram
 
-_REDIS_SECONDS: Final = LightHistogram(
+REDIS_SECONDS: Final = LightHistogram(
     "sluice_redis_command_duration_seconds",
     "Duration of Redis commands and scripts, except for blocking commands.",
     ["command"],
     buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5),
 )
-_REDIS_ERRORS: Final = Counter(
+REDIS_ERRORS: Final = Counter(
     "sluice_redis_errors_total", "Redis commands that failed or received no response.", ["command"]
 )
 REDIS_USED_MEMORY: Final = Gauge("sluice_redis_used_memory_bytes", "Memory in use by Redis.")
@@ -23,13 +21,13 @@ REDIS_MAX_MEMORY: Final = Gauge(
     "sluice_redis_max_memory_bytes",
     "Memory limit of Redis: its maxmemory, or the memory of its machine.",
 )
-_SQL_SECONDS: Final = Histogram(
+SQL_SECONDS: Final = LightHistogram(
     "sluice_sql_statement_duration_seconds",
     "Duration of database statements, by kind.",
     ["operation"],
     buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60),
 )
-_SQL_ERRORS: Final = Counter(
+SQL_ERRORS: Final = Counter(
     "sluice_sql_errors_total", "Database statements that failed.", ["operation"]
 )
 _CERTIFICATE_EXPIRY: Final = Gauge(
@@ -39,32 +37,7 @@ _CERTIFICATE_EXPIRY: Final = Gauge(
 )
 
 
-def redis_replied(command: str, began: float) -> None:
-    """Record a reply to a command or script sent at `began` of `time.perf_counter`."""
-    _REDIS_SECONDS.labels(command).observe(time.perf_counter() - began)
-
-
-def redis_failed(command: str) -> None:
-    """Record that a command or script failed."""
-    _REDIS_ERRORS.labels(command).inc()
-
-
-def statement_ended(operation: str, began: float) -> None:
-    """Record an executed statement that began at `began` of `time.perf_counter`."""
-    _sql_seconds(operation).observe(time.perf_counter() - began)
-
-
-def statement_failed(operation: str) -> None:
-    """Record that a statement failed."""
-    _SQL_ERRORS.labels(operation).inc()
-
-
 def certificate_shown(peer: str, der: bytes) -> None:
     """Record the certificate (DER) that `redis` or `database` presented on a new connection."""
     expiry = x509.load_der_x509_certificate(der).not_valid_after_utc
     _CERTIFICATE_EXPIRY.labels(peer).set(expiry.timestamp())
-
-
-@cache  # The series for every statement.
-def _sql_seconds(operation: str) -> Histogram:
-    return _SQL_SECONDS.labels(operation)

@@ -230,13 +230,14 @@ def _begin(connection: Any, *_details: object) -> None:
 
 
 def _end(connection: Any, _cursor: object, statement: str, *_details: object) -> None:
-    store_telemetry.statement_ended(operation_of(statement), connection.info[_BEGAN])
+    seconds = time.perf_counter() - connection.info[_BEGAN]
+    store_telemetry.SQL_SECONDS.labels(operation_of(statement)).observe(seconds)
 
 
 def _fail(failure: ExceptionContext) -> None:
     # Without a statement the connection failed, which is not the failure of a statement.
     if failure.statement is not None:
-        store_telemetry.statement_failed(operation_of(failure.statement))
+        store_telemetry.SQL_ERRORS.labels(operation_of(failure.statement)).inc()
 
 
 def _record_certificate(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None:
