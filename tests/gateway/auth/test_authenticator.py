@@ -261,11 +261,13 @@ async def test_dropped_key_is_looked_up_again(
 async def test_dropping_one_tenant_keeps_the_others_cached(
     authenticator: Authenticator, key: CreatedKey, queries: list[str]
 ) -> None:
+    assert authenticator.cached_tenant(_bearer(key)) is None
     await authenticator.authenticate(_bearer(key))
     queries.clear()
     authenticator.drop_tenant("other")
     authenticator.drop_key("key_of_somebody_else")
     await authenticator.authenticate(_bearer(key))
+    assert authenticator.cached_tenant(_bearer(key)) == "acme"
     assert queries == []
 
 
