@@ -106,7 +106,7 @@ setup-peers: setup-dev
 
 setup-clients: setup-dev
 	@scripts/setup.sh newest npm clients-python \
-		$(if $(findstring --long,$(ARGS)),clients-aider clients-lm-eval clients-load)
+		$(if $(findstring --long,$(ARGS)),npm-agents clients-aider clients-lm-eval clients-load)
 
 # In parallel: mypy uses one core for a minute without its cache (.mypy_cache).
 check: setup-dev

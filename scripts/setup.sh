@@ -5,6 +5,7 @@
 #   scripts/setup.sh gateway local worker dev    for `make test`
 #   scripts/setup.sh newest                .venv/newest: the gateway on the newest Python, for a test
 #   scripts/setup.sh npm                   clients for Node, for tests, if npm is installed
+#   scripts/setup.sh npm-agents            coding agents, for the long tests, if npm is installed
 #   scripts/setup.sh clients-NAME          .venv/clients/NAME from requirements/clients-NAME.txt, for tests
 #   scripts/setup.sh peers-NAME            .venv/peers/NAME from requirements/peers-NAME.txt, for the benchmark
 #
@@ -284,21 +285,25 @@ install_newest() {
     printf '%s\n' "$version" >"$stamps/newest"
 }
 
-install_npm() {
-    local folder=tests/clients
+install_npm() { # SET FOLDER TEXT
+    local folder=$2
     local version
     if ! command -v npm >/dev/null; then
         say "npm is not installed, so the clients for Node are not installed either."
         return 1
     fi
-    version="$(digest $folder/package-lock.json) $(node --version)"
-    [[ -d $folder/node_modules ]] && is_done npm "$version" && return
-    say "Installing clients for Node (140 MB) ..."
-    if ! retry npm run_npm ci --prefix $folder --no-audit --no-fund; then
+    # A lock file of packages for other systems fails where the registry lacks one of them.
+    local lock=$folder/package-lock.json command=ci
+    [[ -f $lock ]] || { lock=$folder/package.json command="install --no-package-lock"; }
+    version="$(digest "$lock") $(node --version)"
+    [[ -d $folder/node_modules ]] && is_done "$1" "$version" && return
+    say "Installing $3 ..."
+    # shellcheck disable=SC2086  # The command may have an option.
+    if ! retry npm run_npm $command --prefix $folder --no-audit --no-fund; then
         say "Installation failed. npm's full output is in $log."
         return 1
     fi
-    printf '%s\n' "$version" >"$stamps/npm"
+    printf '%s\n' "$version" >"$stamps/$1"
 }
 
 run_npm() { npm "$@" >"$log" 2>&1 9<&-; }
@@ -328,14 +333,21 @@ for set in "$@"; do
         local) install_local ;;
         newest) install_newest || say "The test that needs it is skipped." ;;
         dev) install_set dev "the test tools (under a minute)" ;;
-        npm) install_npm || say "Tests that need it are skipped." ;;
+        npm)
+            install_npm npm tests/clients "clients for Node (140 MB)" ||
+                say "Tests that need it are skipped."
+            ;;
+        npm-agents)
+            install_npm npm-agents tests/clients/agents "coding agents (800 MB)" ||
+                say "Tests that need them are skipped."
+            ;;
         clients-*)
             install_apart "$set" "clients for the tests" || say "Tests that need them are skipped."
             ;;
         peers-*)
             install_apart "$set" "a gateway to compare with" || say "The benchmark skips it."
             ;;
-        *) die "Sets are gateway, local, worker, dev, newest, npm, clients-NAME and peers-NAME, not '$set'." ;;
+        *) die "Sets are gateway, local, worker, dev, newest, npm, npm-agents, clients-NAME and peers-NAME, not '$set'." ;;
     esac
 done
 install_project

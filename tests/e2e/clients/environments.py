@@ -85,3 +85,5 @@ VLLM: Final = Environment("worker", REPOSITORY / ".venv" / "bin", modules=PROGRA
 NODE: Final = Environment(
     "npm", PROGRAMS / "node_modules" / ".bin", packages=PROGRAMS / "node_modules"
 )
+AGENTS: Final = Environment("npm-agents", PROGRAMS / "agents" / "node_modules" / ".bin")
+"""Coding agents. Each has a home of its own."""

@@ -1,0 +1,175 @@
+"""Real coding agents edit a file, with a scripted model, while their worker is killed."""
+
+import json
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvloop
+
+from tests.e2e.clients.environments import AGENTS
+from tests.failures.proofs.ledger import Row, open_books
+from tests.support.processes import wait_until
+from tests.support.stack import MODEL, Stack, metric, running_stack
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.long,
+    pytest.mark.timeout(300),
+    AGENTS.skip,
+    pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed"),
+]
+
+WORKERS = ("worker-1", "worker-2")
+TASK = "Write the greeting to a file."
+FILE = "greeting.txt"
+LINES = [f"Good morning, {name}!" for name in ("Ada", "Grace", "Edsger", "Barbara", "Donald")]
+PATCH = "\n".join(
+    ["*** Begin Patch", f"*** Add File: {FILE}", *(f"+{line}" for line in LINES), "*** End Patch\n"]
+)
+DONE = f"The greeting is in {FILE}."
+CODEX = """
+model = "{model}"
+model_provider = "sluice"
+model_catalog_json = "{catalog}"
+
+[model_providers.sluice]
+name = "Sluice"
+base_url = "{url}/v1"
+env_key = "SLUICE_KEY"
+wire_api = "responses"
+supports_websockets = false
+"""
+
+Turns = list[dict[str, Any]]
+Run = Callable[[Stack, Path], tuple[str, int, int]]
+"""Runs an agent in a folder; returns its last text and the tokens that it has counted."""
+
+
+def turns(call: dict[str, Any], check: dict[str, Any]) -> Turns:
+    return [{"text": "I add it.", "calls": [call]}, {"calls": [check]}, {"text": DONE}]
+
+
+def turns_of_codex(folder: Path) -> Turns:
+    del folder
+    return turns(
+        {"name": "apply_patch", "arguments": {"input": PATCH}},
+        {"name": "exec_command", "arguments": {"cmd": f"cat {FILE}"}},
+    )
+
+
+def turns_of_opencode(folder: Path) -> Turns:
+    path = str(folder / FILE)
+    return turns(
+        {"name": "write", "arguments": {"filePath": path, "content": "\n".join([*LINES, ""])}},
+        {"name": "read", "arguments": {"filePath": path}},
+    )
+
+
+def codex(stack: Stack, folder: Path) -> tuple[str, int, int]:
+    key, home = stack.key(), folder.parent / "home"
+    url = f"{stack.url}/v1/models?client_version=1"
+    catalogue: dict[str, Any] = {}
+
+    def is_listed() -> bool:
+        catalogue.update(httpx.get(url, headers={"authorization": f"Bearer {key}"}).json())
+        return bool(catalogue["models"])
+
+    wait_until(is_listed, what="the model being listed")
+    # Codex offers its patches if the catalogue says so; the scripted engine enforces no grammar.
+    catalogue["models"][0]["apply_patch_tool_type"] = "freeform"
+    (home / ".codex").mkdir(parents=True)
+    catalog = home / "models.json"
+    catalog.write_text(json.dumps(catalogue))
+    config = CODEX.format(model=MODEL, catalog=catalog, url=stack.url)
+    (home / ".codex" / "config.toml").write_text(config)
+    options = ["--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
+    command = [str(AGENTS.programs / "codex"), "exec", *options, TASK]
+    events = events_of(AGENTS.run(command, folder, HOME=str(home), SLUICE_KEY=key))
+    items = [each["item"] for each in events if each["type"] == "item.completed"]
+    assert [each for each in items if each["type"] == "error"] == []
+    usage = events[-1]["usage"]
+    return items[-1]["text"], usage["input_tokens"], usage["output_tokens"]
+
+
+def opencode(stack: Stack, folder: Path) -> tuple[str, int, int]:
+    provider = {
+        "npm": "@ai-sdk/anthropic",
+        "options": {"baseURL": f"{stack.url}/v1", "apiKey": stack.key()},
+        "models": {MODEL: {"limit": {"context": 200_000, "output": 8_000}}},
+    }
+    config = {"provider": {"sluice": provider}, "model": f"sluice/{MODEL}", "autoupdate": False}
+    (folder / "opencode.json").write_text(json.dumps(config))
+    home = folder.parent / "home"
+    home.mkdir()
+    # With a title, it does not ask the model for one.
+    options = ["--title", "test", "--format", "json"]
+    command = [str(AGENTS.programs / "opencode"), "run", *options, TASK]
+    events = events_of(AGENTS.run(command, folder, HOME=str(home)))
+    texts = [each["part"]["text"] for each in events if each["type"] == "text"]
+    tokens = [each["part"]["tokens"] for each in events if each["type"] == "step_finish"]
+    prompts = sum(each["input"] + each["cache"]["read"] for each in tokens)
+    return texts[-1], prompts, sum(each["output"] for each in tokens)
+
+
+def events_of(printed: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
+
+
+def start(stack: Stack, sessions: Path) -> None:
+    stack.start_gateway()
+    stack.start_jobs()
+    stack.start_beat()
+    for name in WORKERS:
+        stack.start_worker(
+            name,
+            SLUICE_ENGINE="scripted",
+            SLUICE_SCRIPTED_SESSIONS=str(sessions),
+            SLUICE_SCRIPTED_STEP_SECONDS="0.05",
+            SLUICE_CONTEXT_WINDOW="200000",
+            SLUICE_LEASE_SECONDS="2",
+        )
+
+
+def kill_the_running(stack: Stack) -> None:
+    """Kill the worker that runs the first request, within the input of its call."""
+
+    def running() -> list[str]:
+        tokens = "sluice_worker_completion_tokens_total"
+        return [name for name in WORKERS if metric(stack.worker_url(name), tokens) > 40]
+
+    wait_until(lambda: bool(running()), what="a worker that generates")
+    stack.kill(running()[0])
+
+
+async def ledger(stack: Stack) -> list[Row]:
+    async with open_books(stack) as books:
+        await books.settled()
+        return await books.rows()
+
+
+@pytest.mark.parametrize(("run", "turns"), [(codex, turns_of_codex), (opencode, turns_of_opencode)])
+def test_agent_edits_a_file_although_its_worker_dies(
+    tmp_path: Path, run: Run, turns: Callable[[Path], Turns]
+) -> None:
+    folder, sessions = tmp_path / "work", tmp_path / "sessions.json"
+    folder.mkdir()
+    # Agents look for the repository that they are in.
+    (folder / ".git").mkdir()
+    sessions.write_text(json.dumps([{"when": TASK, "turns": turns(folder)}]))
+    with running_stack() as stack, ThreadPoolExecutor() as threads:
+        start(stack, sessions)
+        running = threads.submit(run, stack, folder)
+        kill_the_running(stack)
+        text, prompt_tokens, completion_tokens = running.result()
+        assert text == DONE
+        assert (folder / FILE).read_text().splitlines() == LINES
+        assert metric(stack.operators, "sluice_gateway_resumed_jobs_total") == 1
+        rows = uvloop.run(ledger(stack))
+        assert [row["outcome"] for row in rows] == ["finished"] * 3
+        assert sum(row["prompt_tokens"] for row in rows) == prompt_tokens
+        assert sum(row["completion_tokens"] for row in rows) == completion_tokens
