@@ -81,6 +81,8 @@ class _Reader:
     def __init__(self) -> None:
         self._conversation = Conversation()
         self._messages = self._conversation.messages
+        self._skipped: set[str] = set()
+        """Types of blocks that were left out."""
 
     def finished(self) -> Conversation:
         """Return the conversation, in which content of one text is that text."""
@@ -157,6 +159,10 @@ class _Reader:
             return
         for index, each in enumerate(_blocks(content, path)):
             place = f"{path}[{index}]"
+            if _is_of_servers(each):
+                self._conversation.ignore("messages", {each["type"]}.difference(self._skipped))
+                self._skipped.add(each["type"])
+                continue
             block, kind = self._block(each, place, _OF_ASSISTANTS)
             if kind == "tool_use":
                 calls = message.setdefault("tool_calls", [])
@@ -253,6 +259,12 @@ def _blocks(content: object, path: str) -> list[Any]:
     if not isinstance(content, list):
         raise must(path, "be a string or an array of blocks", content)
     return read_list(content, path, most=MAX_PARTS)
+
+
+def _is_of_servers(value: object) -> bool:
+    """Whether a block of an assistant is of a tool that ran on another server, or is unknown."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    return isinstance(kind, str) and kind not in _MEMBERS
 
 
 def _titled(

@@ -51,7 +51,7 @@ _TIERS: Final = {
     "standard_only": ServiceTier.DEFAULT,
     **{tier.value: tier for tier in REQUEST_TIERS},
 }
-_THINKING: Final = {"enabled": True, "disabled": False, "adaptive": None}
+_THINKING: Final = {"enabled": True, "disabled": False, "adaptive": None, "between_tools": None}
 """Whether the model should reason; None leaves the decision to its template."""
 _DISPLAYS: Final = ("summarized", "omitted", "updates")
 _MODES: Final = {"auto": ToolMode.AUTO, "any": ToolMode.REQUIRED, "tool": ToolMode.NAMED}
@@ -122,7 +122,7 @@ class MessageRequest(Parameters):
         ),
     ] = None
     """`{type, budget_tokens, display}`. `enabled` and `disabled` turn reasoning on and off, if the
-    model's chat template can; `adaptive` and null leave it to the template. `disabled` hides what
+    model's chat template can; others and null leave it to the template. `disabled` hides what
     reasoning there is. With display `omitted`, thinking blocks have only their signature."""
     output_config: Annotated[
         Any,

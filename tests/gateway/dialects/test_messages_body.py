@@ -194,6 +194,18 @@ def test_system_prompt_comes_first_without_lines_that_differ_in_each_request(
     assert chat(system="x-anthropic-a: 1").messages == [HELLO]
 
 
+def test_blocks_of_other_servers_tools_are_left_out_and_named() -> None:
+    search = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {}}
+    found = {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": []}
+    request = read(messages=[HELLO, assistant(search, found, search, text()), HELLO])
+    assert request.chat is not None
+    assert request.chat.messages == [HELLO, {"role": "assistant", "content": "a"}, HELLO]
+    assert request.ignored_parameters == (
+        "messages.server_tool_use",
+        "messages.web_search_tool_result",
+    )
+
+
 def test_images_are_read_in_the_order_of_their_parts() -> None:
     url = {"type": "image", "source": {"type": "url", "url": "https://a.example/b.png"}}
     chatting = chat(messages=[user(result([url]), IMAGE, text())])
@@ -225,6 +237,7 @@ def test_response_continues_the_text_of_an_assistant(last: Any, continues: bool)
     [
         ({}, None, {}, True),
         ({"thinking": {"type": "adaptive"}}, None, {}, True),
+        ({"thinking": {"type": "between_tools"}}, None, {}, True),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, 1024, THINKS, True),
         ({"thinking": {"type": "disabled"}}, None, dict.fromkeys(THINKS, False), False),
         ({"output_config": {"effort": "xhigh"}}, None, {"reasoning_effort": "xhigh"}, True),

@@ -12,6 +12,7 @@ import anthropic
 import httpx2
 import msgspec
 import pytest
+from typing_extensions import override
 
 from contract.messages import CallPiece
 from contract.outcomes import FailureCode
@@ -342,6 +343,7 @@ class _Streams(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(PING + stream_of(KINDS[body["model"]][0], message()))
 
+    @override
     def log_message(self, *args: Any) -> None:
         """Write no log."""
 
@@ -355,9 +357,14 @@ async def test_sdk_for_node_reads_the_same_messages(tmp_path: Path) -> None:
     printed = await asyncio.to_thread(NODE.run, ("bash", "-c", command), tmp_path)
     server.shutdown()
     server.server_close()
-    for name, line in zip(KINDS, printed.splitlines(), strict=True):
+    for name, line in zip(KINDS, printed.strip().split("\n"), strict=True):
         with case(name):
             read = json.loads(line)["message"]
             # The SDK adds this member.
             assert read.pop("parsed_output") is None
-            assert read == await whole_of(KINDS[name][0], message())
+            whole = await whole_of(KINDS[name][0], message())
+            if whole["stop_reason"] != "tool_use":
+                # Each SDK keeps another part of input that was cut off.
+                for block in (*read["content"], *whole["content"]):
+                    block.pop("input", None)
+            assert read == whole
