@@ -99,6 +99,23 @@ def test_whole_chat_of_several_choices_is_traced(stack: Stack, collector: Collec
     assert len(trace["generate"].attributes["gen_ai.response.finish_reasons"]) == 2
 
 
+def test_session_of_an_agent_is_traced(stack: Stack, collector: Collector) -> None:
+    asked = {
+        "path": "/v1/messages",
+        "prompt": None,
+        "messages": [{"role": "user", "content": PROMPT}],
+        "metadata": {"user_id": "by-user"},
+    }
+    headers = {"x-claude-code-session-id": "by-header", "x-claude-code-agent-id": "agent"}
+    for given, session in ((headers, "by-header"), ({}, "by-user")):
+        reply = ask(stack, **asked, headers=given)
+        assert reply.response.status_code == 200
+        trace = by_name(collector.wait_for(reply.trace_id, "POST /v1/messages", *WHOLE[1:]))
+        attributes = trace["POST /v1/messages"].attributes
+        assert attributes["gen_ai.conversation.id"] == session
+        assert attributes.get("gen_ai.agent.id") == given.get("x-claude-code-agent-id")
+
+
 def test_each_prompt_of_a_request_has_an_attempt(stack: Stack, collector: Collector) -> None:
     reply = ask(stack, prompt=[PROMPT, PROMPT, PROMPT])
     names = [*WHOLE, "attempt", "attempt", "generate", "generate", "decode", "decode"]
