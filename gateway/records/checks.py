@@ -1,7 +1,6 @@
 """Validation of names, ids and origins of web pages in user input."""
 
 import re
-import unicodedata
 from collections.abc import Collection, Mapping
 from typing import Final
 
@@ -12,16 +11,19 @@ MAX_NAME_CHARACTERS: Final = 200
 _EMAIL = re.compile(r"[!-?A-~]+@[A-Za-z0-9.-]+")
 _NEW_ID = re.compile(r"[a-z0-9-]{1,63}")
 _ID = re.compile(r"[A-Za-z0-9_-]{1,63}")
-_UNPRINTABLE: Final = ("Cc", "Cs")
-"""Unicode categories of control characters, which corrupt tables and logs, and of surrogates."""
+_UNPRINTABLE: Final = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""Control characters and line separators, which corrupt tables and logs, the characters that change
+the direction of text, which let one name look like another, and surrogates."""
 
 
 def is_storable(text: str) -> bool:
-    """Whether a text has neither lone surrogates nor control characters.
+    """Whether a text has neither lone surrogates nor control characters, of direction included.
 
     PostgreSQL rejects the control character NUL.
     """
-    return not any(unicodedata.category(character) in _UNPRINTABLE for character in text)
+    return _UNPRINTABLE.search(text) is None
 
 
 def check_name(name: str, *, param: str = "name") -> None:

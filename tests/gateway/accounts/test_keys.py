@@ -143,6 +143,8 @@ async def test_invalid_keys_are_refused(keys: KeyService) -> None:
             "in the future",
         ),
         ({"name": "a\x1b[31m"}, "control characters"),
+        ({"name": "admin\u202enimda"}, "control characters"),
+        ({"name": "web", "allowed_models": ["a\u2066"]}, "control characters"),
     ]:
         with case((given, message)):
             with pytest.raises(InvalidParameterError, match=message):
