@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Query, Request
 from redis.exceptions import RedisError
+from starlette.exceptions import HTTPException
 from tokenizers import Tokenizer
 
 from contract.messages import Feature, WorkerCard
@@ -38,6 +39,7 @@ from gateway.records.adapters import Adapter
 from gateway.records.aliases import Alias
 from gateway.records.errors import (
     ModelNotFoundError,
+    NotFoundError,
     NoWorkerError,
     ServiceUnavailableError,
     StoreUnavailableError,
@@ -261,6 +263,8 @@ async def get_model(request: Request, model_id: str) -> dict[str, Any]:
     """Return one model by its id or an alias. Both may contain slashes."""
     services = services_of(request)
     principal = await services[Authorizer].authorize(request, Scope.COMPLETIONS)
+    if not model_id:
+        raise HTTPException(NotFoundError.status)  # It names the route without a slash.
     model = await services[ModelList].get(principal, model_id)
     return _anthropic_body(model) if is_anthropic(request.scope) else model
 

@@ -123,6 +123,7 @@ async def test_unknown_route_gets_404(client: httpx.AsyncClient, path: str) -> N
         ("POST", "/api/v1/chat/completions", "/v1/chat/completions"),
         ("POST", "/v1/chat/completions/", "/v1/chat/completions"),
         ("GET", "/files/", "/v1/files"),
+        ("GET", "/v1/models/", "/v1/models"),
     ],
 )
 async def test_route_with_a_similar_path_is_named(
