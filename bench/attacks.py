@@ -357,6 +357,7 @@ ATTACKS: Final = (
     Attack("console", pages("/console", "/console/usage", "/console/requests", needs_session=True)),
     Attack("exports", pages("/console/usage.csv", "/console/requests.csv", needs_session=True)),
     Attack("sessions", _sessions),
+    Attack("engine-alone", _nothing, engine=Engine.VLLM),
     Attack("engine-plain", posts(70, _same(prompt="a")), engine=Engine.VLLM),
     Attack("engine-grammars", posts(70, _grammars), engine=Engine.VLLM),
     Attack("engine-masks", posts(70, _masks), engine=Engine.VLLM),
