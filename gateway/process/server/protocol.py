@@ -50,6 +50,10 @@ LINGER_SECONDS: Final = 3.0
 """How long to drop the rest of an unwanted request, so that the client sees the response."""
 MAX_LINGERING_BYTES: Final = 16 * KIBIBYTE
 """How much of it is parsed, so that the connection can serve another request after it."""
+DROP_SECONDS: Final = 1.6e-8
+"""Least time for each byte that the connections of one network drop: a millisecond for 64 KiB."""
+LEAST_DROPPED_BYTES: Final = 8 * KIBIBYTE
+"""What a smaller part counts, since reading one takes time, too."""
 READ_BYTES: Final = 64 * KIBIBYTE
 """Most bytes of a connection that are read at once. Those of a connection that waits stay with it.
 
@@ -102,6 +106,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     outbox: ClassVar[Outbox]
     networks: ClassVar[Counter[str]]
     """Open connections of each network."""
+    dropping: ClassVar[Counter[str]]
+    """Those of them whose input is dropped."""
     received: ClassVar[memoryview]
     """Where the connections of the event loop receive, one at a time."""
 
@@ -118,6 +124,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _head_timer: asyncio.TimerHandle | None = None
     _linger_timer: asyncio.TimerHandle | None = None
     _send_timer: asyncio.TimerHandle | None = None
+    _drop_timer: asyncio.TimerHandle | None = None
     _unsent_bytes = 0
     _lingering_bytes = 0
     _waiting = b""
@@ -166,9 +173,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._parsing is not None:
             self._parsing.cancel()
         super().connection_lost(exc)
-        self.networks[self._network] -= 1
-        if not self.networks[self._network]:
-            del self.networks[self._network]
+        for counts in (self.networks, self.dropping) if self._drops_input else (self.networks,):
+            counts[self._network] -= 1
+            if not counts[self._network]:
+                del counts[self._network]
         self._direct.lose()
         # Break the reference cycle, which would keep body data until the garbage collector runs.
         self.cycle = None
@@ -178,10 +186,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._waiting:
             self._waiting += data
             return
-        self._waiting, self._parsed = data, 0
         if self._drops_input:
-            pass  # Nobody waits for it: read the next part in a turn, since reading takes time too.
-        elif not self._turns.is_over(self._network):
+            # Nobody waits for it, and reading takes time too.
+            self._flow.hold()
+            size = max(len(data), LEAST_DROPPED_BYTES) * self.dropping[self._network]
+            self._drop_timer = self.loop.call_later(size * DROP_SECONDS, self._flow.release)
+            return
+        self._waiting, self._parsed = data, 0
+        if not self._turns.is_over(self._network):
             self._parse_some(len(data))
         elif not self._account.is_over(began := time.perf_counter()):
             self._parse_some(FREE_BYTES)
@@ -346,7 +358,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         # Closing with unread bytes resets the connection, and the client might not see the
         # response.
-        self._drops_input = True
+        if not self._drops_input:
+            self._drops_input = True
+            self.dropping[self._network] += 1
         self.transport.write_eof()
         self._linger()
 
@@ -436,10 +450,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._start_send_timer()
 
     def _stop_timers(self) -> None:
-        for timer in (self._head_timer, self._linger_timer, self._send_timer):
+        timers = (self._head_timer, self._linger_timer, self._send_timer, self._drop_timer)
+        for timer in timers:
             if timer is not None:
                 timer.cancel()
-        self._head_timer = self._linger_timer = self._send_timer = None
+        self._head_timer = self._linger_timer = self._send_timer = self._drop_timer = None
         self._unset_keepalive_if_required()
 
     def _has_no_version(self, data: bytes) -> bool:
@@ -570,6 +585,7 @@ def http_protocol(
         turns = staticmethod(loop_turns)
         outbox = Outbox()
         networks: ClassVar[Counter[str]] = Counter()
+        dropping: ClassVar[Counter[str]] = Counter()
         received = memoryview(bytearray(READ_BYTES))
 
     return Configured
