@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from gateway.process.server.protocol import (
+    DROP_SECONDS,
     LINGER_SECONDS,
     MAX_HEAD_BYTES,
     MAX_HEADERS,
@@ -358,19 +359,47 @@ async def test_largest_body_in_small_chunks_is_read(bounded: Stack, key: str) ->
         assert (await read_response(reader)).status_code == 404
 
 
-@pytest.mark.parametrize("reads", [False, True], ids=["unread", "read"])
-async def test_chunks_of_a_byte_never_hold_the_event_loop(
-    reads: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    size = 300_000
-    parts = []
-    receive_data = BoundedHttpProtocol.data_received
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes of each part that the connections of this process read."""
+    sizes: list[int] = []
+    receive = BoundedHttpProtocol.data_received
 
     def data_received(self: BoundedHttpProtocol, data: bytes) -> None:
-        parts.append(len(data))
-        receive_data(self, data)
+        sizes.append(len(data))
+        receive(self, data)
 
     monkeypatch.setattr(BoundedHttpProtocol, "data_received", data_received)
+    return sizes
+
+
+async def answer(_scope: Any, _receive: Any, send: Any) -> None:
+    headers = [(b"content-length", b"0")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body"})
+
+
+async def test_unwanted_bodies_of_a_network_are_dropped_slowly(parts: list[int]) -> None:
+    async with serving(answer, most_connections=3) as url, AsyncExitStack() as stack:
+        floods = []
+        for _ in range(3):
+            _, writer = await stack.enter_async_context(connection(url))
+            writer.write(head("key", f"content-length: {ENDLESS}"))
+            floods.append(asyncio.create_task(flood(writer, b" " * 65536, most_bytes=ENDLESS)))
+        await asyncio.sleep(0.2)
+        parts.clear()
+        began = time.monotonic()
+        await asyncio.sleep(0.3)
+        # Each connection may read a part for which it has waited before.
+        most = (time.monotonic() - began) / DROP_SECONDS + 3 * READ_BYTES
+        assert 0 < sum(parts) < most
+        for each in floods:
+            each.cancel()
+
+
+@pytest.mark.parametrize("reads", [False, True], ids=["unread", "read"])
+async def test_chunks_of_a_byte_never_hold_the_event_loop(reads: bool, parts: list[int]) -> None:
+    size = 300_000
 
     async def app(_scope: Any, receive: Any, send: Any) -> None:
         found, has_more = 0, reads
@@ -451,18 +480,13 @@ async def test_connections_beyond_the_bound_get_503_until_one_is_closed(bounded:
 
 
 async def test_one_network_leaves_connections_to_others() -> None:
-    async def app(_scope: Any, _receive: Any, send: Any) -> None:
-        headers = [(b"content-length", b"0")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body"})
-
     async def status(address: str) -> int:
         reader, writer = await stack.enter_async_context(connection(url, address=address))
         writer.write(GET + b"\r\n")
         return (await read_response(reader)).status_code
 
     most = 3 * SHARE_OF_NETWORK
-    async with serving(app, most_connections=most) as url, AsyncExitStack() as stack:
+    async with serving(answer, most_connections=most) as url, AsyncExitStack() as stack:
         for _ in range(most - 2):
             assert await status("127.0.0.1") == 200
         with pytest.raises((OSError, asyncio.IncompleteReadError)):
