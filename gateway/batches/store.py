@@ -126,7 +126,7 @@ class BatchStore:
         rows = await self._transaction.execute(
             select(BatchRow.status, func.count()).where(_is_open()).group_by(BatchRow.status)
         )
-        return dict(rows.tuples().all())
+        return dict(rows.all())
 
     async def in_progress(self, *, limit: int) -> list[Batch]:
         """Return running batches, the earliest deadline first."""

@@ -115,7 +115,7 @@ class KeyService(Service):
         visible = _visible(tenant_id, grantor)
         named = select(ApiKeyRow.id, ApiKeyRow.name).where(visible, ApiKeyRow.id.in_(ids))
         async with self._database.reading() as transaction:
-            return dict((await transaction.execute(named)).tuples().all())
+            return dict((await transaction.execute(named)).all())
 
     async def get(
         self, tenant_id: str, id_or_prefix: str, *, grantor: Grant | None = None
