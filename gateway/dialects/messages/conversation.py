@@ -87,6 +87,9 @@ class _Reader:
     def finished(self) -> Conversation:
         """Return the conversation, in which content of one text is that text."""
         for message in self._messages:
+            if "reasoning" in message:
+                text = "\n".join(message["reasoning"])
+                message.update(reasoning=text, reasoning_content=text)
             parts = message["content"]
             if parts == []:
                 message["content"] = None if "tool_calls" in message else ""
@@ -293,8 +296,7 @@ def _add_reasoning(message: dict[str, Any], block: dict[str, Any], kind: str, pa
     text = read_text(block, "thinking", path) if kind == "thinking" else ""
     sealed = read_text(block, "signature" if kind == "thinking" else "data", path)
     if text:
-        text = "\n".join(filter(None, (message.get("reasoning"), text)))
-        message |= {"reasoning": text, "reasoning_content": text}
+        message.setdefault("reasoning", []).append(text)
     elif sealed:
         message["sealed"] = sealed
 

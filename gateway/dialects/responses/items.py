@@ -8,6 +8,7 @@ that only OpenAI's servers can read.
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from itertools import takewhile
 from typing import Any, Final
 
 from contract.messages import TEXT_ARGUMENT
@@ -111,9 +112,13 @@ class _Reader:
         than one message of the system.
         """
         kept = []
-        while [each["role"] in _SYSTEM for each in self._messages[:2]] == [True, True]:
-            self._messages[0]["content"] += self._messages.pop(1)["content"]
+        first = [*takewhile(lambda each: each["role"] in _SYSTEM, self._messages)]
+        for message in first[1:]:
+            first[0]["content"] += message["content"]
+        del self._messages[1 : len(first)]
         for message in self._messages:
+            if "reasoning" in message:
+                message.update(dict.fromkeys(_REASONINGS, "\n".join(message["reasoning"])))
             calls = message.get("tool_calls")
             if calls and not self._uncalled.isdisjoint(call["id"] for call in calls):
                 self._ignore("calls_without_output")
@@ -195,8 +200,7 @@ class _Reader:
             self.add("assistant", [])
             message = self._messages[-1]
         if text:
-            text = "\n".join(filter(None, (message.get("reasoning"), text)))
-            message |= dict.fromkeys(_REASONINGS, text)
+            message.setdefault("reasoning", []).append(text)
         else:
             message["sealed"] = sealed
 

@@ -1,6 +1,7 @@
 """Bodies of OpenAI's Responses: items, tools, and what has no effect."""
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -269,3 +270,17 @@ def test_errors_name_the_place(body: dict[str, Any], param: str) -> None:
         read(body)
     assert caught.value.param == param
     assert param in caught.value.message
+
+
+@all_cases(
+    "item",
+    [
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "a" * 20}]},
+        {"role": "developer", "content": "a"},
+        {"type": "function_call_output", "call_id": "c", "output": "a"},
+    ],
+)
+def test_many_items_take_linear_time(item: dict[str, Any]) -> None:
+    began = time.process_time()
+    messages_of([*[item] * 90_000, user("a")])
+    assert time.process_time() - began < 5
