@@ -45,6 +45,10 @@ _WHOLE: Final = re.compile(
 """The characters of a JSON string that are complete."""
 
 
+_MOST_UNREAD: Final = 4_096
+"""Characters that are kept until more of the JSON shows what they mean."""
+
+
 class TextArgument:
     """Reads a text from the JSON of a call's arguments while the JSON arrives."""
 
@@ -57,6 +61,8 @@ class TextArgument:
 
     def add(self, piece: str) -> str:
         """Add JSON. Return what it adds to the text."""
+        if len(self._unread) > _MOST_UNREAD:
+            return ""  # It has another form, which is read at its end.
         self._unread += piece
         if not self.is_open:
             found = _OPENING.match(self._unread)

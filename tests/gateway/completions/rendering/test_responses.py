@@ -119,6 +119,10 @@ KINDS: dict[str, tuple[list[Reply], list[dict[str, Any]]]] = {
         [*called(0, '{"patch"', ": 1}", name="patch"), END],
         [custom('{"patch": 1}')],
     ),
+    "custom call of a long other form": (
+        [*called(0, *['{"patch": "', *["a" * 1_000] * 9, '"}'], name="patch"), END],
+        [custom('{"patch": "' + "a" * 9_000 + '"}')],
+    ),
     "custom call without JSON": (
         [*called(0, "*** Begin", name="patch"), END],
         [custom("*** Begin")],
