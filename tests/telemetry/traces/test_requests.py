@@ -100,7 +100,7 @@ def test_whole_chat_of_several_choices_is_traced(stack: Stack, collector: Collec
 
 
 def test_session_of_an_agent_is_traced(stack: Stack, collector: Collector) -> None:
-    asked = {
+    asked: dict[str, Any] = {
         "path": "/v1/messages",
         "prompt": None,
         "messages": [{"role": "user", "content": PROMPT}],
