@@ -1,6 +1,7 @@
 """One request is one trace, across gateway, queue and worker."""
 
 import json
+from typing import Any
 
 import httpx
 
