@@ -80,6 +80,31 @@ class Parsing(msgspec.Struct, frozen=True, omit_defaults=True):
     """Arguments of the chat template other than the messages, which some parsers read."""
 
 
+class PoolingTask(StrEnum):
+    """What a pooling model returns for each text."""
+
+    EMBED = "embed"  # A vector.
+    CLASSIFY = "classify"  # A probability for each label, or one score.
+
+
+class Pooling(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a job computes of several inputs, in place of a completion.
+
+    Its prompt is all inputs, one after the other. Each input is a sequence that ends without a
+    token, and `Delta.pooled` has its result.
+    """
+
+    task: PoolingTask
+    lengths: list[int]
+    """Tokens of each input."""
+    dimensions: int | None = None
+    """Numbers of a vector; None: all."""
+    is_activated: bool | None = None
+    """Whether vectors are normalized and scores are probabilities; None: the model's default."""
+    second_texts: list[int] = []
+    """Token of each input at which its second text begins; empty for single texts."""
+
+
 class AdapterRef(msgspec.Struct, frozen=True):
     """The LoRA adapter with which a job runs."""
 
@@ -161,11 +186,13 @@ class GenerationJob(msgspec.Struct, frozen=True, omit_defaults=True):
     """The span of the previous attempt."""
     affinity: bytes = b""
     """What the job can reuse at a worker that holds it; see `contract.affinity`."""
+    pooling: Pooling | None = None
+    """Set for a job of a pooling model, which has no completion: `n` is the number of inputs."""
 
     @property
     def is_replicated(self) -> bool:
         """Whether one sequence is used for every choice, because all would be equal."""
-        return self.sampling.is_greedy or self.max_tokens == 0
+        return self.pooling is None and (self.sampling.is_greedy or self.max_tokens == 0)
 
     @property
     def is_ranked(self) -> bool:
@@ -238,6 +265,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     calls: list[CallPiece] = []
     reasoning_tokens: int = 0
     """How many of the tokens are reasoning, including its start and end marks."""
+    pooled: bytes = b""
+    """The result of one input of `GenerationJob.pooling`: float32 numbers, little-endian."""
 
 
 class JobStarted(msgspec.Struct, frozen=True, array_like=True):
@@ -446,6 +475,30 @@ class AdapterSupport(msgspec.Struct, frozen=True, omit_defaults=True):
     """Digests of the adapters that its engine has loaded."""
 
 
+class PairForm(StrEnum):
+    """How a model that scores pairs of texts reads a pair."""
+
+    SEPARATED = "separated"  # As the tokenizer joins two texts, such as with a separator.
+    JOINED = "joined"  # One text directly after the other.
+
+
+class PoolingSupport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a pooling model computes."""
+
+    task: PoolingTask
+    size: int
+    """Numbers in a result: dimensions of a vector, or labels."""
+    has_dimensions: bool = False
+    """Whether a shorter vector can be requested (Matryoshka)."""
+    dimensions: list[int] = []
+    """The only lengths that can be requested; empty: any up to `size`."""
+    labels: list[str] = []
+    pairs: PairForm | None = None
+    """Set for a classifier with one label, which scores pairs."""
+    lowercases: bool = False
+    """Whether texts are lowercased before they are tokenized."""
+
+
 class WorkerCard(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a worker announces about itself and the model it serves."""
 
@@ -490,6 +543,8 @@ class WorkerCard(msgspec.Struct, frozen=True, omit_defaults=True):
     load_seconds: int = 0
     """From the start of the worker until it was ready; 0 if unknown. A host announces how long its
     last swap to the model took, drain included."""
+    pooling: PoolingSupport | None = None
+    """Set for a model that generates no text."""
 
 
 def _encodable(value: object) -> object:

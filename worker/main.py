@@ -32,6 +32,7 @@ from worker.engine.adapters import adapter_limits
 from worker.engine.base import Engine, EngineDeadError, EngineInfo
 from worker.engine.scripted import Script, ScriptedEngine
 from worker.engine.scripted_chats import read_sessions
+from worker.engine.scripted_pooling import scripted_pooling
 from worker.execution.runner import Runner
 from worker.health import open_health
 from worker.queue.heartbeat import WorkerHeartbeat
@@ -88,6 +89,7 @@ def make_engine(settings: WorkerSettings) -> Engine:
         sessions=[] if (file := settings.scripted_sessions) is None else read_sessions(file),
         adapters=adapter_limits(settings),
         can_sleep=settings.may_sleep,
+        pooling=None if settings.runner == "generate" else scripted_pooling(settings),
     )
     return ScriptedEngine(Path(settings.model_path), script)
 

@@ -103,6 +103,7 @@ class Registration:
             or max(clock.now_seconds() - self._card.created, 1),
             chat=info.chat,
             adapters=adapters,
+            pooling=info.pooling,
         )
 
     def adapters_changed(self, loaded: list[str]) -> None:

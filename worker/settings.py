@@ -108,6 +108,9 @@ class WorkerSettings(ProcessSettings):
         description="Dialect of requests for this model that select none: "
         f"{', '.join(Dialect)}; the gateway's default if not given.",
     )
+    runner: Literal["generate", "pooling"] = "generate"
+    """What the model is used for: `generate` completes texts, `pooling` embeds, scores or classifies
+    them. vLLM converts a model that can only generate."""
     engine: Literal["vllm", "scripted"] = "vllm"
     """`scripted` generates placeholder text at a steady pace, for tests."""
 
@@ -242,6 +245,13 @@ class WorkerSettings(ProcessSettings):
             raise ValueError(
                 f"adapter_slots: {self.model_path} must be a folder with *.safetensors files"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_runner(self) -> Self:
+        named = ("adapter_slots", "tool_parser", "reasoning_parser")
+        if self.runner == "pooling" and (given := [name for name in named if getattr(self, name)]):
+            raise ValueError(f"{', '.join(given)}: only a model that generates text can have them")
         return self
 
     @model_validator(mode="after")

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from contract.adapters import ModuleShapes
-from contract.messages import ChatFormat, ContextExcess, Feature
+from contract.messages import ChatFormat, ContextExcess, Feature, Pooling, PoolingSupport
 from contract.sampling import SamplingSpec
 from worker.parsing.base import Parsers
 
@@ -113,6 +113,10 @@ class EngineRequest:
     """Whether sequences of other jobs go first."""
     adapter: EngineAdapter | None = None
     """None runs the base model. All sequences of one job have the same adapter."""
+    pooling: Pooling | None = None
+    """Set for an input of a pooling model, for which the fields about completions are unused."""
+    second_text: int | None = None
+    """Token at which the second text of a pair begins; None for a single text."""
 
 
 class SequenceOutput(msgspec.Struct, frozen=True, gc=False):
@@ -135,6 +139,8 @@ class SequenceOutput(msgspec.Struct, frozen=True, gc=False):
     token. Tokens of `output_token_ids` are not included."""
     prompt_ranks: list[int] | None = None
     """With `prompt_logprobs`: the rank of each of these tokens among all tokens, from 1."""
+    pooled: bytes = b""
+    """The result for an input of a pooling model, see `Delta.pooled`."""
 
 
 class EngineStats(NamedTuple):
@@ -188,6 +194,8 @@ class EngineInfo:
     """None if the engine runs the base model only."""
     can_sleep: bool = False
     """Whether the engine can free the memory of its device and keep its process."""
+    pooling: PoolingSupport | None = None
+    """Set for a model that generates no text."""
 
 
 class Held(Protocol):
@@ -220,7 +228,8 @@ class Engine(Protocol):
     async def submit(self, requests: Sequence[EngineRequest]) -> None:
         """Add the sequences of one job.
 
-        They differ in id, seed, `output_token_ids` and `prompt_logprobs` only.
+        They differ in id, seed, `output_token_ids` and `prompt_logprobs` only; inputs of a pooling
+        model differ in `prompt_token_ids` and `second_text`.
 
         Slow if the prompt has images or the job has a grammar. Raises EngineDeadError, or
         InvalidRequestError, after which the caller must abort the sequences.

@@ -20,7 +20,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from contract.adapters import FILES
-from contract.messages import Feature
+from contract.messages import Feature, PoolingSupport
 from worker.chat_format import (
     ParserFormat,
     chat_format,
@@ -44,6 +44,7 @@ from worker.engine.base import (
     TokenScores,
 )
 from worker.engine.scripted_chats import ANY_WORD, ChatWriter, ScriptedSession
+from worker.engine.scripted_pooling import pooled
 from worker.model_files import bos_token_id, context_window, eos_token_id
 from worker.parsing.base import Parsers
 from worker.parsing.own import THINKING_END, OwnParsers
@@ -85,6 +86,8 @@ class Script:
     adapters: AdapterLimits | None = None
     """None runs no adapters."""
     can_sleep: bool = False
+    pooling: PoolingSupport | None = None
+    """Set to pool texts and generate none."""
     claimed_features: list[Feature] = field(default_factory=list)
     """Features that the engine claims without implementing them, for tests of other components."""
 
@@ -144,17 +147,22 @@ class ScriptedEngine:
             bos_token_id=bos_token_id(self._folder),
             eos_token_ids=[self._eos_token_id],
             features=[
-                *([] if chat is None else _CHAT_FEATURES),
+                *([] if chat is None else self._chat_features),
                 *self._script.claimed_features,
             ],
             adapters=self._script.adapters,
             can_sleep=self._script.can_sleep,
             chat=chat,
             chat_templates=templates,
+            pooling=self._script.pooling,
         )
         if self._script.dies_on_signal:
             # It remains after the engine is closed: without it the signal would end the process.
             asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self.die)
+
+    @property
+    def _chat_features(self) -> list[Feature]:
+        return _CHAT_FEATURES if self._script.pooling is None else [Feature.CHAT]
 
     async def aclose(self) -> None:
         """Drop all sequences."""
@@ -174,7 +182,7 @@ class ScriptedEngine:
         # Another text with each adapter.
         first = 0 if request.adapter is None else int(request.adapter.digest[:16], 16)
         state = reduce(_follow, prompt, first)
-        plan = self._plan(request, _draw(request, state))
+        plan = [] if request.pooling else self._plan(request, _draw(request, state))
         state = reduce(_follow, output, state)
         prefill = self._script.prefill_seconds_per_token * (len(prompt) + len(output))
         ready_at = asyncio.get_running_loop().time() + prefill
@@ -240,7 +248,7 @@ class ScriptedEngine:
         known = prompt + request.output_token_ids
         if not (min(known) >= 0 and max(known) < size):
             raise InvalidRequestError(f"Token ids must be between 0 and {size - 1}.")
-        if len(prompt) >= self.info.context_window:
+        if len(prompt) >= self.info.context_window + (request.pooling is not None):
             raise InvalidRequestError(
                 f"The prompt must be shorter than the context window of "
                 f"{self.info.context_window} tokens. Given: {len(prompt)}"
@@ -277,6 +285,9 @@ class ScriptedEngine:
     def _advance(self, sequence: _Running) -> SequenceOutput:
         request = sequence.request
         draw = _draw(request, sequence.state)
+        if request.pooling is not None and self._script.pooling is not None:
+            result = pooled(request, self._script.pooling, seed=draw)
+            return SequenceOutput(request.id, [], SequenceEnd.STOP, cached_tokens=0, pooled=result)
         sequence.generated += 1
         token_id = self._next_token(sequence, draw)
         sequence.state = _follow(sequence.state, token_id)

@@ -26,6 +26,7 @@ _MAX_PREDICT_MS = Range(0, 2**31 - 1)
 
 def check_job(job: GenerationJob, info: EngineInfo) -> None:
     """Raise InvalidRequestError, with a message for the client, if no engine could run the job."""
+    _check_pooling(job, info)
     _check_length(job, info)
     _check_choices(job)
     _check_resumption(job, info)
@@ -36,9 +37,31 @@ def check_job(job: GenerationJob, info: EngineInfo) -> None:
     _check_something_is_left(job.sampling, info)
 
 
+def _check_pooling(job: GenerationJob, info: EngineInfo) -> None:
+    pooling, support = job.pooling, info.pooling
+    if pooling is None or support is None:
+        if pooling is not support:
+            raise InvalidRequestError(
+                "This model generates text." if pooling else "This model generates no text."
+            )
+        return
+    if pooling.task is not support.task:
+        raise InvalidRequestError(f"This model cannot {pooling.task.value} texts.")
+    if not (
+        sum(pooling.lengths) == len(job.prompt_token_ids)
+        and min(pooling.lengths, default=0) > 0
+        and len(pooling.lengths) == job.n == job.best_of
+        and len(pooling.second_texts) in (0, job.n)
+        and job.max_tokens == 0
+    ):
+        raise InvalidRequestError("The inputs of the job contradict each other.")
+    if pooling.dimensions is not None:
+        _check_range("dimensions", pooling.dimensions, Range(1, support.size))
+
+
 def _check_length(job: GenerationJob, info: EngineInfo) -> None:
     _check_token_ids("prompt", job.prompt_token_ids, info)
-    tokens = len(job.prompt_token_ids)
+    tokens = len(job.prompt_token_ids) if job.pooling is None else max(job.pooling.lengths)
     if not job.prompt_token_ids:
         raise InvalidRequestError("prompt must not be empty.")
     if job.max_tokens < 0 or tokens + job.max_tokens > info.context_window:

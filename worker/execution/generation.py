@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from enum import IntEnum
-from itertools import count
+from itertools import accumulate, count
 
 import msgspec
 from tokenizers import Tokenizer
@@ -25,6 +25,7 @@ from contract.messages import (
     JobReturned,
     JobStarted,
     Parsing,
+    Pooling,
     PromptScored,
     Ranking,
     Resumption,
@@ -154,6 +155,8 @@ class RunningJob:
     def requests(self) -> list[EngineRequest]:
         """Return the engine requests of the open sequences: one prompt, several seeds."""
         job = self.job
+        if job.pooling is not None:
+            return self._pooling_requests(job.pooling)
         scores_prompt = job.score_prompt and not (
             job.resumption is not None and job.resumption.is_prompt_scored
         )
@@ -184,6 +187,26 @@ class RunningJob:
             for sequence in self.open_sequences.values()
         ]
 
+    def _pooling_requests(self, pooling: Pooling) -> list[EngineRequest]:
+        job, ends, seconds = self.job, [*accumulate(pooling.lengths)], pooling.second_texts
+        return [
+            EngineRequest(
+                id=sequence.id,
+                prompt_token_ids=list(
+                    job.prompt_token_ids[ends[index] - pooling.lengths[index] : ends[index]]
+                ),
+                max_tokens=0,
+                sampling=job.sampling,
+                seed=0,
+                cache_salt=job.cache_salt,
+                is_preemptible=self.is_preemptible,
+                pooling=pooling,
+                second_text=seconds[index] if seconds else None,
+            )
+            for sequence in self.open_sequences.values()
+            for index in (sequence.index,)
+        ]
+
     def release_images(self) -> None:
         """Drop the image files, which are not needed once the engine has read them."""
         if self.job.images:
@@ -210,8 +233,8 @@ class RunningJob:
 
     @property
     def has_progressed(self) -> bool:
-        """Whether this attempt has produced a token."""
-        return any(sequence.new_tokens for sequence in self.sequences)
+        """Whether this attempt has produced a token, or the result of an input."""
+        return any(sequence.new_tokens or sequence.pooled for sequence in self.sequences)
 
     @property
     def is_slow_to_submit(self) -> bool:
@@ -290,6 +313,7 @@ class RunningJob:
             return False
         if not self.job.max_tokens:
             sequence.finish_reason = FinishReason.LENGTH
+            sequence.pooled = output.pooled
         else:
             sequence.receive(output)
             if self._make_parser is not None:
@@ -351,7 +375,7 @@ class RunningJob:
             index,
             Detokenizer(
                 self._tokenizer,
-                job.prompt_token_ids,
+                job.prompt_token_ids if job.pooling is None else [],
                 shows_special_tokens=self._shows_special_tokens,
                 hidden=self._hidden,
             ),
@@ -419,6 +443,7 @@ class RunningJob:
                 sequence.finish_reason,
                 sequence.stop_reason,
                 *scores,
+                pooled=sequence.pooled,
             )
             if piece.parsed_output is not None:
                 delta = piece.parsed_output.added_to(delta)

@@ -61,6 +61,7 @@ class Sequence:
         "index",
         "is_plain",
         "piece",
+        "pooled",
         "stop_reason",
         "tokens",
         "was_sent",
@@ -85,6 +86,8 @@ class Sequence:
         self.cumulative_logprob = 0.0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
+        self.pooled = b""
+        """The result for an input of a pooling model."""
         self.was_sent = False
         """Whether any part of the sequence was sent."""
         self._job = job

@@ -51,7 +51,8 @@ before, and need one frame."""
 
 MOST_DELTAS_IN_FRAME = 2_000
 """Deltas in one frame. More, collected while Redis is unavailable, are split into frames that a
-gateway reads at once. Each log-probability in a delta counts as one more delta."""
+gateway reads at once. Each log-probability in a delta, and as much of a vector, counts as one more
+delta."""
 BYTES_OF_LOGPROB = 16
 """Approximate size of one log-probability: a short text and a number."""
 
@@ -220,12 +221,14 @@ class ReplyOutbox:
     def _cut(self) -> int:
         """Return the number of deltas in the next frame, never splitting the choices of a token."""
         deltas = self.deltas
-        weights = accumulate(1 + len(each.logprobs) // BYTES_OF_LOGPROB for each in deltas)
+        sizes = (len(each.logprobs) + len(each.pooled) for each in deltas)
+        weights = accumulate(1 + size // BYTES_OF_LOGPROB for size in sizes)
         full = (cut for cut, weight in enumerate(weights, 1) if weight >= MOST_DELTAS_IN_FRAME)
         cut = next(full, len(deltas))
         while cut < len(deltas) and (
             deltas[cut].handle == deltas[cut - 1].handle
             and deltas[cut].choice > deltas[cut - 1].choice
+            and not deltas[cut].pooled
         ):
             cut += 1
         return cut

@@ -33,6 +33,7 @@ _FIXED = {
     # after the reasoning, but the grammar includes the reasoning.
     "reasoning_config",
     "reasoning_parser",
+    "runner",
     # Settings of their own.
     "enable_lora",
     "max_loras",
@@ -58,7 +59,9 @@ def engine_arguments(
         # A model's own defaults would change requests that omit a parameter.
         "generation_config": "vllm",
         "max_logprobs": int(LOGPROBS.maximum),
-        "enable_prefix_caching": True,
+        "runner": settings.runner,
+        # Texts that are pooled have few prefixes in common.
+        "enable_prefix_caching": settings.runner == "generate",
         # If the KV cache is full, the engine preempts batch jobs first.
         "scheduling_policy": "priority",
         "use_tqdm_on_load": False,
@@ -88,7 +91,8 @@ def engine_arguments(
 
 def offers_sampler_chain(settings: WorkerSettings) -> bool:
     """Whether the sampler chain is loaded; it is incompatible with speculative decoding."""
-    return not settings.engine_arguments.get("speculative_config")
+    is_speculative = bool(settings.engine_arguments.get("speculative_config"))
+    return settings.runner == "generate" and not is_speculative
 
 
 def publishes_cache(settings: WorkerSettings, arguments: Any) -> bool:

@@ -44,10 +44,11 @@ def describe(
     templates = _templates(settings, resolve_template)
     chat = chat_format(templates, dict(llm.tokenizer.special_tokens_map), parsers)
     _check_chat(chat, parsers)
+    generates = settings.runner == "generate"
     offered = {
         Feature.SAMPLER_CHAIN: offers_sampler_chain(settings),
-        Feature.STRUCTURE: has_grammars,
-        Feature.IMAGES: prompts.max_images > 0,
+        Feature.STRUCTURE: has_grammars and generates,
+        Feature.IMAGES: prompts.max_images > 0 and generates,
         Feature.CHAT: chat is not None,
         Feature.TOOLS: bool(parsers.tool_parser),
         Feature.STRICT_TOOLS: has_grammars and parsers.has_hermes_calls,
@@ -59,7 +60,7 @@ def describe(
         context_window=config.model_config.max_model_len,
         vocabulary_size=config.model_config.get_vocab_size(),
         max_sequences=config.scheduler_config.max_num_seqs,
-        kv_cache_tokens=cache.kv_cache_size_tokens or cache.num_gpu_blocks * cache.block_size,
+        kv_cache_tokens=_kv_cache_tokens(config),
         tokenizer_json=_tokenizer_json(settings.model_path, llm.tokenizer),
         bos_token_id=llm.tokenizer.bos_token_id,
         eos_token_ids=_eos_token_ids(llm.input_processor, llm.tokenizer),
@@ -73,6 +74,13 @@ def describe(
         adapters=adapter_limits(settings),
         can_sleep=config.model_config.enable_sleep_mode,
     )
+
+
+def _kv_cache_tokens(config: Any) -> int:
+    cache = config.cache_config
+    tokens = int(cache.kv_cache_size_tokens or cache.num_gpu_blocks * cache.block_size)
+    # An encoder has no KV cache, and its sequences are limited by their number only.
+    return tokens or config.scheduler_config.max_num_seqs * config.model_config.max_model_len
 
 
 def _templates(

@@ -11,13 +11,15 @@ import copy
 import logging
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from threading import Thread
 from typing import Any
 
-from contract.messages import Feature
+from contract.messages import Feature, Pooling
 from contract.sampling import SamplingSpec
 from worker.engine.base import (
     AdapterRejectedError,
@@ -36,6 +38,7 @@ from worker.engine.vllm.metrics import EngineMetrics
 from worker.engine.vllm.parameters import ParameterFactory
 from worker.engine.vllm.parser_format import parser_format
 from worker.engine.vllm.parsers import VllmParsers
+from worker.engine.vllm.pooling import pooling_arguments, pooling_support
 from worker.engine.vllm.processes import EngineProcesses
 from worker.engine.vllm.prompts import Prompts, fitting_max_tokens
 from worker.engine.vllm.receiving import receive_outputs, step_of
@@ -89,6 +92,9 @@ class VllmEngine:
         self._processes.look()
         receive_outputs(self._llm.engine_core)
         self._tasks = await self._llm.get_supported_tasks()
+        if self._settings.runner == "pooling":
+            support = pooling_support(self._llm.model_config, self._tasks)
+            self.info = replace(self.info, pooling=support)
         await self._warm_up()
 
     async def aclose(self) -> None:
@@ -110,10 +116,15 @@ class VllmEngine:
     async def submit(self, requests: Sequence[EngineRequest]) -> None:
         """Add the sequences of one job.
 
-        They differ in id, seed, `output_token_ids` and `prompt_logprobs` only.
+        They differ in id, seed, `output_token_ids` and `prompt_logprobs` only; inputs of a pooling
+        model differ in `prompt_token_ids` and `second_text`.
         Slow if the prompt has images or the job has a grammar. Raises EngineDeadError, or
         InvalidRequestError, after which the caller must abort the sequences.
         """
+        if requests[0].pooling is not None:
+            for made in [self._check_input(request) for request in requests]:
+                await self._add(made)
+            return
         executor = self._executor_for(requests[0])
         if executor is None:
             core_requests, bans = self._check(requests)
@@ -258,6 +269,9 @@ class VllmEngine:
         self._metrics = EngineMetrics(self._llm.logger_manager, stats)
         self._client_errors = (vllm.exceptions.VLLMClientError, ValueError, TypeError)
         self._make_lora_request = LoRARequest
+        self._pooling_params = vllm.PoolingParams
+        names = getattr(self._llm.tokenizer, "model_input_names", ())
+        self._has_token_types = "token_type_ids" in names
         self._dead_errors = (exceptions.EngineDeadError, zmq.ZMQError)
         self._prompts = Prompts(
             self._llm, tokens_input, partial(parse_model_prompt, self._llm.model_config)
@@ -310,6 +324,7 @@ class VllmEngine:
             logprobs=1,
             prompt_logprobs=1,
             grammar=_WARM_UP_GRAMMAR if Feature.STRUCTURE in self.info.features else "",
+            pooling=self.info.pooling and Pooling(self.info.pooling.task, [2]),
         )
         await self.submit([request])
         while not any(output.end for output in (await self.step()).outputs):
@@ -326,10 +341,31 @@ class VllmEngine:
             return self._compiling
         return None
 
+    def _check_input(self, request: EngineRequest) -> Any:
+        """Check an input of a pooling model with vLLM. Raises InvalidRequestError."""
+        arguments = pooling_arguments(request, has_token_types=self._has_token_types)
+        with self._rejecting():
+            return self._llm.input_processor.process_inputs(
+                request.id,
+                self._prompts.make(request),
+                self._pooling_params(**arguments),
+                supported_tasks=self._tasks,
+                priority=int(request.is_preemptible),
+            )
+
+    @contextmanager
+    def _rejecting(self) -> Iterator[None]:
+        """Convert vLLM's errors about a request. Raises InvalidRequestError."""
+        try:
+            yield
+        except self._client_errors as error:
+            _log.info("Rejected a request: %s", error)
+            raise InvalidRequestError(str(error.args[0]) if error.args else "refused") from None
+
     def _check(self, requests: Sequence[EngineRequest]) -> tuple[list[Any], Bans]:
         """Check a job with vLLM before it reaches the engine's processes."""
         first, *others = requests
-        try:
+        with self._rejecting():
             prompt = self._prompts.make(first)
             prompt_tokens = len(prompt["prompt_token_ids"])
             max_tokens = fitting_max_tokens(first, prompt_tokens, self.info.context_window)
@@ -346,9 +382,6 @@ class VllmEngine:
                 lora_request=None if first.adapter is None else self._lora_request(first.adapter),
                 priority=int(first.is_preemptible),
             )
-        except self._client_errors as error:
-            _log.info("Rejected a request: %s", error)
-            raise InvalidRequestError(str(error.args[0]) if error.args else "refused") from None
         self._parameters.forbid_words(made.sampling_params)
         is_bounded = first.sampling.thinking_budget is not None
         bans = Bans(first, made.sampling_params, forced=self._forced if is_bounded else ())

@@ -51,7 +51,7 @@ class EngineMetrics:
             self._followed[core_request.request_id] = _Followed(
                 self._stats.RequestStateStats(arrival_time=core_request.arrival_time),
                 len(core_request.prompt_token_ids),
-                core_request.sampling_params.max_tokens,
+                0 if core_request.pooling_params else core_request.sampling_params.max_tokens,
             )
 
     def remove(self, sequence_ids: Iterable[str]) -> None:

@@ -10,6 +10,7 @@ import logging
 from typing import Any
 
 from worker.engine.base import EngineStats, EngineStep, SequenceEnd, SequenceOutput, TokenScores
+from worker.engine.vllm.pooling import pooled_output
 
 _log = logging.getLogger(__name__)
 _ENDS = {
@@ -110,6 +111,8 @@ def _converted(output: Any) -> SequenceOutput:
     prompt_scores = output.new_prompt_logprobs_tensors
     if reason is prefill is prompt_scores is output.new_logprobs is None:
         return SequenceOutput(output.request_id, output.new_token_ids)
+    if output.pooling_output is not None:
+        return pooled_output(output)
     stop = output.stop_reason
     return SequenceOutput(
         output.request_id,

@@ -1,0 +1,68 @@
+"""vLLM's pooling runner: what its model computes, and the requests and results of its inputs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from contract.messages import PairForm, PoolingSupport, PoolingTask
+from worker.engine.base import EngineRequest, SequenceEnd, SequenceOutput
+
+
+def pooling_support(config: Any, tasks: Sequence[str]) -> PoolingSupport:
+    """Describe a pooling model by its configuration (`ModelConfig`) and the engine's tasks.
+
+    Raises ValueError for a model that neither embeds nor classifies whole texts.
+    """
+    task = config.get_pooling_task(tuple(tasks))
+    if task not in {*PoolingTask}:
+        raise ValueError(f"runner: of pooling tasks, only {' and '.join(PoolingTask)} are served")
+    lowercases = bool((config.encoder_config or {}).get("do_lower_case", False))
+    if task == PoolingTask.EMBED:
+        return PoolingSupport(
+            PoolingTask.EMBED,
+            int(config.embedding_size),
+            has_dimensions=bool(config.is_matryoshka),
+            dimensions=list(config.matryoshka_dimensions or []),
+            lowercases=lowercases,
+        )
+    named, labels = config.hf_config.id2label, int(config.hf_config.num_labels)
+    return PoolingSupport(
+        PoolingTask.CLASSIFY,
+        labels,
+        labels=[str(named.get(index, index)) for index in range(labels)],
+        pairs=_pairs(config) if labels == 1 else None,
+        lowercases=lowercases,
+    )
+
+
+def _pairs(config: Any) -> PairForm | None:
+    """Return how the model reads a pair; None if it has a form of its own."""
+    from vllm.model_executor.model_loader import get_model_cls
+    from vllm.model_executor.models.interfaces import supports_score_template
+
+    if config.score_type != "cross-encoder" or supports_score_template(get_model_cls(config)):
+        return None
+    return PairForm.SEPARATED if config.use_sep_token else PairForm.JOINED
+
+
+def pooling_arguments(request: EngineRequest, *, has_token_types: bool) -> dict[str, Any]:
+    """Return the arguments of vLLM's `PoolingParams` for one input."""
+    pooling, second = request.pooling, request.second_text
+    assert pooling is not None  # noqa: S101 - the caller has checked it
+    types = {"compressed_token_type_ids": second} if has_token_types and second else None
+    return {
+        "task": pooling.task.value,
+        "dimensions": pooling.dimensions,
+        "use_activation": pooling.is_activated,
+        "extra_kwargs": types,
+    }
+
+
+def pooled_output(output: Any) -> SequenceOutput:
+    """Convert the end of an input (`EngineCoreOutput`).
+
+    A result with a number that is not finite is an error of the engine: JSON has no such number.
+    """
+    numbers = output.pooling_output.float().flatten()
+    end = SequenceEnd.STOP if bool(numbers.isfinite().all()) else SequenceEnd.ERROR
+    result: bytes = numbers.numpy().astype("<f4").tobytes()
+    return SequenceOutput(output.request_id, [], end, cached_tokens=0, pooled=result)
