@@ -18,7 +18,7 @@ from gateway.batches.finishing import add_events
 from gateway.batches.principals import principal_of
 from gateway.batches.store import BatchStore
 from gateway.batches.validation import UNREADABLE_CODE, FileChecker, ModelBounds, error_of
-from gateway.dialects.endpoint import COMPLETIONS
+from gateway.dialects.endpoint import COMPLETIONS, EMBEDDINGS
 from gateway.dialects.profile import ALL_THAT_FIT, PROFILES
 from gateway.dialects.profile_choice import DEFAULT_MODEL, dialect_of
 from gateway.models.access import find_allowed
@@ -172,8 +172,8 @@ class Validator:
             window = max(window, model.card.context_window)
             own = dialect or dialect_of(model.card.dialect) or self._default_dialect
             profile = PROFILES[own]
-            is_chat = batch.endpoint != COMPLETIONS.path
-            lengths.add(profile.chat_max_tokens if is_chat else profile.max_tokens)
+            own_lengths = {COMPLETIONS.path: profile.max_tokens, EMBEDDINGS.path: 0}
+            lengths.add(own_lengths.get(batch.endpoint, profile.chat_max_tokens))
         fits = ALL_THAT_FIT in lengths or not lengths
         return ModelBounds("", window, ALL_THAT_FIT if fits else max(lengths))
 

@@ -6,11 +6,13 @@ from typing import Final
 import msgspec
 
 from gateway.completions.rendering.completion import Usage
-from gateway.dialects.endpoint import ENDPOINTS, Endpoint
+from gateway.dialects.endpoint import EMBEDDINGS, ENDPOINTS, Endpoint
 from gateway.records.errors import ApiError, ErrorStyle
 
 MAX_CUSTOM_ID_CHARACTERS: Final = 512
-ENDPOINTS_BY_PATH: Final[dict[str, Endpoint]] = {each.path: each for each in ENDPOINTS}
+ENDPOINTS_BY_PATH: Final[dict[str, Endpoint]] = {
+    each.path: each for each in (*ENDPOINTS, EMBEDDINGS)
+}
 
 
 class InputLine(msgspec.Struct, frozen=True):

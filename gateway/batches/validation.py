@@ -24,6 +24,8 @@ DIGEST_BYTES: Final = 15
 """A digest this long takes as little memory as one of 8 bytes."""
 
 _IS_NUMBER: Final = re.compile(rb"-?[0-9]").match
+_IS_NO_TEXT: Final = re.compile(rb"-?[0-9]|\{").match
+"""Token ids, and the items of a response's `input`, are parts of one prompt."""
 _FIELD: Final = re.compile(r"`\$\.([a-z_]+)`")
 _MISSING: Final = re.compile(r"missing required field `([a-z_]+)`")
 
@@ -48,6 +50,7 @@ class _Body(msgspec.Struct, frozen=True):
     model: str | None = None
     stream: bool | None = None
     prompt: msgspec.Raw = msgspec.Raw(b"")
+    input: msgspec.Raw = msgspec.Raw(b"")
     max_tokens: object = None
     max_completion_tokens: object = None
     max_output_tokens: object = None
@@ -59,8 +62,9 @@ class _Body(msgspec.Struct, frozen=True):
     def most_tokens(self, content: bytes, model: ModelBounds) -> int:
         """Return the most tokens that the request may take: each is at least a byte of it."""
         prompts, window = 1, model.window
-        if bytes(self.prompt)[:1] == b"[":
-            prompts = sum(not _IS_NUMBER(bytes(each)) for each in _decode_list(self.prompt)) or 1
+        texts, is_other = (self.prompt, _IS_NUMBER) if self.prompt else (self.input, _IS_NO_TEXT)
+        if bytes(texts)[:1] == b"[":
+            prompts = sum(not is_other(bytes(each)) for each in _decode_list(texts)) or 1
         lengths = _numbers(
             self.max_tokens, self.max_completion_tokens, self.max_output_tokens, self.n_predict
         )

@@ -1,14 +1,22 @@
-"""Endpoints that generate text, with their differences except for the shapes of responses."""
+"""Endpoints that run models, with their differences except for the shapes of responses."""
 
 import os
 import re
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
+from contract.messages import PoolingTask, WorkerCard
 from gateway.dialects.chat.request import ChatCompletionRequest, to_chat_generation_request
 from gateway.dialects.completions import read_completion
 from gateway.dialects.messages.request import read_counted_message, read_message
 from gateway.dialects.native import read_native_completion, read_native_infill
+from gateway.dialects.pooling import (
+    read_classification,
+    read_cohere_rerank,
+    read_embedding,
+    read_rerank,
+    read_score,
+)
 from gateway.dialects.profile import Profile
 from gateway.dialects.request import GenerationRequest, ResponseForm
 from gateway.dialects.responses.request import read_response
@@ -32,7 +40,7 @@ class BodyParser(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A generation endpoint."""
+    """An endpoint that runs a model."""
 
     name: str
     """Name in usage records and metrics."""
@@ -141,3 +149,47 @@ NATIVE_ENDPOINTS: Final = (
     replace(RESPONSES, path="/responses", has_native_path=True),
 )
 """llama.cpp's own paths. Their responses are read again at the paths of ENDPOINTS."""
+
+EMBEDDINGS: Final = Endpoint(
+    name="embeddings",
+    path="/v1/embeddings",
+    id_prefix="embd-",
+    response_object="list",
+    read=read_embedding,
+)
+RERANK: Final = replace(
+    EMBEDDINGS, name="rerank", path="/v1/rerank", id_prefix="rerank-", read=read_rerank
+)
+SCORE: Final = replace(
+    EMBEDDINGS, name="score", path="/v1/score", id_prefix="score-", read=read_score
+)
+CLASSIFY: Final = replace(
+    EMBEDDINGS,
+    name="classify",
+    path="/v1/classify",
+    id_prefix="classify-",
+    read=read_classification,
+)
+POOLING_ENDPOINTS: Final = (
+    EMBEDDINGS,
+    RERANK,
+    replace(RERANK, path="/v2/rerank", read=read_cohere_rerank),
+    replace(RERANK, path="/rerank"),
+    SCORE,
+    replace(SCORE, path="/score"),
+    CLASSIFY,
+    replace(CLASSIFY, path="/classify"),
+)
+"""The endpoints of pooling models, each at all of its paths."""
+
+
+def served_endpoints(card: WorkerCard) -> dict[str, str]:
+    """Return the names and paths of the endpoints that serve a model."""
+    support = card.pooling
+    if support is None:
+        served = [each for each in ENDPOINTS if each is COMPLETIONS or card.chat is not None]
+    elif support.task is PoolingTask.EMBED:
+        served = [EMBEDDINGS, RERANK, SCORE]
+    else:
+        served = [CLASSIFY, *[RERANK, SCORE] * (support.pairs is not None)]
+    return {each.name: each.path for each in served}

@@ -36,6 +36,7 @@ class ResponseForm(StrEnum):
     NATIVE = "native"  # llama.cpp's own form of a completion.
     MESSAGES = "messages"  # Anthropic's Messages.
     RESPONSES = "responses"  # OpenAI's Responses.
+    POOLED = "pooled"  # Vectors, labels, scores or ranks.
 
 
 class MessagesOptions(msgspec.Struct, frozen=True, omit_defaults=True, tag="messages"):
@@ -213,8 +214,51 @@ class ChatRequest:
     """Whether the client uses `functions` and gets a `function_call` in the response."""
 
 
+class PoolingKind(StrEnum):
+    """The endpoints of pooling models."""
+
+    EMBEDDINGS = "embeddings"
+    CLASSIFY = "classify"
+    SCORE = "score"
+    RERANK = "rerank"
+
+
+class PoolingRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The parts of a request to a pooling model that a completion does not have.
+
+    The prompts of the request are its inputs until they are prepared, and then those of its jobs,
+    each of which has several inputs.
+    """
+
+    kind: PoolingKind
+    param: str = "input"
+    """The parameter that contains the inputs, or the documents of a comparison."""
+    query_param: str = ""
+    """The parameter that contains the queries of a comparison; empty for other kinds."""
+    queries: int = 0
+    """How many of the inputs, the first ones, are queries."""
+    most_query_tokens: int = 0
+    """Tokens to keep of each query; 0: all."""
+    most_document_tokens: int = 0
+    dimensions: int | None = None
+    is_activated: bool | None = None
+    """Whether vectors are normalized and scores are probabilities; None: the model's default."""
+    is_base64: bool = False
+    """Whether vectors are in base64 (float32, little-endian) and not arrays of numbers."""
+    top_n: int = 0
+    """Results of `rerank`; 0: all."""
+    documents: list[str] = []
+    """Texts that the results of `rerank` contain; empty if they contain none."""
+    groups: list[int] = []
+    """How many inputs each job has."""
+    labels: list[str] = []
+    """The model's labels, for `classify`."""
+    compares_vectors: bool = False
+    """Whether a score is the similarity of two vectors, and not the model's result for a pair."""
+
+
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A completion or chat request with every default filled in."""
+    """A request with every default filled in: a completion, a chat, or one to a pooling model."""
 
     profile: Profile
     model: str | None
@@ -222,6 +266,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompts: list[Prompt]
     """For a chat, one prompt, which is empty until the messages are rendered."""
     chat: ChatRequest | None = None
+    pooling: PoolingRequest | None = None
     suffix: str = ""
     """The target of infill, or the text to append: see `Profile.is_suffix_literal`."""
     infill_files: list[tuple[str, str]] | None = None

@@ -31,7 +31,18 @@ class StreamOptions(Parameters):
 _NO_OPTIONS: Final = StreamOptions()
 
 
-class DeliveryParameters(Parameters):
+class AccountParameters(Parameters):
+    """Who sends a request, and how urgent it is."""
+
+    service_tier: str | None = None
+    """Priority of the request, at the tier's price: `flex` (when capacity is free), `default` or
+    `priority` (first). `auto` and null: the account's tier. The response names the tier, unless it
+    is null."""
+    user: str | None = None
+    """Id of the client's end user, for abuse tracking."""
+
+
+class DeliveryParameters(AccountParameters):
     """How the response is delivered."""
 
     stream: bool | None = None
@@ -61,12 +72,6 @@ class DeliveryParameters(Parameters):
     )
     cache_salt: str | None = None
     """Another name of `prompt_cache_isolation_key`."""
-    service_tier: str | None = None
-    """Priority of the request, at the tier's price: `flex` (when capacity is free), `default` or
-    `priority` (first). `auto` and null: the account's tier. The response names the tier, unless it
-    is null."""
-    user: str | None = None
-    """Id of the client's end user, for abuse tracking."""
 
 
 def read_stream_options(body: DeliveryParameters, profile: Profile) -> StreamOptions:
@@ -83,7 +88,7 @@ def read_stream_options(body: DeliveryParameters, profile: Profile) -> StreamOpt
     return _NO_OPTIONS
 
 
-def read_service_tier(body: DeliveryParameters) -> str | None:
+def read_service_tier(body: AccountParameters) -> str | None:
     """Return the requested tier; None and `auto` request the account's own.
 
     Raises InvalidParameterError.

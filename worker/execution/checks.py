@@ -40,10 +40,8 @@ def check_job(job: GenerationJob, info: EngineInfo) -> None:
 def _check_pooling(job: GenerationJob, info: EngineInfo) -> None:
     pooling, support = job.pooling, info.pooling
     if pooling is None or support is None:
-        if pooling is not support:
-            raise InvalidRequestError(
-                "This model generates text." if pooling else "This model generates no text."
-            )
+        if pooling is not None or support is not None:
+            raise InvalidRequestError(f"This model generates {'no ' if support else ''}text.")
         return
     if pooling.task is not support.task:
         raise InvalidRequestError(f"This model cannot {pooling.task.value} texts.")

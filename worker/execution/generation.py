@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from enum import IntEnum
 from itertools import accumulate, count
+from typing import Any
 
 import msgspec
 from tokenizers import Tokenizer
@@ -428,10 +429,12 @@ class RunningJob:
 
     def _send(self, sequence: Sequence) -> None:
         piece = sequence.take_piece()
-        scores: tuple[bytes, float] | tuple[()] = ()
+        scores: dict[str, Any] = {}
         if not sequence.is_plain:
             score = sequence.cumulative_logprob if self._is_ranked else 0.0
-            scores = encode_logprobs(piece.logprobs), score
+            scores = {"logprobs": encode_logprobs(piece.logprobs), "cumulative_logprob": score}
+            if sequence.pooled:
+                scores["pooled"] = sequence.pooled
         for choice in range(self.job.n) if self._is_replicated else (sequence.index,):
             delta = Delta(
                 self.job.handle,
@@ -442,8 +445,7 @@ class RunningJob:
                 piece.token_ids,
                 sequence.finish_reason,
                 sequence.stop_reason,
-                *scores,
-                pooled=sequence.pooled,
+                **scores,
             )
             if piece.parsed_output is not None:
                 delta = piece.parsed_output.added_to(delta)

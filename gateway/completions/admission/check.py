@@ -18,6 +18,7 @@ from gateway.completions.prompt.chat import render_chat
 from gateway.completions.prompt.chat_templates import ChatTemplates
 from gateway.completions.prompt.images.fetcher import ImageFetcher, fetch_images
 from gateway.completions.prompt.infill import find_template
+from gateway.completions.prompt.inputs import prepare_inputs
 from gateway.completions.prompt.literal_text import MARK
 from gateway.completions.prompt.preparation import PreparedRequest, prepare
 from gateway.completions.prompt.tokenizers import PromptEncoder, TokenizerStore
@@ -26,7 +27,7 @@ from gateway.completions.structure.checker import GrammarChecker
 from gateway.completions.structure.sandbox.pool import TokenizerSource
 from gateway.completions.structure.tools import has_tool_calls
 from gateway.dialects.chat.template_arguments import unread_parameters
-from gateway.dialects.endpoint import Endpoint
+from gateway.dialects.endpoint import Endpoint, served_endpoints
 from gateway.dialects.lengths import MAX_TOKENS_NAMES
 from gateway.dialects.parameters import check_supported, reject_ignored
 from gateway.dialects.profile import ALL_THAT_FIT, SHORT_DEFAULT
@@ -64,6 +65,10 @@ TOKEN_BYTES: Final = 64
 """Bytes of memory for a token with its text."""
 SCORE_BYTES: Final = 160
 """Bytes of memory for one log-probability with its token."""
+NUMBER_BYTES: Final = 28
+"""Bytes of memory for a number of a vector and its text in JSON."""
+PACKED_BYTES: Final = 10
+"""The same in base64."""
 
 
 class CheckedChat(msgspec.Struct, frozen=True):
@@ -150,8 +155,8 @@ class RequestChecker:
         """Check a request against its dialect, model and context window. Raises an ApiError."""
         rendered = await self.render(call, endpoint)
         chat, card = rendered.chat, rendered.card
-        request, choice = chat.request, call.choice
-        prepared = await self._prepare(rendered, call.beside)
+        choice = call.choice
+        request, prepared = await self._prepare(rendered, call.beside)
         tier = call.principal.service_tier
         if call.line is not None:
             tier = ServiceTier.BATCH
@@ -160,10 +165,15 @@ class RequestChecker:
         if request.service_tier == AUTO_TIER:
             # The response names the tier that was used.
             request = msgspec.structs.replace(request, service_tier=tier)
-        parsing = chat.parsing and _within(chat.parsing, request, prepared)
+        parsing = None
+        if chat.parsing is not None and request.chat is not None:
+            parsing = _within(chat.parsing, request, prepared)
         checked = CheckedRequest(
             endpoint, request, card, prepared, "", tier, parsing, choice.adapter, alias=choice.alias
         )
+        if request.pooling is not None:
+            _check_pooled_size(request, card, most_bytes=self._settings.max_held_bytes)
+            return checked
         is_given = any(call.body.get(name) is not None for name in MAX_TOKENS_NAMES)
         has_own_limit = request.max_tokens != ALL_THAT_FIT and (
             is_given or request.max_tokens == SHORT_DEFAULT
@@ -214,6 +224,7 @@ class RequestChecker:
             tokenizer = await get(card.tokenizer_digest)
         except RedisError:
             raise queue_unavailable() from None
+        _check_kind(endpoint, request, card)
         if choice.adapter is not None:
             _check_adapter(choice.adapter, card)
         request = check_supported(
@@ -236,14 +247,18 @@ class RequestChecker:
             reject_ignored(chat.request.ignored_parameters)
         return RenderedRequest(chat, card, tokenizer)
 
-    async def _prepare(self, rendered: RenderedRequest, beside: Beside) -> PreparedRequest:
+    async def _prepare(
+        self, rendered: RenderedRequest, beside: Beside
+    ) -> tuple[GenerationRequest, PreparedRequest]:
         chat, card, tokenizer = rendered
         request, literal = chat.request, None
         if request.infill_param or (request.chat is not None and MARK in request.prompts[0]):
             literal = await self._tokenizers.get_literal(
                 card.tokenizer_digest, is_inner=request.chat is not None
             )
-        return await prepare(request, tokenizer, card, beside, literal=literal)
+        if request.pooling is not None:
+            return await prepare_inputs(request, tokenizer, card, beside, literal=literal)
+        return request, await prepare(request, tokenizer, card, beside, literal=literal)
 
     async def _check_chat(
         self,
@@ -336,6 +351,18 @@ def _sealed_for(card: WorkerCard, adapter: Adapter | None) -> str:
     return f"{card.model} {card.tokenizer_digest} {'' if adapter is None else adapter.sha256}"
 
 
+def _check_kind(endpoint: Endpoint, request: GenerationRequest, card: WorkerCard) -> None:
+    """Raise InvalidParameterError if a model is of another kind than the endpoint."""
+    served = served_endpoints(card)
+    is_generated = card.pooling is None and request.pooling is None
+    if not is_generated and endpoint.name not in served:
+        raise InvalidParameterError(
+            f"The model '{card.model}' does not serve {endpoint.path}. "
+            f"It serves {', '.join(served.values())}.",
+            param="model",
+        )
+
+
 def _check_adapter(adapter: Adapter, card: WorkerCard) -> None:
     """Raise NoWorkerError if no worker can run an adapter."""
     if not is_runnable(adapter, card):
@@ -418,6 +445,24 @@ def _check_size(request: GenerationRequest, prepared: PreparedRequest, *, most_b
             f"log-probabilities each); the limit is {most_bytes} bytes. Reduce 'max_tokens' or the "
             "number of choices or log-probabilities, or stream without 'best_of'.",
             param="max_tokens",
+        )
+
+
+def _check_pooled_size(request: GenerationRequest, card: WorkerCard, *, most_bytes: int) -> None:
+    """Reject a response of vectors that may need more memory than allowed.
+
+    Raises InvalidParameterError.
+    """
+    pooling, support = request.pooling, card.pooling
+    if pooling is None or support is None:
+        return
+    numbers = sum(pooling.groups) * (pooling.dimensions or support.size)
+    held_bytes = numbers * (PACKED_BYTES if pooling.is_base64 else NUMBER_BYTES)
+    if held_bytes > most_bytes:
+        raise InvalidParameterError(
+            f"The response may need {held_bytes} bytes of memory ({numbers} numbers); the limit is "
+            f"{most_bytes} bytes. Send fewer texts in a request, or use 'encoding_format' base64.",
+            param=pooling.param,
         )
 
 

@@ -34,6 +34,7 @@ from gateway.dialects.endpoint import (
     ENDPOINTS,
     INVOCATIONS,
     NATIVE_ENDPOINTS,
+    POOLING_ENDPOINTS,
     PREFIXED_MESSAGES,
     RESPONSES,
     Endpoint,
@@ -288,7 +289,9 @@ def _shows_cost(request: Request, call: Call) -> bool:
 
 
 def _applied_headers(checked: CheckedRequest) -> Mapping[str, str]:
-    headers = {"x-max-tokens-applied": str(checked.prepared.applied_max_tokens)}
+    headers: dict[str, str] = {}
+    if checked.request.pooling is None:
+        headers["x-max-tokens-applied"] = str(checked.prepared.applied_max_tokens)
     if checked.alias is not None:
         headers |= checked.alias.headers
     if checked.prepared.cut_tokens:
@@ -302,7 +305,7 @@ def note_request(checked: CheckedRequest, completion_id: str) -> None:
         return
     request = checked.request
     attributes: dict[str, str | bool | int | float] = {
-        names.GEN_AI_OPERATION: names.TEXT_COMPLETION if request.chat is None else names.CHAT,
+        names.GEN_AI_OPERATION: _operation(request),
         names.GEN_AI_PROVIDER: names.PROVIDER,
         names.GEN_AI_REQUEST_CHOICES: request.n,
         names.GEN_AI_REQUEST_MAX_TOKENS: checked.prepared.applied_max_tokens,
@@ -327,6 +330,12 @@ def _note_session(request: Request, call: Call) -> None:
     noted = {name: text[:MOST_SESSION] for name, text in given.items() if isinstance(text, str)}
     if noted and tracing.is_on():
         tracing.note(noted)
+
+
+def _operation(request: GenerationRequest) -> str:
+    if request.pooling is not None:
+        return request.pooling.kind.value
+    return names.TEXT_COMPLETION if request.chat is None else names.CHAT
 
 
 def _input(request: GenerationRequest) -> list[dict[str, Any]]:
@@ -359,7 +368,8 @@ async def _estimate(request: Request, endpoint: Endpoint) -> Response:
 
 # Plain routes: FastAPI's own resolve parameters and dependencies for every request, a fifth of the
 # gateway's time per request. Their documentation is in gateway.process.openapi.operations.
-for _endpoint in (*ENDPOINTS, INVOCATIONS, PREFIXED_MESSAGES, *NATIVE_ENDPOINTS):
+_OTHERS: Final = (INVOCATIONS, PREFIXED_MESSAGES, *NATIVE_ENDPOINTS, *POOLING_ENDPOINTS)
+for _endpoint in (*ENDPOINTS, *_OTHERS):
     _create_route = partial(_create, endpoint=_endpoint)
     router.add_route(_endpoint.path, _create_route, methods=["POST"])
 for _prefix in ("", ANTHROPIC_PREFIX):

@@ -8,11 +8,12 @@ from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel
 from redis.exceptions import RedisError
 from starlette.exceptions import HTTPException
 from tokenizers import Tokenizer
 
-from contract.messages import Feature, WorkerCard
+from contract.messages import Feature, PoolingSupport, PoolingTask, WorkerCard
 from contract.tier import ServiceTier
 from gateway.completions.admission.model_choice import Models
 from gateway.completions.prompt.infill import find_template
@@ -20,11 +21,18 @@ from gateway.completions.prompt.tokenizers import TokenizerStore
 from gateway.completions.structure.tools import has_tool_calls
 from gateway.dialects.chat.request import ChatCompletionRequest
 from gateway.dialects.completions import CompletionRequest
+from gateway.dialects.endpoint import served_endpoints
 from gateway.dialects.parameters import (
     REJECTED,
     REJECTED_BY_CHATS,
     supported_chat_parameters,
     supported_parameters,
+)
+from gateway.dialects.pooling import (
+    ClassificationRequest,
+    EmbeddingRequest,
+    RerankRequest,
+    ScoreRequest,
 )
 from gateway.dialects.profile_choice import choose_profile
 from gateway.http.authorization import Authorizer
@@ -65,6 +73,7 @@ _FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
     Feature.STRUCTURE: ("json_mode", "structured_outputs"),
     Feature.REASONING: ("reasoning",),
 }
+_OUTPUTS: Final = {"generate": "text", "embed": "embeddings", "classify": "rerank"}
 _PAGE: Final = 20
 _MOST_OF_PAGE: Final = 1000
 """Default and largest `limit` of a page in Anthropic's form."""
@@ -159,17 +168,8 @@ class ModelList:
             },
             "dialect": profile.name,
             "features": card.features,
-            "supported_parameters": supported_parameters(
-                CompletionRequest.model_fields,
-                card.features,
-                has_infill=tokenizer is not None and find_template(tokenizer) is not None,
-                has_tools=tokenizer is not None and has_tool_calls(tokenizer),
-            ),
-            "supported_chat_parameters": supported_chat_parameters(
-                ChatCompletionRequest.model_fields, card.features
-            ),
-            "unsupported_parameters": sorted(REJECTED),
-            "unsupported_chat_parameters": sorted(REJECTED_BY_CHATS),
+            "endpoints": [*served_endpoints(card).values()],
+            **(_parameters(card, tokenizer) if card.pooling is None else _pooling(card.pooling)),
             "pricing": self._pricing(card.model),
             "ready": model.is_ready,
             "state": model.state,
@@ -321,7 +321,7 @@ def openrouter_body(
         "name": body["id"],
         "created": body["created"],
         "input_modalities": ["text", *["image"] * (Feature.IMAGES in features)],
-        "output_modalities": ["text"],
+        "output_modalities": [_OUTPUTS[body["task"]]],
         "context_length": body["context_window"],
         "max_output_length": body["context_window"],
         "pricing": {
@@ -378,6 +378,41 @@ def codex_body(body: Mapping[str, Any], priority: int) -> dict[str, Any]:
         "web_search_tool_type": "text",
         "supports_image_detail_original": False,
         "supports_search_tool": False,
+    }
+
+
+def _parameters(card: WorkerCard, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """Return what a model that generates text supports."""
+    return {
+        "task": "generate",
+        "supported_parameters": supported_parameters(
+            CompletionRequest.model_fields,
+            card.features,
+            has_infill=tokenizer is not None and find_template(tokenizer) is not None,
+            has_tools=tokenizer is not None and has_tool_calls(tokenizer),
+        ),
+        "supported_chat_parameters": supported_chat_parameters(
+            ChatCompletionRequest.model_fields, card.features
+        ),
+        "unsupported_parameters": sorted(REJECTED),
+        "unsupported_chat_parameters": sorted(REJECTED_BY_CHATS),
+    }
+
+
+def _pooling(support: PoolingSupport) -> dict[str, Any]:
+    """Return what a pooling model computes."""
+    is_embedding = support.task is PoolingTask.EMBED
+    bodies: list[type[BaseModel]] = [EmbeddingRequest if is_embedding else ClassificationRequest]
+    bodies += [RerankRequest, ScoreRequest] if is_embedding or support.pairs else []
+    return {
+        "task": support.task,
+        "dimensions": support.size if is_embedding else None,
+        "has_dimensions": support.has_dimensions,
+        "labels": support.labels,
+        "supported_parameters": sorted({name for each in bodies for name in each.model_fields}),
+        "supported_chat_parameters": [],
+        "unsupported_parameters": [],
+        "unsupported_chat_parameters": [],
     }
 
 

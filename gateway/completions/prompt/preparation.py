@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 from tokenizers import Tokenizer
 
-from contract.messages import WorkerCard
+from contract.messages import Pooling, WorkerCard
 from contract.pieces import REPLACEMENT
 from contract.sampling import MAX_LOGIT_BIAS_ENTRIES, SamplingSpec
 from gateway.completions.prompt.infill import find_template
@@ -49,6 +49,8 @@ class PreparedPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens before the first image: the engine replaces an image's token by many others."""
     shown: str
     """The text of the prompt that the response contains; empty if it contains none."""
+    pooling: Pooling | None = None
+    """What a pooling model computes of the prompt, which is several inputs."""
 
 
 class PreparedRequest(msgspec.Struct, frozen=True):

@@ -154,6 +154,8 @@ class JobOutput:
     def _is_complete(self, finished: JobFinished) -> bool:
         if finished.completion_tokens != sum(len(each.token_ids) for each in self.choices):
             return False
+        if self._job.pooling is not None:
+            return all(each.finish_reason for each in self.choices)
         if not self._job.is_ranked:
             return True
         chosen = set(finished.chosen)

@@ -93,6 +93,8 @@ class Replies:
             if ticket.state is not GENERATING:
                 ticket.progress()
             output.note_latency(delta, now)
+        elif delta.pooled and ticket.state is not GENERATING:
+            ticket.progress()
         if ticket.paused_at is not None and ticket.state is GENERATING:
             telemetry.RESUMPTION_PAUSE.observe(now - ticket.paused_at, ticket.spans.exemplar())
             ticket.paused_at = None

@@ -75,6 +75,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
         return {} if self.cost_of is None else {"cost": self.cost_of(usage) / MICRO}
 
     def _object_name(self, *, is_chunk: bool) -> str:
+        if self.request.pooling is not None:
+            return "list"
         if self.request.chat is None:
             return "text_completion"
         return "chat.completion.chunk" if is_chunk else "chat.completion"

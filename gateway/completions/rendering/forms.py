@@ -7,6 +7,7 @@ from gateway.completions.rendering.assembler import Assembler, ChoicesAssembler,
 from gateway.completions.rendering.completion import Completion
 from gateway.completions.rendering.events import EventRenderer
 from gateway.completions.rendering.messages import MessageAssembler, MessageRenderer
+from gateway.completions.rendering.pooled import PooledAssembler
 from gateway.completions.rendering.responses import ResponseAssembler, ResponseRenderer
 from gateway.completions.rendering.sse import ChunkRenderer, NativeRenderer
 from gateway.dialects.request import ResponseForm
@@ -20,6 +21,7 @@ _RENDERERS: dict[ResponseForm, type[EventRenderer]] = {
 _ASSEMBLERS: dict[ResponseForm, type[Assembler]] = {
     ResponseForm.MESSAGES: MessageAssembler,
     ResponseForm.RESPONSES: ResponseAssembler,
+    ResponseForm.POOLED: PooledAssembler,
 }
 
 

@@ -25,6 +25,7 @@ from worker.engine.base import (
     AdapterRejectedError,
     EngineAdapter,
     EngineDeadError,
+    EngineInfo,
     EngineRequest,
     EngineStep,
     Held,
@@ -93,8 +94,10 @@ class VllmEngine:
         receive_outputs(self._llm.engine_core)
         self._tasks = await self._llm.get_supported_tasks()
         if self._settings.runner == "pooling":
-            support = pooling_support(self._llm.model_config, self._tasks)
-            self.info = replace(self.info, pooling=support)
+            support = pooling_support(
+                self._llm.model_config, self._tasks, has_own_pairs=self._has_own_pairs
+            )
+            self.info: EngineInfo = replace(self.info, pooling=support)
         await self._warm_up()
 
     async def aclose(self) -> None:
@@ -227,6 +230,8 @@ class VllmEngine:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.inputs import tokens_input
         from vllm.lora.request import LoRARequest
+        from vllm.model_executor.model_loader import get_model_cls
+        from vllm.model_executor.models.interfaces import supports_score_template
         from vllm.platforms import current_platform
         from vllm.renderers.hf import resolve_chat_template
         from vllm.renderers.inputs.preprocess import parse_model_prompt
@@ -272,6 +277,7 @@ class VllmEngine:
         self._pooling_params = vllm.PoolingParams
         names = getattr(self._llm.tokenizer, "model_input_names", ())
         self._has_token_types = "token_type_ids" in names
+        self._has_own_pairs = supports_score_template(get_model_cls(self._llm.model_config))
         self._dead_errors = (exceptions.EngineDeadError, zmq.ZMQError)
         self._prompts = Prompts(
             self._llm, tokens_input, partial(parse_model_prompt, self._llm.model_config)
@@ -314,6 +320,7 @@ class VllmEngine:
 
         If `worker.engine.vllm.plugin` is not installed, this request fails instead of a client's.
         """
+        support = self.info.pooling
         request = EngineRequest(
             id="warm-up",
             prompt_token_ids=[0, 0],
@@ -324,7 +331,7 @@ class VllmEngine:
             logprobs=1,
             prompt_logprobs=1,
             grammar=_WARM_UP_GRAMMAR if Feature.STRUCTURE in self.info.features else "",
-            pooling=self.info.pooling and Pooling(self.info.pooling.task, [2]),
+            pooling=None if support is None else Pooling(support.task, [2]),
         )
         await self.submit([request])
         while not any(output.end for output in (await self.step()).outputs):

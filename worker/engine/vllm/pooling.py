@@ -7,8 +7,10 @@ from contract.messages import PairForm, PoolingSupport, PoolingTask
 from worker.engine.base import EngineRequest, SequenceEnd, SequenceOutput
 
 
-def pooling_support(config: Any, tasks: Sequence[str]) -> PoolingSupport:
+def pooling_support(config: Any, tasks: Sequence[str], *, has_own_pairs: bool) -> PoolingSupport:
     """Describe a pooling model by its configuration (`ModelConfig`) and the engine's tasks.
+
+    `has_own_pairs` is whether pairs of texts have a form that only the model's code knows.
 
     Raises ValueError for a model that neither embeds nor classifies whole texts.
     """
@@ -29,17 +31,14 @@ def pooling_support(config: Any, tasks: Sequence[str]) -> PoolingSupport:
         PoolingTask.CLASSIFY,
         labels,
         labels=[str(named.get(index, index)) for index in range(labels)],
-        pairs=_pairs(config) if labels == 1 else None,
+        pairs=_pairs(config) if labels == 1 and not has_own_pairs else None,
         lowercases=lowercases,
     )
 
 
 def _pairs(config: Any) -> PairForm | None:
-    """Return how the model reads a pair; None if it has a form of its own."""
-    from vllm.model_executor.model_loader import get_model_cls
-    from vllm.model_executor.models.interfaces import supports_score_template
-
-    if config.score_type != "cross-encoder" or supports_score_template(get_model_cls(config)):
+    """Return how the model reads a pair; None if it reads none."""
+    if config.score_type != "cross-encoder":
         return None
     return PairForm.SEPARATED if config.use_sep_token else PairForm.JOINED
 

@@ -1,0 +1,259 @@
+"""Prepare the inputs of a pooling model: token ids that fit the context window, in jobs."""
+
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+from tokenizers import Encoding, Tokenizer
+
+from contract.messages import PairForm, Pooling, PoolingSupport, WorkerCard
+from gateway.completions.prompt.preparation import PROMPT_SIZE, PreparedPrompt, PreparedRequest
+from gateway.completions.prompt.tokenizers import PromptEncoder
+from gateway.dialects.request import FIT, GenerationRequest, PoolingRequest, Prompt
+from gateway.platform.concurrency.large_work import Beside
+from gateway.records.errors import (
+    ContextLengthExceededError,
+    InvalidParameterError,
+    UnsupportedParameterError,
+    must,
+)
+
+JOB_INPUTS: Final = 32
+"""Inputs of one job: few enough that tenants take turns, and that its loss costs little."""
+JOB_TOKENS: Final = 8_192
+"""Tokens after which a job gets no more inputs."""
+
+
+class _Input(NamedTuple):
+    token_ids: Sequence[int]
+    cut_tokens: int = 0
+    second_text: int | None = None
+    """See `Pooling.second_texts`."""
+
+
+async def prepare_inputs(
+    request: GenerationRequest,
+    tokenizer: Tokenizer,
+    card: WorkerCard,
+    beside: Beside,
+    *,
+    literal: Tokenizer | None = None,
+) -> tuple[GenerationRequest, PreparedRequest]:
+    """Encode the inputs and divide them into jobs, which become the prompts of the request.
+
+    `literal` is the tokenizer for the protected texts of a chat.
+
+    Raises an ApiError that names the input or the parameter.
+    """
+    pooling, support = request.pooling, card.pooling
+    assert pooling is not None  # noqa: S101 - the caller has checked the request
+    assert support is not None  # noqa: S101 - the caller has checked the model
+    _check_dimensions(pooling.dimensions, support, card.model)
+    encoder = PromptEncoder(
+        tokenizer,
+        vocabulary_size=card.vocabulary_size,
+        bos_token_id=card.bos_token_id,
+        inner=literal,
+    )
+    preparation = _Preparation(request, pooling, support, encoder, card.context_window)
+    jobs = await beside(preparation.run, size=(len(request.prompts) - 1) * PROMPT_SIZE)
+    groups = [len(job.pooling.lengths) for job in jobs if job.pooling is not None]
+    pooling = msgspec.structs.replace(
+        pooling,
+        groups=groups,
+        labels=support.labels,
+        compares_vectors=bool(pooling.queries) and support.pairs is None,
+    )
+    request = msgspec.structs.replace(
+        request,
+        pooling=pooling,
+        chat=None,
+        prompts=[""] * len(groups),
+        images=[[]] * len(groups),
+        image_params=[[]] * len(groups),
+    )
+    return request, PreparedRequest(jobs, request.sampling)
+
+
+class _Preparation:
+    """Prepares the inputs of one request."""
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        pooling: PoolingRequest,
+        support: PoolingSupport,
+        encoder: PromptEncoder,
+        window: int,
+    ) -> None:
+        self._request, self._pooling, self._support = request, pooling, support
+        self._encoder, self._tokenizer = encoder, encoder.tokenizer
+        self._window = window
+        kept = request.prompt_tokens_kept
+        self._most = self._window if kept in (None, FIT) else min(kept, self._window)
+
+    def run(self) -> list[PreparedPrompt]:
+        """Prepare all inputs."""
+        inputs = self._pairs() if self._pooling.queries and self._support.pairs else self._single()
+        jobs: list[PreparedPrompt] = []
+        job: list[_Input] = []
+        tokens = 0
+        for each in inputs:
+            if job and (len(job) == JOB_INPUTS or tokens + len(each.token_ids) > JOB_TOKENS):
+                jobs.append(self._job(job))
+                job, tokens = [], 0
+            job.append(each)
+            tokens += len(each.token_ids)
+        return [*jobs, self._job(job)]
+
+    def _job(self, inputs: list[_Input]) -> PreparedPrompt:
+        token_ids = array("I")
+        for each in inputs:
+            token_ids.extend(each.token_ids)
+        seconds = [each.second_text for each in inputs if each.second_text is not None]
+        return PreparedPrompt(
+            token_ids=token_ids,
+            max_tokens=0,
+            cut_tokens=sum(each.cut_tokens for each in inputs),
+            shown="",
+            pooling=Pooling(
+                self._support.task,
+                [len(each.token_ids) for each in inputs],
+                dimensions=self._pooling.dimensions,
+                is_activated=self._pooling.is_activated,
+                second_texts=seconds,
+            ),
+        )
+
+    def _named(self) -> Iterator[tuple[str, Prompt]]:
+        """Return the name and the text of each input."""
+        pooling, prompts = self._pooling, self._request.prompts
+        queries, others = prompts[: pooling.queries], prompts[pooling.queries :]
+        for param, texts in ((pooling.query_param, queries), (pooling.param, others)):
+            for index, text in enumerate(texts):
+                name = param if len(texts) == 1 else f"{param}[{index}]"
+                is_lowered = self._support.lowercases and isinstance(text, str)
+                yield name, str(text).lower() if is_lowered else text
+
+    def _single(self) -> Iterator[_Input]:
+        pooling = self._pooling
+        for position, (param, prompt) in enumerate(self._named()):
+            is_query = position < pooling.queries
+            most = pooling.most_query_tokens if is_query else pooling.most_document_tokens
+            yield self._encode(self._start_of(prompt, most), param)
+
+    def _encode(self, prompt: Prompt, param: str) -> _Input:
+        """Return the tokens of a text or the given ones, cut if the client wants that."""
+        encoder, is_start = self._encoder, self._request.keeps_prompt_start
+        part = self._part_of(prompt, param)
+        if self._request.chat is not None:
+            adds = self._request.adds_special_tokens
+            part = [*encoder.encode(part, param=param, adds_special_tokens=adds)]
+        if not isinstance(part, str):
+            encoder.check_ids([each for each in part if isinstance(each, int)], param=param)
+            ids = [each for each in part if isinstance(each, int)]
+            kept = ids[: self._most] if is_start else ids[-self._most :]
+            self._check_length(ids, param)
+            return _Input(kept, len(ids) - len(kept))
+        encoding = self._encoded(part)
+        cut = len(encoding.ids) - self._most
+        if cut > 0:
+            self._check_length(encoding.ids, param)
+            encoding = self._cut(self._encoded(part, is_bare=True), None, param)
+        if not encoding.ids:
+            raise InvalidParameterError(f"'{param}' has no tokens.", param=param.partition("[")[0])
+        return _Input(encoding.ids, max(cut, 0))
+
+    def _pairs(self) -> Iterator[_Input]:
+        """Return each query with its document, as the model reads them."""
+        named, pooling = [*self._named()], self._pooling
+        queries, documents = named[: pooling.queries], named[pooling.queries :]
+        for index, (param, document) in enumerate(documents):
+            query = queries[index if len(queries) > 1 else 0][1]
+            first = str(self._start_of(query, pooling.most_query_tokens))
+            second = str(self._start_of(document, pooling.most_document_tokens))
+            if self._support.pairs is PairForm.JOINED:
+                yield self._encode(first + second, param)
+            else:
+                yield self._pair(first, second, param)
+
+    def _pair(self, query: str, document: str, param: str) -> _Input:
+        part = str(self._part_of(document, param))
+        query = str(self._encoder.start_of(query, tokens=self._most))
+        encoding = self._encoded((query, part))
+        cut = len(encoding.ids) - self._most
+        if cut > 0:
+            self._check_length(encoding.ids, param)
+            bare = self._encoded(query, is_bare=True)
+            encoding = self._cut(self._encoded(part, is_bare=True), bare, param)
+        types = encoding.type_ids
+        second = types.index(1) if 1 in types else len(types)
+        return _Input(encoding.ids, max(cut, 0), second)
+
+    def _part_of(self, prompt: Prompt, param: str) -> Prompt:
+        """Return a text, or enough of one that is far too long and may be cut."""
+        is_start, encoder = self._request.keeps_prompt_start, self._encoder
+        part = (encoder.start_of if is_start else encoder.end_of)(prompt, tokens=self._most)
+        if part is not prompt and self._request.prompt_tokens_kept is None:
+            raise self._too_long(self._window + 1, param, is_least=True)
+        return part
+
+    def _encoded(self, text: str | tuple[str, str], *, is_bare: bool = False) -> Encoding:
+        adds = self._request.adds_special_tokens and not is_bare
+        return self._tokenizer.encode_batch_fast([text], add_special_tokens=adds)[0]
+
+    def _cut(self, text: Encoding, before: Encoding | None, param: str) -> Encoding:
+        """Cut a text without added tokens, and then add them, after a query if there is one."""
+        adds = self._request.adds_special_tokens
+        others = self._tokenizer.num_special_tokens_to_add(before is not None) if adds else 0
+        others += 0 if before is None else len(before.ids)
+        if others >= self._most:
+            raise self._too_long(others + 1, param, is_least=True)
+        side = "right" if self._request.keeps_prompt_start else "left"
+        text.truncate(self._most - others, direction=side)
+        if before is None:
+            return self._tokenizer.post_process(text, None, adds)
+        return self._tokenizer.post_process(before, text, adds)
+
+    def _start_of(self, prompt: Prompt, tokens: int) -> Prompt:
+        """Return the start of a text that has so many tokens; 0: the whole text."""
+        if not tokens or not isinstance(prompt, str):
+            return prompt
+        text = str(self._encoder.start_of(prompt, tokens=tokens))
+        [encoding] = self._tokenizer.encode_batch([text], add_special_tokens=False)
+        return text if len(encoding.ids) <= tokens else text[: encoding.offsets[tokens][0]]
+
+    def _check_length(self, token_ids: Sequence[int], param: str) -> None:
+        if self._request.prompt_tokens_kept is None and len(token_ids) > self._window:
+            raise self._too_long(len(token_ids), param)
+
+    def _too_long(
+        self, tokens: int, param: str, *, is_least: bool = False
+    ) -> ContextLengthExceededError:
+        given = f"at least {tokens}" if is_least else str(tokens)
+        return ContextLengthExceededError(
+            f"'{param}' has {given} tokens",
+            advice=f"Please reduce its length to {self._most} tokens, or cut it with "
+            "'truncate_prompt_tokens'.",
+            window=self._window,
+            param=param.partition("[")[0],
+            requested=given,
+            n_prompt_tokens=None if is_least else tokens,
+        )
+
+
+def _check_dimensions(dimensions: int | None, support: PoolingSupport, model: str) -> None:
+    """Raise a BadRequestError if a model has no vectors of this length."""
+    if dimensions is None:
+        return
+    if not support.has_dimensions:
+        raise UnsupportedParameterError(
+            f"'dimensions' is not supported by the model '{model}': its vectors always have "
+            f"{support.size} numbers.",
+            param="dimensions",
+        )
+    if support.dimensions and dimensions not in support.dimensions:
+        raise must("dimensions", f"be one of {', '.join(map(str, support.dimensions))}", dimensions)
+    if dimensions > support.size:
+        raise must("dimensions", f"be at most {support.size}", dimensions)
