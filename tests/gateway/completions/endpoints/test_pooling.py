@@ -1,9 +1,9 @@
 """The endpoints of pooling models, with workers whose vectors are a function of the tokens."""
 
+import asyncio
 import base64
 import math
 import struct
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -11,8 +11,10 @@ import pytest
 from openai import AsyncOpenAI
 from tokenizers import Tokenizer
 
-from tests.gateway.conftest import eventually
-from tests.support.stack import CHECKPOINT, MODEL, Stack
+from gateway.completions.prompt.inputs import JOB_INPUTS
+from tests.failures.chaos.run import RESUMED
+from tests.gateway.conftest import eventually, gateway_client
+from tests.support.stack import CHECKPOINT, MODEL, Stack, metric
 
 EMBEDDER, CLASSIFIER, SCORER = "embedder", "classifier", "scorer"
 _CONVERTED = '{"convert": "classify"}'
@@ -47,12 +49,12 @@ def _workers(stack: Stack) -> None:
 
 
 @pytest.fixture
-async def api(client: httpx.AsyncClient) -> AsyncIterator["Api"]:
+async def api(client: httpx.AsyncClient) -> "Api":
     """The endpoints, once their models are known."""
     api = Api(client)
     for name in _ARGUMENTS:
         await eventually(lambda name=name: api.is_ready(name), what=f"{name} being ready")
-    yield api
+    return api
 
 
 class Api:
@@ -155,9 +157,10 @@ async def test_a_long_input_is_cut_only_on_request(api: Api, side: str) -> None:
     assert (code, param) == ("context_length_exceeded", "input")
     assert f"'input[1]' has {WINDOW + 3} tokens" in message
     kept = ids[-WINDOW:] if side == "left" else ids[:WINDOW]
-    for most, expected in ((-1, kept), (WINDOW, kept), (5, kept[-5:] if side == "left" else kept[:5])):
+    for most, number in ((-1, WINDOW), (WINDOW, WINDOW), (5, 5)):
         options = {"truncate_prompt_tokens": most, "truncation_side": side}
-        assert await api.embed(ids, **options) == await api.embed(expected)
+        kept = ids[-number:] if side == "left" else ids[:number]
+        assert await api.embed(ids, **options) == await api.embed(kept)
 
 
 async def test_a_long_text_is_cut_as_its_tokens(api: Api) -> None:
@@ -316,8 +319,42 @@ async def test_a_repeated_key_returns_the_response(api: Api) -> None:
     assert second.json() == first.json()
 
 
-async def test_usage_is_that_of_the_prompt(api: Api) -> None:
-    usage = (await api.client.get("/v1/usage")).json()
-    await api.embed("some words to count")
-    later = (await api.client.get("/v1/usage")).json()
-    assert later != usage
+@pytest.fixture(scope="module")
+def limited_key(stack: Stack) -> str:
+    """A key with a limit of ten tokens per minute."""
+    return stack.key("short", limits={"tokens_per_minute": 10})
+
+
+async def test_prompt_tokens_are_limited(stack: Stack, limited_key: str) -> None:
+    async with gateway_client(stack.url, limited_key) as client:
+        body = {"model": EMBEDDER, "input": [[5, 6, 7]] * 3}
+        assert (await client.post("/v1/embeddings", json=body)).status_code == 200
+        refused = await client.post("/v1/embeddings", json=body)
+    assert refused.status_code == 429
+    assert refused.headers["x-ratelimit-remaining-tokens"] == "1"
+
+
+async def test_no_result_is_lost_if_a_worker_is_killed(stack: Stack, api: Api) -> None:
+    slow = pooling_worker(
+        SLUICE_MODEL_NAME="mortal",
+        SLUICE_LEASE_SECONDS="0.5",
+        SLUICE_MAX_SEQUENCES="8",
+        SLUICE_SCRIPTED_STEP_SECONDS="0.1",
+    )
+    for name in ("mortal-1", "mortal-2"):
+        stack.launch_worker(name, slow)
+    for name in ("mortal-1", "mortal-2"):
+        stack.await_worker(name)
+    await eventually(lambda: api.is_ready("mortal"), what="mortal being ready")
+    texts = [f"text {number}" for number in range(JOB_INPUTS * 4)]
+    body = {"model": "mortal", "input": texts}
+    began = metric(stack.operators, RESUMED)
+    asking = asyncio.create_task(api.client.post("/v1/embeddings", json=body))
+    url = stack.worker_url("mortal-1")
+    # It then has sent some results, and others of these jobs wait in its engine.
+    await eventually(lambda: metric(url, "sluice_worker_frames_written_total") >= 2, what="results")
+    stack.kill("mortal-1")
+    found = (await asking).json()
+    assert metric(stack.operators, RESUMED) > began
+    assert [each["embedding"] for each in found["data"]] == await api.embed(*texts)
+    assert found["usage"]["prompt_tokens"] == tokens(*texts)
