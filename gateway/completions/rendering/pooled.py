@@ -41,38 +41,39 @@ class PooledAssembler(Assembler):
         return WholeResponse(await self._body(turn), self.usage, {})
 
     async def _body(self, turn: Turn) -> bytes:
-        pooling, results = self._pooling, self._results
-        compared = pooling.compares_vectors
-        queries = [_numbers(each) for each in results[: pooling.queries]] if compared else []
-        others = results[len(queries) :]
-        scores: list[float] = []
-        items: list[msgspec.Raw] = []
-        for start in range(0, len(others), ITEMS_AT_ONCE):
-            async with turn():
-                for index, result in enumerate(others[start : start + ITEMS_AT_ONCE], start):
-                    if not pooling.queries:
-                        items.append(msgspec.Raw(_encode(_item(pooling, index, result))))
-                    elif queries:
-                        query = queries[index if len(queries) > 1 else 0]
-                        scores.append(_similarity(query, _numbers(result)))
-                    else:
-                        scores.append(_numbers(result)[0])
         tokens = self.usage.prompt_tokens
-        used = {"prompt_tokens": tokens, "total_tokens": tokens} | self.completion.cost(self.usage)
-        body: dict[str, Any] = self.completion.head()
-        if pooling.kind is PoolingKind.RERANK:
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        usage |= self.completion.cost(self.usage)
+        body = self.completion.head()
+        if self._pooling.kind is PoolingKind.RERANK:
             units = {"input_tokens": tokens}
             meta = {"api_version": {"version": "2"}, "billed_units": units, "tokens": units}
-            body |= {"results": _ranked(pooling, scores), "usage": used, "meta": meta}
-        elif pooling.kind is PoolingKind.SCORE:
-            data = [
-                {"index": index, "object": "score", "score": each}
-                for index, each in enumerate(scores)
-            ]
-            body |= {"data": data, "usage": used}
-        else:
-            body |= {"data": items, "usage": used}
-        return _encode(body)
+            results = _ranked(self._pooling, await self._scores(turn))
+            return _encode(body | {"results": results, "usage": usage, "meta": meta})
+        if self._pooling.kind is PoolingKind.SCORE:
+            scores = enumerate(await self._scores(turn))
+            data = [{"index": index, "object": "score", "score": each} for index, each in scores]
+            return _encode(body | {"data": data, "usage": usage})
+        items: list[msgspec.Raw] = []
+        for start in range(0, len(self._results), ITEMS_AT_ONCE):
+            async with turn():
+                for index, result in enumerate(self._results[start : start + ITEMS_AT_ONCE], start):
+                    items.append(msgspec.Raw(_encode(_item(self._pooling, index, result))))
+        return _encode(body | {"data": items, "usage": usage})
+
+    async def _scores(self, turn: Turn) -> list[float]:
+        """Return the score of each document."""
+        pooling, scores = self._pooling, list[float]()
+        if not pooling.compares_vectors:
+            return [_numbers(each)[0] for each in self._results]
+        queries = [_numbers(each) for each in self._results[: pooling.queries]]
+        documents = self._results[pooling.queries :]
+        for start in range(0, len(documents), ITEMS_AT_ONCE):
+            async with turn():
+                for index, result in enumerate(documents[start : start + ITEMS_AT_ONCE], start):
+                    query = queries[index if len(queries) > 1 else 0]
+                    scores.append(_similarity(query, _numbers(result)))
+        return scores
 
 
 def _item(pooling: PoolingRequest, index: int, result: bytes) -> dict[str, Any]:

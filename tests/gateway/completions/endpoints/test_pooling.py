@@ -4,6 +4,7 @@ import asyncio
 import base64
 import math
 import struct
+from functools import partial
 from typing import Any
 
 import httpx
@@ -12,6 +13,7 @@ from openai import AsyncOpenAI
 from tokenizers import Tokenizer
 
 from gateway.completions.prompt.inputs import JOB_INPUTS
+from gateway.records.limits import LimitName
 from tests.failures.chaos.run import RESUMED
 from tests.gateway.conftest import eventually, gateway_client
 from tests.support.stack import CHECKPOINT, MODEL, Stack, metric
@@ -53,7 +55,7 @@ async def api(client: httpx.AsyncClient) -> "Api":
     """The endpoints, once their models are known."""
     api = Api(client)
     for name in _ARGUMENTS:
-        await eventually(lambda name=name: api.is_ready(name), what=f"{name} being ready")
+        await eventually(partial(api.is_ready, name), what=f"{name} being ready")
     return api
 
 
@@ -64,7 +66,8 @@ class Api:
         self.client = client
 
     async def is_ready(self, model: str) -> bool:
-        return (await self.client.get(f"/v1/models/{model}")).json().get("ready", False)
+        found = await self.client.get(f"/v1/models/{model}")
+        return found.json().get("ready") is True
 
     async def post(self, path: str, model: str, **body: Any) -> Any:
         response = await self.client.post(path, json={"model": model} | body)
@@ -322,7 +325,7 @@ async def test_a_repeated_key_returns_the_response(api: Api) -> None:
 @pytest.fixture(scope="module")
 def limited_key(stack: Stack) -> str:
     """A key with a limit of ten tokens per minute."""
-    return stack.key("short", limits={"tokens_per_minute": 10})
+    return stack.key("short", limits={LimitName.TOKENS_PER_MINUTE: 10})
 
 
 async def test_prompt_tokens_are_limited(stack: Stack, limited_key: str) -> None:
