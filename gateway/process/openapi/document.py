@@ -17,6 +17,12 @@ from gateway.dialects.chat.request import ChatCompletionRequest
 from gateway.dialects.completions import CompletionRequest
 from gateway.dialects.json_types import Schema, or_null, reference
 from gateway.dialects.messages.request import MessageRequest
+from gateway.dialects.pooling import (
+    ClassificationRequest,
+    EmbeddingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from gateway.dialects.responses.request import ResponseRequest
 from gateway.process.openapi.operations import GENERATION_TAGS, generation_operations
 from gateway.process.openapi.schemas import (
@@ -88,11 +94,13 @@ def _plain_parameter(schema: Schema) -> Schema:
 
 
 _TOKENIZE: Final = (VllmTokenizeRequest, ChatTokenizeRequest, LlamacppTokenizeRequest)
+_POOLING: Final = (EmbeddingRequest, ClassificationRequest, ScoreRequest, RerankRequest)
 _REQUESTS: Final = (
     CompletionRequest,
     ChatCompletionRequest,
     MessageRequest,
     ResponseRequest,
+    *_POOLING,
     *_TOKENIZE,
     DetokenizeRequest,
 )

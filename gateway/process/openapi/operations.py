@@ -7,11 +7,16 @@ from typing import Any, Final, NamedTuple
 from gateway.completions.endpoints.event_ids import LAST_EVENT_ID_HEADER
 from gateway.dialects.endpoint import (
     CHATS,
+    CLASSIFY,
     COMPLETIONS,
     COUNTED_MESSAGES,
+    EMBEDDINGS,
     INVOCATIONS,
     MESSAGES,
+    POOLING_ENDPOINTS,
+    RERANK,
     RESPONSES,
+    SCORE,
     Endpoint,
 )
 from gateway.dialects.json_types import Schema, reference
@@ -27,11 +32,13 @@ from gateway.process.openapi.schemas import (
 )
 
 _NATIVE_TAG: Final = "llama.cpp"
+_POOLING_TAG: Final = "Embeddings and ranks"
 GENERATION_TAGS: Final = (
     "Completions",
     "Chat",
     "Messages",
     "Responses",
+    _POOLING_TAG,
     "Models",
     "Tokenization",
     _NATIVE_TAG,
@@ -76,6 +83,14 @@ _EXAMPLES: Final[dict[str, dict[str, Operation]]] = json.loads(r"""
     "messages": [{"role": "user", "content": "Write one line about the sea."}]}
 }, "ResponseRequest": {
   "openai": {"input": "Write one line about the sea.", "max_output_tokens": 40}
+}, "EmbeddingRequest": {
+  "openai": {"input": ["Once upon a time", "The capital of France"]}
+}, "ClassificationRequest": {
+  "vllm": {"input": "Once upon a time"}
+}, "ScoreRequest": {
+  "vllm": {"text_1": "France", "text_2": ["The capital of France", "Once upon a time"]}
+}, "RerankRequest": {
+  "vllm": {"query": "France", "documents": ["Once upon a time", "The capital of France"]}
 }, "InfillRequest": {
   "llamacpp": {"input_prefix": "def add(a, b):\n", "input_suffix": "\n    return c\n",
     "n_predict": 16}
@@ -205,6 +220,7 @@ def generation_operations() -> dict[str, Operation]:
         "get /props": _native_reading(
             "Properties of a model", "get_native_props", "NativeProps", "_ModelName"
         ),
+        **_pooling_operations(),
         "post /tokenize": _operation(
             "Tokenize a text or a chat, in vLLM's or llama.cpp's format",
             "tokenize",
@@ -288,6 +304,28 @@ def _of_responses() -> dict[str, Operation]:
             "summary": "Create a response, as at `/v1/responses`",
         },
     }
+
+
+def _pooling_operations() -> dict[str, Operation]:
+    """Return the operations of models that generate no text, at all of their paths."""
+    texts = {
+        EMBEDDINGS.name: ("Embed texts", "EmbeddingRequest", "Embeddings"),
+        CLASSIFY.name: ("Classify texts", "ClassificationRequest", "Labels"),
+        SCORE.name: ("Score documents by their relevance", "ScoreRequest", "Scores"),
+        RERANK.name: ("Rank documents by their relevance", "RerankRequest", "Ranking"),
+    }
+    operations = {}
+    for each in POOLING_ENDPOINTS:
+        summary, body, response = texts[each.name]
+        operations[f"post {each.path}"] = _operation(
+            summary,
+            "_".join(each.path.strip("/").split("/")),
+            _POOLING_TAG,
+            _response(f"{response}.", response, headers=_CREATED_TEXT),
+            body=_body(body),
+            parameters=_parameters("header", "_CreationHeaders"),
+        )
+    return operations
 
 
 def _operations_of(kind: _Kind, summary: str, body: Operation) -> dict[str, Operation]:

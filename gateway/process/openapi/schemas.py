@@ -190,6 +190,42 @@ ResponseTokens
   input_tokens: int  # Tokens of the prompt, as they would be billed.
 DeletedResponse
   id: match("^resp_"); object: "response"; deleted: bool
+PooledUsage
+  prompt_tokens: int  # Tokens of all texts.
+  total_tokens: int
+  cost?: float  # Cost in dollars, if the account or the request enables it.
+_Pooled
+  object: "list"; +_Named; system_fingerprint: str
+  service_tier?: tier  # The tier that runs the request, if it has a `service_tier`.
+  usage: PooledUsage
+Embedding
+  object: "embedding"
+  index: int  # Index of the text in `input`.
+  embedding: list[float] | str  # A text in base64, if the request asks for it.
+Embeddings
+  id: match("^embd-"); +_Pooled; data: list[Embedding]
+Label
+  index: int  # Index of the text in `input`.
+  label: str  # The likeliest label.
+  probs: list[float]  # One for each label of the model.
+  num_classes: int
+Labels
+  id: match("^classify-"); +_Pooled; data: list[Label]
+Score
+  index: int  # Index of the document.
+  object: "score"; score: float
+Scores
+  id: match("^score-"); +_Pooled; data: list[Score]
+RankedDocument
+  text: str
+Rank
+  index: int  # Index of the document in `documents`.
+  relevance_score: float
+  document?: RankedDocument  # With `return_documents`.
+Ranking
+  id: match("^rerank-"); +_Pooled
+  results: list[Rank]  # The best first.
+  meta: dict  # The token counts, as in Cohere's API.
 _ErrorText
   message: str; type: str
 OpenAIError
@@ -237,7 +273,13 @@ Model
   loading_seconds: int | None
     # Seconds that the last worker took to load the model; null if unknown.
   dialect: dialect; features: list[str]
-  supported_parameters: list[str]  # Parameters of `POST /v1/completions`.
+  task: "generate" | "embed" | "classify"  # What the model does with a text.
+  endpoints: list[str]  # The paths that serve the model.
+  dimensions?: int | None  # Numbers of a vector, if the model embeds.
+  has_dimensions?: bool  # Whether shorter vectors can be requested by `dimensions`.
+  labels?: list[str]  # The labels of a model that classifies.
+  supported_parameters: list[str]
+    # Parameters of `POST /v1/completions`, or of the endpoints of a model that generates no text.
   supported_chat_parameters: list[str]
     # Parameters of `POST /v1/chat/completions`; empty if the model has no chat template.
   unsupported_parameters: list[str]
