@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from contract.messages import Feature, GenerationJob, Parsing
+from contract.messages import (
+    Feature,
+    GenerationJob,
+    Parsing,
+    Pooling,
+    PoolingSupport,
+    PoolingTask,
+)
 from contract.sampling import (
     DEFAULT_SAMPLERS,
     Dry,
@@ -36,6 +43,16 @@ INFO = EngineInfo(
     max_images=2,
 )
 NAN = float("nan")
+POOLING = replace(INFO, pooling=PoolingSupport(PoolingTask.EMBED, 8))
+
+
+def inputs(*lengths: int, **changes: Any) -> dict[str, Any]:
+    """Return the fields of a job for a pooling model."""
+    task = changes.pop("task", PoolingTask.EMBED)
+    given = {"second_texts": changes.pop("second_texts", [])}
+    given["dimensions"] = changes.pop("dimensions", None)
+    number = {"n": len(lengths), "best_of": len(lengths), "max_tokens": 0}
+    return number | {"pooling": Pooling(task, list(lengths), **given)} | changes
 
 
 def spec(**changes: Any) -> dict[str, Any]:
@@ -215,3 +232,31 @@ def test_small_vocabulary_cannot_be_forbidden_completely() -> None:
     check_job(make_job(**spec(logit_bias=allowed)), tiny)
     with pytest.raises(InvalidRequestError, match="must allow at least one token"):
         check_job(make_job(**spec(logit_bias={**allowed, 399: -math.inf})), tiny)
+
+
+def test_inputs_of_a_pooling_model_are_accepted() -> None:
+    # Each input fits into the context window, and may fill it.
+    check_job(make_job(prompt_token_ids=[5] * 150, **inputs(100, 50, second_texts=[3, 4])), POOLING)
+
+
+@pytest.mark.parametrize(
+    ("info", "changes", "words"),
+    [
+        (INFO, inputs(3), "generates text"),
+        (POOLING, {}, "generates no text"),
+        (POOLING, inputs(3, task=PoolingTask.CLASSIFY), "cannot classify"),
+        (POOLING, inputs(2), "contradict"),
+        (POOLING, inputs(3, 0), "contradict"),
+        (POOLING, inputs(), "contradict"),
+        (POOLING, inputs(1, 2, n=1), "contradict"),
+        (POOLING, inputs(1, 2, second_texts=[1]), "contradict"),
+        (POOLING, inputs(3, max_tokens=1), "contradict"),
+        (POOLING, inputs(3, dimensions=9), "between 1 and 8"),
+        (POOLING, inputs(101, prompt_token_ids=[5] * 101), "at most 100 tokens. Given: 101"),
+    ],
+)
+def test_inputs_that_no_engine_pools_are_refused(
+    info: EngineInfo, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=words):
+        check_job(make_job(**({"prompt_token_ids": [5, 6, 7]} | changes)), info)

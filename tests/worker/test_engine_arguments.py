@@ -41,6 +41,7 @@ class EngineArgs:
     logits_processors: list[str] | None = None
     speculative_config: dict[str, Any] | None = None
     scheduling_policy: str = "fcfs"
+    runner: str = "auto"
     enable_sleep_mode: bool = False
 
     def create_model_config(self) -> ModelConfig:

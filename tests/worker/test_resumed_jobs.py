@@ -14,6 +14,8 @@ from contract.messages import (
     JobFailed,
     JobFinished,
     JobStarted,
+    Pooling,
+    PoolingTask,
     Ranking,
     Resumption,
     ReturnReason,
@@ -334,6 +336,35 @@ def test_frame_is_cut_by_the_log_probabilities_that_it_has() -> None:
     while outbox.deltas:
         numbers.append(len(outbox.take("w1").frame.deltas))
     assert numbers == [MOST_DELTAS_IN_FRAME // 100] * 2 + [10]
+
+
+def test_frame_is_cut_between_the_vectors_of_a_job() -> None:
+    outbox = ReplyOutbox("g1")
+    vector = bytes(99 * BYTES_OF_LOGPROB)
+    outbox.deltas = [Delta(7, 1, choice, 0, "", [], pooled=vector) for choice in range(50)]
+    assert len(outbox.take("w1").frame.deltas) == MOST_DELTAS_IN_FRAME // 100
+
+
+def test_pooling_job_resumes_with_the_inputs_that_have_no_result(start: Start) -> None:
+    ended = SequenceProgress([], FinishReason.LENGTH)
+    job = make_job(
+        prompt_token_ids=[5, 6, 7, 8, 9, 10],
+        max_tokens=0,
+        n=3,
+        pooling=Pooling(PoolingTask.EMBED, [1, 2, 3], second_texts=[0, 1, 2]),
+        resumption=Resumption([ended, SequenceProgress([]), ended], prompt_tokens=6),
+    )
+    generation, outbox = start(job)
+    [request] = generation.requests()
+    assert (request.prompt_token_ids, request.second_text) == ([6, 7], 1)
+    assert not generation.has_progressed
+    output = SequenceOutput(request.id, [], SequenceEnd.STOP, cached_tokens=0, pooled=b"1234")
+    assert generation.receive(output)
+    assert generation.has_progressed
+    [delta] = outbox.deltas
+    assert (delta.choice, delta.start, delta.pooled, delta.token_ids) == (1, 0, b"1234", [])
+    [finished] = outbox.finished
+    assert (finished.prompt_tokens, finished.completion_tokens) == (6, 0)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import click
 import msgspec
@@ -110,6 +110,9 @@ REMINDER_SECONDS: Final = 15.0
 
 REQUEST_TIMEOUT_SECONDS: Final = 10.0
 POLL_SECONDS: Final = 0.2
+COMPLETIONS_PATH: Final = "/v1/completions"
+
+T = TypeVar("T")
 
 
 class BringUp:
@@ -173,8 +176,9 @@ class BringUp:
         for port in plan.ports:
             await wait_until_ready(port)
             self._report(f"A gateway is ready on port {port}.")
-        await self._wait_for_model(key)
-        self._finish(key, admin_key, await make_console_links(plan.redis_url, admin_key))
+        path = await self._wait_for_model(key)
+        links = await make_console_links(plan.redis_url, admin_key)
+        self._finish(key, admin_key, path, links)
 
     async def _start_redis(self, supervisor: Supervisor) -> None:
         if self._plan.redis is not None:
@@ -189,20 +193,23 @@ class BringUp:
         kind = "existing server" if self._plan.redis is None else "new server"
         self._report(f"{describe(redis)} is ready ({kind}).")
 
-    async def _wait_for_model(self, key: str) -> None:
+    async def _wait_for_model(self, key: str) -> str:
+        """Return a path at which all gateways serve the model."""
+        path = ""
         reminding = asyncio.create_task(self._remind())
         try:
             for port in self._plan.ports:
-                await wait_until_serving(port, key, self._plan.model_name)
+                path = await wait_until_serving(port, key, self._plan.model_name)
         finally:
             reminding.cancel()
+        return path
 
     async def _remind(self) -> None:
         while True:
             await asyncio.sleep(REMINDER_SECONDS)
             self._report(f"Still loading the model. Log: {self._plan.workers[0].log}")
 
-    def _finish(self, key: str, admin_key: str, links: ConsoleLinks) -> None:
+    def _finish(self, key: str, admin_key: str, path: str, links: ConsoleLinks) -> None:
         model = self._plan.model_name
         url = f"http://{LOOPBACK}:{self._plan.ports[0]}"
         operators = f"http://{LOOPBACK}:{self._plan.operator_ports[0]}"
@@ -222,7 +229,7 @@ class BringUp:
             "Open the console in a browser. Each link logs in once, within an hour:\n\n"
             f"  For customers  {url}{links.customers}\n"
             f"  For operators  {operators}{links.operators}\n\n"
-            f"Try it:\n\n{_curl_line(url, key, model)}\n\n"
+            f"Try it:\n\n{_curl_line(url + path, key, _trial(path, model, 40))}\n\n"
             "Manage it in another terminal, from this folder:\n\n"
             f"{_program()} keys create --tenant {TENANT_ID} --name second\n"
         )
@@ -244,11 +251,10 @@ def _echo(text: str) -> None:
         return
 
 
-def _curl_line(url: str, key: str, model: str) -> str:
-    body = msgspec.json.encode({"model": model, "prompt": "Once upon a time", "max_tokens": 40})
+def _curl_line(url: str, key: str, body: dict[str, Any]) -> str:
     return (
-        f"curl {url}/v1/completions -H 'Authorization: Bearer {key}' "
-        f"-H 'Content-Type: application/json' -d {shlex.quote(body.decode())}"
+        f"curl {url} -H 'Authorization: Bearer {key}' -H 'Content-Type: application/json' "
+        f"-d {shlex.quote(msgspec.json.encode(body).decode())}"
     )
 
 
@@ -277,35 +283,47 @@ async def wait_until_ready(port: int) -> None:
     await _until(lambda: _request(port, "GET", "/readyz")[0] == 200)
 
 
-async def wait_until_serving(port: int, key: str, model: str) -> None:
-    """Return once a worker serves the model and the gateway completes a prompt with it."""
+async def wait_until_serving(port: int, key: str, model: str) -> str:
+    """Return a path at which the gateway serves the model, once it has served a request there."""
     # Requests before that are rejected, and would count as failures on the status page.
-    await _until(lambda: _is_served(port, key, model))
-    await _until(lambda: _completes(port, key, model))
+    path = await _until(lambda: _served_path(port, key, model))
+    await _until(lambda: _serves(port, key, path, model))
+    return path
 
 
-async def _until(is_true: Callable[[], bool]) -> None:
+async def _until(find: Callable[[], T]) -> T:
+    """Return the first result that is true."""
     while True:
-        if await asyncio.to_thread(is_true):
-            return
+        if found := await asyncio.to_thread(find):
+            return found
         await asyncio.sleep(POLL_SECONDS)
 
 
-def _is_served(port: int, key: str, model: str) -> bool:
+def _served_path(port: int, key: str, model: str) -> str:
+    """Return the path of the first endpoint that serves a model; empty if no worker is ready."""
     status, reply = _request(port, "GET", "/v1/models", key=key)
     if status in (401, 403):
         raise StartupError(f"The demo key is rejected with status {status}: {_text(reply)}")
     if status != 200 or not isinstance(reply, dict):
-        return False
-    return any(each.get("id") == model and each.get("ready") for each in reply.get("data", []))
+        return ""
+    models = {each["id"]: each for each in reply.get("data", [])}
+    found = models.get(model, {})
+    return str(found["endpoints"][0]) if found.get("ready") else ""
 
 
-def _completes(port: int, key: str, model: str) -> bool:
-    body = {"model": model, "prompt": "Hello", "max_tokens": 1}
-    status, reply = _request(port, "POST", "/v1/completions", key=key, body=body)
+def _trial(path: str, model: str, max_tokens: int) -> dict[str, Any]:
+    """Return a request to try an endpoint."""
+    text = "Once upon a time"
+    if path == COMPLETIONS_PATH:
+        return {"model": model, "prompt": text, "max_tokens": max_tokens}
+    return {"model": model, "input": text}
+
+
+def _serves(port: int, key: str, path: str, model: str) -> bool:
+    status, reply = _request(port, "POST", path, key=key, body=_trial(path, model, 1))
     # The worker may end again, or be busy.
     if status not in (0, 200, 404, 503):
-        raise StartupError(f"A trial completion failed with status {status}: {_text(reply)}")
+        raise StartupError(f"A trial request failed with status {status}: {_text(reply)}")
     return status == 200
 
 

@@ -87,6 +87,8 @@ DEFAULT_PORT: Final = 8080
 DEFAULT_OPERATOR_PORT: Final = 9463
 """Default operator port: before the metrics ports of background jobs and workers."""
 DEMO_MODEL_NAME: Final = "sluice-tiny"
+DEMO_EMBEDDER_NAME: Final = "sluice-tiny-embedding"
+"""The same model with the pooling runner."""
 DEMO_PARSERS: Final = ("--tool-parser", "hermes", "--reasoning-parser", "qwen3")
 """Parsers for the output of the demo model."""
 REDIS_MEMORY: Final = "512mb"
@@ -110,6 +112,7 @@ class UpOptions:
     workers: int
     model: str | None
     engine: str
+    runner: str
     context_window: int | None
     redis_url: str | None
     database_url: str | None
@@ -149,7 +152,7 @@ def make_plan(options: UpOptions, folder: Path, settings: Settings, held: ExitSt
     salt = settings.cache_salt_secret.get_secret_value() or secrets.token_hex(16)
     ports = _choose_ports(options, held)
     operator_ports = _choose_operator_ports(options, ports, held)
-    model_path, model_name = _choose_model(options.model)
+    model_path, model_name = _choose_model(options)
     return LaunchPlan(
         folder=folder,
         model_name=model_name,
@@ -281,14 +284,15 @@ def _choose_operator_ports(options: UpOptions, ports: list[int], held: ExitStack
     return require_ports(first, count, held=held, option="--operator-port")
 
 
-def _choose_model(model: str | None) -> tuple[str, str]:
+def _choose_model(options: UpOptions) -> tuple[str, str]:
     """Return the model's folder or id, and the name under which it is served."""
-    if model is not None:
-        return model, Path(model).name
+    if options.model is not None:
+        return options.model, Path(options.model).name
     package = importlib.util.find_spec("worker")
     if package is None or package.origin is None:
         raise StartupError("The worker is not installed: install Sluice as a whole.")
-    return str(Path(package.origin).parent / "demo_model" / "checkpoint"), DEMO_MODEL_NAME
+    folder = Path(package.origin).parent / "demo_model" / "checkpoint"
+    return str(folder), DEMO_MODEL_NAME if options.runner == "generate" else DEMO_EMBEDDER_NAME
 
 
 def _gateway_arguments(port: int, operator_port: int) -> tuple[str, ...]:
@@ -303,8 +307,9 @@ def _worker_command(options: UpOptions, model_path: str, model_name: str) -> tup
         *("--model-path", model_path),
         *("--model-name", model_name),
         *("--engine", options.engine),
+        *("--runner", options.runner),
         *(() if window is None else ("--context-window", str(window))),
-        *(DEMO_PARSERS if options.model is None else ()),
+        *(DEMO_PARSERS if options.model is None and options.runner == "generate" else ()),
         *options.worker_arguments,
     )
 

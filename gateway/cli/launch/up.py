@@ -21,6 +21,7 @@ Examples:
   sluice up
   sluice up --model Qwen/Qwen2.5-0.5B --max-model-len 4096
   sluice up --gateways 2 --port 9000
+  sluice up --runner pooling
   sluice up --engine scripted -- --scripted-step-seconds 0.01
 
 Options after -- are passed to the worker (see `sluice worker --help`). The folder .sluice in the
@@ -61,6 +62,13 @@ _PARAMS: Final = [
         ("vllm", "scripted"),
         "`scripted` generates placeholder text at a steady rate.",
         default="vllm",
+        show_default=True,
+    ),
+    choice(
+        "--runner",
+        ("generate", "pooling"),
+        "`pooling` serves embeddings, scores and ranks in place of completions.",
+        default="generate",
         show_default=True,
     ),
     option(

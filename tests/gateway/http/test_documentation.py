@@ -16,6 +16,8 @@ BY_HAND = (
     *("/v1/models", "/tokenize", "/detokenize", "/responses"),
     *("/completion", "/chat/completions", "/infill", "/models", "/props", "/apply-template"),
     *("/health", "/v1/health", "/ping", "/load", "/version", "/invocations"),
+    *("/v1/embeddings", "/v1/rerank", "/v2/rerank", "/rerank"),
+    *("/v1/score", "/score", "/v1/classify", "/classify"),
 )
 
 
@@ -54,7 +56,7 @@ def test_generation_comes_first_and_management_before_operations() -> None:
     paths = page()["paths"].values()
     tags = list(dict.fromkeys(next(iter(methods.values()))["tags"][0] for methods in paths))
     generation = ["Completions", "Chat", "Messages", "Responses"]
-    generation += ["Models", "Tokenization", "llama.cpp"]
+    generation += ["Embeddings and ranks", "Models", "Tokenization", "llama.cpp"]
     assert tags[: len(generation) + 4] == [*generation, "Files", "Batches", "Adapters", "Keys"]
     assert tags[-1] == "Operations"
     assert [tag["name"] for tag in page()["tags"]] == generation
