@@ -119,6 +119,7 @@ MADE_BY_OTHER_VALUES = {
         "model_name",
         "model_path",
         "reasoning_parser",
+        "runner",
         "redis_url",
         "tool_parser",
         "traces",
@@ -260,6 +261,7 @@ def test_split_and_arguments_of_the_engine() -> None:
         },
         "deepseek": {"tensor_parallel_size": 8, "pipeline_parallel_size": 2},
         "cpu": {},
+        "embeddings": {},
         # The arguments of a host's model add to those of the pool.
         "shared": [
             {"tensor_parallel_size": 2, "max_num_batched_tokens": 8192},

@@ -279,7 +279,7 @@ workers.
 {{- $_ := set $arguments "tensor_parallel_size" $split -}}
 {{- end -}}
 {{- $settings := dict "modelPath" $model.path "modelName" (include "sluice.modelName" .) "engine" $engine.kind "maxSequences" $engine.maxSequences "cpuKvCacheGib" $engine.cpuKvCacheGib -}}
-{{- range $key, $value := dict "modelAliases" $model.aliases "dialect" $model.dialect "toolParser" $model.toolParser "reasoningParser" $model.reasoningParser "engineArguments" $arguments -}}
+{{- range $key, $value := dict "modelAliases" $model.aliases "dialect" $model.dialect "runner" $model.runner "toolParser" $model.toolParser "reasoningParser" $model.reasoningParser "engineArguments" $arguments -}}
 {{- if $value -}}{{- $_ := set $settings $key $value -}}{{- end -}}
 {{- end -}}
 {{- range $key, $value := dict "contextWindow" $engine.contextWindow "enforceEager" $engine.enforceEager -}}
