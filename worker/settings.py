@@ -109,8 +109,8 @@ class WorkerSettings(ProcessSettings):
         f"{', '.join(Dialect)}; the gateway's default if not given.",
     )
     runner: Literal["generate", "pooling"] = "generate"
-    """What the model is used for: `generate` completes texts, `pooling` embeds, scores or classifies
-    them. vLLM converts a model that can only generate."""
+    """What the model is used for: `generate` completes texts, `pooling` embeds, scores or
+    classifies them. vLLM converts a model that can only generate."""
     engine: Literal["vllm", "scripted"] = "vllm"
     """`scripted` generates placeholder text at a steady pace, for tests."""
 

@@ -8,6 +8,7 @@ import json
 import math
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -38,7 +39,7 @@ async def engine(engine_slot: EngineSlot) -> VllmEngine:
     )
 
 
-def requests(tokenizer: Tokenizer, *texts: str, **options: object) -> list[EngineRequest]:
+def requests(tokenizer: Tokenizer, *texts: str, **options: Any) -> list[EngineRequest]:
     inputs = [tokenizer.encode(text).ids for text in texts]
     pooling = Pooling(PoolingTask.EMBED, list(map(len, inputs)), **options)
     return [

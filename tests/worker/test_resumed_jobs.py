@@ -357,7 +357,6 @@ def test_pooling_job_resumes_with_the_inputs_that_have_no_result(start: Start) -
     generation, outbox = start(job)
     [request] = generation.requests()
     assert (request.prompt_token_ids, request.second_text) == ([6, 7], 1)
-    assert not generation.has_progressed
     output = SequenceOutput(request.id, [], SequenceEnd.STOP, cached_tokens=0, pooled=b"1234")
     assert generation.receive(output)
     assert generation.has_progressed

@@ -194,7 +194,7 @@ class RequestChecker:
         """
         rendered = await self.render(call, endpoint)
         try:
-            prepared = await self._prepare(rendered, call.beside)
+            _, prepared = await self._prepare(rendered, call.beside)
         except ContextLengthExceededError as error:
             if error.n_prompt_tokens is None:
                 raise

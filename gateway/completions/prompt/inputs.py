@@ -116,6 +116,7 @@ class _Preparation:
             token_ids=token_ids,
             max_tokens=0,
             cut_tokens=sum(each.cut_tokens for each in inputs),
+            plain_tokens=len(token_ids),
             shown="",
             pooling=Pooling(
                 self._support.task,

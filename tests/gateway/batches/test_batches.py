@@ -40,7 +40,9 @@ def test_embeddings_run_in_a_batch(stack: Stack, openai: OpenAI) -> None:
         SLUICE_TOOL_PARSER="",
         SLUICE_REASONING_PARSER="",
     )
-    bodies = [{"model": "embedder", "input": [f"text {n}", "b"] * 20} for n in range(3)]
+    bodies: list[dict[str, Any]] = [
+        {"model": "embedder", "input": [f"text {n}", "b"] * 20} for n in range(3)
+    ]
     bodies.append({"model": "embedder", "input": ""})
     lines = [
         {"custom_id": f"e{n}", "method": "POST", "url": "/v1/embeddings", "body": body}

@@ -22,6 +22,7 @@ EMBEDDER, CLASSIFIER, SCORER = "embedder", "classifier", "scorer"
 _CONVERTED = '{"convert": "classify"}'
 _SCORES = '{"convert": "classify", "hf_overrides": {"num_labels": 1}}'
 _ARGUMENTS = {EMBEDDER: "{}", CLASSIFIER: _CONVERTED, SCORER: _SCORES}
+GENERATING = "/v1/completions, /v1/chat/completions, /v1/messages, /v1/responses"
 WINDOW = 64
 SIZE = 64
 TOKENIZER = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
@@ -279,8 +280,8 @@ async def test_texts_of_a_comparison_are_cut(api: Api) -> None:
 @pytest.mark.parametrize(
     ("path", "model", "served"),
     [
-        ("/v1/embeddings", MODEL, "/v1/completions, /v1/chat/completions"),
-        ("/rerank", MODEL, "/v1/completions, /v1/chat/completions"),
+        ("/v1/embeddings", MODEL, GENERATING),
+        ("/rerank", MODEL, GENERATING),
         ("/v1/completions", EMBEDDER, "/v1/embeddings, /v1/rerank, /v1/score"),
         ("/v1/chat/completions", CLASSIFIER, "/v1/classify"),
         ("/v1/embeddings", CLASSIFIER, "/v1/classify"),
