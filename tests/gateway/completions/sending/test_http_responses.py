@@ -154,6 +154,61 @@ async def test_stream_of_every_kind_of_item_is_read_by_the_library(
     assert asking.result().output_text == "Done."
 
 
+async def test_prompt_of_the_next_turn_begins_with_this_turn(
+    openai: AsyncOpenAI, store: "Redis"
+) -> None:
+    template = (
+        "{% for each in messages %}<{{ each.role }}>{% if each.reasoning %}{{ each.reasoning }}"
+        "</think>{% endif %}{{ each.content }}{% for call in each.tool_calls %}<tool_call>\\n"
+        "{{ {'name': call.function.name, 'arguments': call.function.arguments} | tojson }}\\n"
+        "</tool_call>{% endfor %}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    ).replace("\\n", "{{ '\\n' }}")
+    worker, name = await serve_chats(
+        store,
+        form=chat_format(template, **PARSERS),
+        template=template,
+        features=[*FEATURES, Feature.STRICT_TOOLS, Feature.STRUCTURE],
+    )
+    grammar = {"type": "grammar", "syntax": "regex", "definition": "(?s).*"}
+    asked: dict[str, Any] = {
+        **ASKED,
+        "model": name,
+        "tools": [TOOLS[0], TOOLS[1] | {"format": grammar}],
+        "include": ["reasoning.encrypted_content"],
+        "extra_headers": {"originator": "codex_exec", "session-id": "s", "x-codex-window-id": "w"},
+    }
+    async with asyncio.TaskGroup() as tasks:
+        asking = tasks.create_task(openai.responses.create(**asked))
+        claim = await worker.claim_one()
+        before = prompt_of(claim)
+        calls = [
+            CallPiece(0, "apply_patch", json.dumps({"input": PATCH})),
+            CallPiece(1, "exec_command", '{"cmd": "ls"}'),
+        ]
+        said = worker.next_delta(claim, "Reading.", reasoning="Look.", reasoning_tokens=1)
+        last = worker.next_delta(claim, "", calls=calls, finish_reason=STOP)
+        await worker.send(claim.job.gateway, deltas=[said, last])
+        await worker.finish(claim)
+    written = (
+        f'Look.</think>Reading.<tool_call>\n{{"name": "apply_patch", "arguments": {PATCH}'
+        '</tool_call><tool_call>\n{"name": "exec_command", "arguments": {"cmd": "ls"}}\n'
+        "</tool_call>"
+    )
+    # Codex returns the reasoning sealed only.
+    items = [dict(each.to_dict()) | {"content": None} for each in asking.result().output[:1]]
+    items += [dict(each.to_dict()) for each in asking.result().output[1:]]
+    items += [
+        {"type": f"{each['type']}_output", "call_id": each["call_id"], "output": "ok"}
+        for each in items[2:]
+    ]
+    asked["input"] = [{"role": "user", "content": ASKED["input"]}, *items]
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(openai.responses.create(**asked))
+        claim = await worker.claim_one()
+        assert prompt_of(claim).startswith(before + written + "<tool>ok<tool>ok")
+        await worker.conclude(claim, "Done.")
+
+
 async def test_stream_continues_inside_each_kind_of_item(
     client: httpx.AsyncClient, store: "Redis"
 ) -> None:
