@@ -30,6 +30,16 @@ def event(kind: str, **members: Any) -> bytes:
 
 
 PING: Final = event("ping") + EVENT_END
+_DELTA: Final = (
+    b"event: content_block_delta\n"
+    b'data: {"type":"content_block_delta","index":%d,"delta":{"type":"%b","%b":'
+)
+_DELTA_TYPES: Final = {
+    PartKind.REASONING: (b"thinking_delta", b"thinking"),
+    PartKind.TEXT: (b"text_delta", b"text"),
+    PartKind.CALL: (b"input_json_delta", b"partial_json"),
+}
+"""The type of the deltas of a part, and their member with new text."""
 _EMPTY: Final = Part(0, PartKind.TEXT)
 """The only block of a message in which the model wrote nothing."""
 
@@ -40,7 +50,7 @@ class _Blocks:
     def __init__(self, completion: Completion) -> None:
         options = completion.request.form_options
         self._completion = completion
-        self._omits_thinking = isinstance(options, MessagesOptions) and options.omits_thinking
+        self.omits_thinking = isinstance(options, MessagesOptions) and options.omits_thinking
 
     def opening(self, part: Part) -> dict[str, Any]:
         """Return the block as it begins."""
@@ -52,17 +62,6 @@ class _Blocks:
             case PartKind.CALL:
                 id_ = derived_id("toolu_", self._completion.id, 0, part.call)
                 return {"type": "tool_use", "id": id_, "name": part.name, "input": {}}
-
-    def delta(self, part: Part, text: str) -> dict[str, str] | None:
-        """Return what a piece of text adds to the block; None if it adds nothing."""
-        match part.kind:
-            case PartKind.REASONING:
-                shown = {"type": "thinking_delta", "thinking": text}
-                return None if self._omits_thinking else shown
-            case PartKind.TEXT:
-                return {"type": "text_delta", "text": text}
-            case PartKind.CALL:
-                return {"type": "input_json_delta", "partial_json": text}
 
     def signature(self, part: Part) -> str | None:
         """Return the signature of reasoning, which is the reasoning itself, sealed."""
@@ -76,7 +75,7 @@ class _Blocks:
         block, text = self.opening(part), part.text
         match part.kind:
             case PartKind.REASONING:
-                thinking = "" if self._omits_thinking else text
+                thinking = "" if self.omits_thinking else text
                 return block | {"thinking": thinking, "signature": self.signature(part)}
             case PartKind.TEXT:
                 return block | {"text": text}
@@ -130,6 +129,8 @@ class MessageRenderer(EventRenderer):
         self._blocks = _Blocks(completion)
         self._stream = PartStream(completion.request)
         self._has_begun = False
+        self._delta = b""
+        """The beginning of the deltas of the open block."""
         self._changes: dict[Change, Callable[[PartEvent, list[bytes]], None]] = {
             Change.BEGUN: self._begin_block,
             Change.GROWN: self._add_to_block,
@@ -196,12 +197,11 @@ class MessageRenderer(EventRenderer):
         part = change.part
         block = self._blocks.opening(part)
         self._add_event(event("content_block_start", index=part.number, content_block=block), parts)
+        self._delta = _DELTA % (part.number, *_DELTA_TYPES[part.kind])
 
     def _add_to_block(self, change: PartEvent, parts: list[bytes]) -> None:
-        part = change.part
-        delta = self._blocks.delta(part, change.text)
-        if delta is not None:
-            self._add_event(event("content_block_delta", index=part.number, delta=delta), parts)
+        if not (self._blocks.omits_thinking and change.part.kind is PartKind.REASONING):
+            self._add_event(b"%b%b}}" % (self._delta, _json(change.text)), parts)
 
     def _end_block(self, change: PartEvent, parts: list[bytes]) -> None:
         part = change.part
