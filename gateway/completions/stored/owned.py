@@ -22,7 +22,6 @@ from gateway.completions.settlement import CANCELLED_CODE, Ending, Settlement, S
 from gateway.completions.stored.background import BackgroundIndex
 from gateway.completions.stored.head import ResponseHead
 from gateway.completions.stored.journal import (
-    COMPRESSED_BYTES,
     MESSAGES_OF_ENTRY,
     Received,
     encode_entries,
@@ -474,18 +473,14 @@ class OwnedResponse:
     def is_write_due(self, now: float) -> bool:
         """Whether to write now.
 
-        A changed status is written at once. Messages alone wait until they fill an entry or would
-        be compressed, or until UNWRITTEN_SECONDS pass. Only written bytes count.
+        A changed status is written at once. Messages alone wait until they fill an entry, or until
+        UNWRITTEN_SECONDS pass.
         """
         has_only_messages = (
             self._written == len(self._entries) and self._written_status == self._status
         )
         if has_only_messages and now - self._written_at < UNWRITTEN_SECONDS:
-            number = len(self._pending)
-            # The messages of a response are about as long as its last one.
-            return number >= MESSAGES_OF_ENTRY or (
-                number > 0 and number * len(self._pending[-1]) >= COMPRESSED_BYTES
-            )
+            return len(self._pending) >= MESSAGES_OF_ENTRY
         return self.needs_write
 
     def write_soon(self) -> None:
