@@ -5,6 +5,7 @@ import struct
 from random import Random
 from typing import Final
 
+from common.present import present
 from contract.messages import PairForm, PoolingSupport, PoolingTask
 from worker.engine.base import EngineRequest
 from worker.settings import WorkerSettings
@@ -29,9 +30,8 @@ def scripted_pooling(settings: WorkerSettings) -> PoolingSupport:
 
 def pooled(request: EngineRequest, support: PoolingSupport, *, seed: int) -> bytes:
     """Return a vector of length 1, probabilities with the sum 1, or one score."""
-    pooling = request.pooling
+    pooling = present(request.pooling)
     random = Random(seed)  # noqa: S311 - a function of the tokens
-    assert pooling is not None  # noqa: S101 - only such requests have results
     numbers = [random.random() for _ in range(support.size)]
     if support.task is PoolingTask.EMBED:
         numbers = [2 * number - 1 for number in numbers[: pooling.dimensions]]

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 import msgspec
 from tokenizers import Encoding, Tokenizer
 
+from common.present import present
 from contract.messages import PairForm, Pooling, PoolingSupport, WorkerCard
 from gateway.completions.prompt.preparation import PROMPT_SIZE, PreparedPrompt, PreparedRequest
 from gateway.completions.prompt.tokenizers import PromptEncoder
@@ -46,9 +47,7 @@ async def prepare_inputs(
 
     Raises an ApiError that names the input or the parameter.
     """
-    pooling, support = request.pooling, card.pooling
-    assert pooling is not None  # noqa: S101 - the caller has checked the request
-    assert support is not None  # noqa: S101 - the caller has checked the model
+    pooling, support = present(request.pooling), present(card.pooling)
     _check_dimensions(pooling.dimensions, support, card.model)
     encoder = PromptEncoder(
         tokenizer,

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from common.present import present
 from contract.messages import PairForm, PoolingSupport, PoolingTask
 from worker.engine.base import EngineRequest, SequenceEnd, SequenceOutput
 
@@ -45,8 +46,7 @@ def _pairs(config: Any) -> PairForm | None:
 
 def pooling_arguments(request: EngineRequest, *, has_token_types: bool) -> dict[str, Any]:
     """Return the arguments of vLLM's `PoolingParams` for one input."""
-    pooling, second = request.pooling, request.second_text
-    assert pooling is not None  # noqa: S101 - the caller has checked it
+    pooling, second = present(request.pooling), request.second_text
     types = {"compressed_token_type_ids": second} if has_token_types and second else None
     return {
         "task": pooling.task.value,
