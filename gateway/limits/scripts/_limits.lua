@@ -33,6 +33,27 @@ local function wait_for(s, limit, wanted, now, day)
   return (limit == BUDGET and next_month(day) or day + 1) * DAY_MS - now
 end
 
+-- Return the reply for a request that a limit does not allow, the one with the longest wait; nil if
+-- all limits allow it.
+local function refusal_of(subjects, wanted, now, day)
+  local refusal, longest
+  for number = 1, #subjects do
+    local s = subjects[number]
+    local limits, used = s.limits, s.used
+    for limit = 1, CREDIT do
+      -- A request that takes nothing of a limit passes, even if the limit is overdrawn.
+      if used[limit] + wanted[limit] > limits[limit] and wanted[limit] > 0 then
+        local wait = wait_for(s, limit, wanted[limit], now, day)
+        if not longest or wait > longest then
+          longest = wait
+          refusal = {-1, now, limit, number, limits[limit], used[limit], wait < NEVER and wait or -1}
+        end
+      end
+    end
+  end
+  return refusal
+end
+
 -- Append what is left of the metered limits, after `taken` if it is given.
 local function append_remaining(out, s, taken)
   local at, limits, used = #out, s.limits, s.used

@@ -41,14 +41,14 @@ local now = now_ms()
 local slot, day = math.floor(now / SLOT_MS), math.floor(now / DAY_MS)
 local month = month_of(day)
 local held_day, held_month = day, month
-local is_extended, is_same_day, is_same_month = created_ms and extends == '1', true, true
-if is_extended then
-  local _, old_day, old_month, held_prompt, held_completion, held_cost = struct.unpack('>dddddd',
-    call('HGET', reservation, 'amounts'))
+local amounts = created_ms and extends == '1' and call('HGET', reservation, 'amounts')
+local is_extended, is_same_day, is_same_month = false, true, true
+if amounts then
+  local _, old_day, old_month, held_prompt, held_completion, held_cost =
+    struct.unpack('>dddddd', amounts)
   is_same_day, is_same_month, prompt = old_day == day, old_month == month, held_prompt
   local more, dearer = completion - held_completion, cost - held_cost
-  is_extended = more > 0
-  tokens = more
+  is_extended, tokens = more > 0, more
   wanted = {0, more, 0, more, 0, is_same_day and more or 0, 0, is_same_month and dearer or 0, dearer}
   held_day, held_month = old_day, old_month
 end
@@ -115,21 +115,7 @@ if created_ms and not is_extended then
 end
 if #unseeded > 1 then return unchanged(subjects, unseeded) end
 
-local refusal, longest
-for number = 1, #subjects do
-  local s = subjects[number]
-  local limits, used = s.limits, s.used
-  for limit = 1, CREDIT do
-    -- A request that takes nothing of a limit passes, even if the limit is overdrawn.
-    if used[limit] + wanted[limit] > limits[limit] and wanted[limit] > 0 then
-      local wait = wait_for(s, limit, wanted[limit], now, day)
-      if not longest or wait > longest then
-        longest = wait
-        refusal = {-1, now, limit, number, limits[limit], used[limit], wait < NEVER and wait or -1}
-      end
-    end
-  end
-end
+local refusal = refusal_of(subjects, wanted, now, day)
 if refusal then
   for _, s in ipairs(subjects) do append_remaining(refusal, s) end
   return unchanged(subjects, refusal)

@@ -245,7 +245,7 @@ def test_line_of_an_alias_runs_as_its_model(stack: Stack) -> None:
 @pytest.mark.parametrize(
     ("changes", "param", "message"),
     [
-        ({"endpoint": "/v1/embeddings"}, "endpoint", 'Given: "/v1/embeddings".'),
+        ({"endpoint": "/v1/moderations"}, "endpoint", 'Given: "/v1/moderations".'),
         ({"completion_window": "1h"}, "completion_window", 'Given: "1h".'),
         ({"metadata": {str(number): "" for number in range(17)}}, "metadata", "16 pairs"),
         ({"metadata": {"a": "b" * 513}}, "metadata", "values of at most 512"),
