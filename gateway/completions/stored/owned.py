@@ -81,7 +81,7 @@ class OwnedState(Enum):
 
 RUNNING, STOPPING, ENDED, LOST = OwnedState
 _OVER: Final = (ENDED, LOST)
-_NEXT: Final = {
+_NEXT: Final[dict[OwnedState, tuple[OwnedState, ...]]] = {
     RUNNING: (STOPPING, ENDED, LOST),
     STOPPING: (STOPPING, ENDED, LOST),
     ENDED: (LOST,),
@@ -287,9 +287,9 @@ class OwnedResponse:
             self._owned.tasks.start(self.finish())
 
     def _enter(self, state: OwnedState) -> None:
-        if state not in _NEXT[self._state]:
-            raise RuntimeError(f"a response that is {self._state.name} cannot be {state.name}")
-        self._state = state
+        """Enter a state. What comes after a later state, such as a late notice, changes nothing."""
+        if state in _NEXT[self._state]:
+            self._state = state
 
     # -- readers ---------------------------------------------------------------------------------
 
