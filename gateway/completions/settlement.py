@@ -99,19 +99,19 @@ class Slices:
     """
 
     def __init__(
-        self, subjects: tuple[SubjectLimits, ...], most: Counts, *, sequences: int, reserved: int
+        self, subjects: tuple[SubjectLimits, ...], most: Counts, *, sequences: int
     ) -> None:
-        """Reserve for this many sequences; `reserved` is what is reserved of `most` now."""
+        """Reserve for this many sequences, at most `most` in all."""
         self._subjects = subjects
         self._most = most
         self._sequences = sequences
-        self._reserved = reserved
+        self._reserved = self.first.completion_tokens
 
-    @staticmethod
-    def first(most: Counts, *, sequences: int) -> Counts:
-        """Return what is reserved of `most` before a request begins."""
-        tokens = min(most.completion_tokens, sequences * SLICE_TOKENS)
-        return most._replace(completion_tokens=tokens)
+    @property
+    def first(self) -> Counts:
+        """What is reserved before the request begins."""
+        tokens = min(self._most.completion_tokens, self._sequences * SLICE_TOKENS)
+        return self._most._replace(completion_tokens=tokens)
 
     def next_request(self, record: UsageRecord, received: int) -> ReservationRequest | None:
         """Return the reservation that a request needs soon; None if it has it."""
@@ -129,8 +129,8 @@ class Slices:
             completion_tokens=new.completion_tokens,
         )
 
-    def failed(self) -> None:
-        """Note that the last reservation was not made."""
+    def forget(self) -> None:
+        """Note that it is unknown how much is reserved."""
         self._reserved = 0
 
 
@@ -265,7 +265,7 @@ class Settlement:
         except (RedisError, StoreUnavailableError):
             # The next check tries again.
             if self.slices is not None:
-                self.slices.failed()
+                self.slices.forget()
 
     def _fail(
         self, code: FailureCode, message: str, retry_after_seconds: float | None = None

@@ -26,7 +26,7 @@ from gateway.completions.prompt.preparation import PreparedPrompt
 from gateway.completions.queue.dispatcher import Dispatcher
 from gateway.completions.queue.generation import Generation
 from gateway.completions.rendering.completion import Completion, Usage
-from gateway.completions.sealing import Sealer
+from gateway.completions.sealing import Seal, Sealer
 from gateway.completions.settlement import Settlement, SettlementService, Slices
 from gateway.completions.stored.head import ResponseHead, cost_by
 from gateway.completions.stored.service import Responses
@@ -51,7 +51,7 @@ from gateway.records.errors import (
 )
 from gateway.records.principal import Principal
 from gateway.records.times import utc_now
-from gateway.records.usage_record import UsageRecord
+from gateway.records.usage_record import Counts, UsageRecord
 
 _JOB_BYTES: Final = 1_024
 """Approximate bytes of a job without its prompt."""
@@ -120,12 +120,8 @@ class RequestSubmitter:
             jobs = self._jobs(call, checked, completion_id=request_id)
             stored = await self._take_storage(principal, settlement, jobs, retention)
             cost_of = cost_by(record) if shows_cost else None
-            completion = _completion(checked, request_id, cost_of=cost_of)
-            seal = self._sealer.seal_of(
-                request_id, checked.request, tenant_id=call.principal.tenant_id
-            )
-            if seal is not None:
-                completion = msgspec.structs.replace(completion, seal=seal)
+            seal = self._sealer.seal_of(request_id, checked.request, tenant_id=principal.tenant_id)
+            completion = _completion(checked, request_id, cost_of=cost_of, seal=seal)
             if retention:
                 head = ResponseHead.of(
                     completion,
@@ -197,16 +193,14 @@ class RequestSubmitter:
         self, call: Call, checked: CheckedRequest, record: UsageRecord, generation: Generation
     ) -> AsyncIterator[Settlement]:
         """Reserve the usage of a request; withdraw it if the block fails without settling it."""
-        admission = await self._reserve(call, checked, record)
-        settlement = self._settlements.open(record, admission, generation)
+        most, slices = checked.most, None
         if checked.is_sliced:
-            first = Slices.first(checked.most, sequences=_sequences(checked))
-            slices = Slices(
-                call.principal.limits,
-                checked.most,
-                sequences=_sequences(checked),
-                reserved=first.completion_tokens,
-            )
+            sequences = len(checked.prepared.prompts) * checked.request.n
+            slices = Slices(call.principal.limits, most, sequences=sequences)
+            most = slices.first
+        admission = await self._reserve(call, checked, record, most)
+        settlement = self._settlements.open(record, admission, generation)
+        if slices is not None:
             self._settlements.reserve_in_slices(settlement, slices)
         try:
             yield settlement
@@ -216,10 +210,10 @@ class RequestSubmitter:
                 await settlement.withdraw()
             raise
 
-    async def _reserve(self, call: Call, checked: CheckedRequest, record: UsageRecord) -> Admission:
-        principal, most = call.principal, checked.most
-        if checked.is_sliced:
-            most = Slices.first(most, sequences=_sequences(checked))
+    async def _reserve(
+        self, call: Call, checked: CheckedRequest, record: UsageRecord, most: Counts
+    ) -> Admission:
+        principal = call.principal
         try:
             with tracing.span(RESERVE):
                 admission = await self._reservations.reserve(
@@ -334,10 +328,6 @@ class RequestSubmitter:
         ]
 
 
-def _sequences(checked: CheckedRequest) -> int:
-    return len(checked.prepared.prompts) * checked.request.n
-
-
 def _affinity(prompt: PreparedPrompt, salt: str, block_tokens: int) -> bytes:
     """Return the digests of a prompt's prefixes before its first image."""
     token_ids = prompt.token_ids
@@ -359,7 +349,11 @@ def _retention(settings: Settings, checked: CheckedRequest, *, is_idempotent: bo
 
 
 def _completion(
-    checked: CheckedRequest, request_id: str, *, cost_of: Callable[[Usage], int] | None
+    checked: CheckedRequest,
+    request_id: str,
+    *,
+    cost_of: Callable[[Usage], int] | None,
+    seal: Seal | None,
 ) -> Completion:
     card, prompts = checked.card, checked.prepared.prompts
     return Completion(
@@ -377,6 +371,7 @@ def _completion(
         prompt_texts=[prompt.shown for prompt in prompts],
         generation_settings=_generation_settings(checked),
         cost_of=cost_of,
+        seal=seal,
     )
 
 

@@ -281,8 +281,9 @@ class Takeovers:
                 admission = Admission(head.record.created_ms, {})
         settlement = self._settlements.open(draft, admission, generation)
         if head.is_sliced:
+            slices = _slices(head, head.most)
             # It is unknown how much the former owner reserved.
-            slices = Slices(head.subjects, head.most, sequences=_sequences(head), reserved=0)
+            slices.forget()
             self._settlements.reserve_in_slices(settlement, slices)
         return settlement, status._replace(state=ResponseState.RUNNING, handles=())
 
@@ -335,15 +336,15 @@ def _with_new_deadline(head: ResponseHead) -> ResponseHead:
     return msgspec.structs.replace(head, jobs=jobs)
 
 
-def _sequences(head: ResponseHead) -> int:
-    return sum(job.n for job in head.jobs)
+def _slices(head: ResponseHead, most: Counts) -> Slices:
+    return Slices(head.subjects, most, sequences=sum(job.n for job in head.jobs))
 
 
 def _reservation_request(head: ResponseHead, draft: UsageRecord) -> ReservationRequest:
     """Return the reservation request for the most that a resumed response may use."""
     most = draft.used(head.most)
     if head.is_sliced:
-        most = Slices.first(most, sequences=_sequences(head))
+        most = _slices(head, most).first
     return ReservationRequest.of(
         draft,
         head.subjects,

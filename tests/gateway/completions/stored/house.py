@@ -173,7 +173,8 @@ class House:
             prompt_tokens=prompts * len(PROMPT) + image_tokens,
             completion_tokens=prompts * best_of * max_tokens,
         )
-        reserved = Slices.first(most, sequences=prompts * n) if is_sliced else most
+        slices = Slices(subjects, most, sequences=prompts * n)
+        reserved = slices.first if is_sliced else most
         admission = await self.reservations.reserve(
             ReservationRequest.of(
                 draft,
@@ -186,8 +187,6 @@ class House:
         generation = Generation(max_unread_bytes=1 << 20)
         settlement = self.settlements.open(draft, admission, generation)
         if is_sliced:
-            first = reserved.completion_tokens
-            slices = Slices(subjects, most, sequences=prompts * n, reserved=first)
             self.settlements.reserve_in_slices(settlement, slices)
         jobs = [
             GenerationJob(
