@@ -9,12 +9,14 @@ resume after an event.
 from collections.abc import Sequence
 
 import msgspec
+from typing_extensions import override
 
 from contract.messages import Delta, JobFailed, JobFinished, JobStarted, PromptScored
 from contract.outcomes import FailureCode
 from gateway.completions.queue.generation import Reply
 from gateway.completions.rendering.completion import Completion, Usage
 from gateway.completions.rendering.failures import to_api_error
+from gateway.completions.rendering.parts import PartStream
 from gateway.completions.rendering.prompt_logprobs import PromptLogprobs
 from gateway.completions.rendering.timings import Stopwatch
 from gateway.records.errors import ApiError
@@ -172,3 +174,28 @@ class EventRenderer:
 
     def _event_end(self, number: int) -> bytes:
         return b"%b%d\n\n" % (self._id, number) if self._id else EVENT_END
+
+
+class PartsRenderer(EventRenderer):
+    """Renders the parts of a response with one choice, after events that need no reply."""
+
+    def __init__(self, completion: Completion, *, skip: int = 0, has_ids: bool = False) -> None:
+        super().__init__(completion, skip=skip, has_ids=has_ids)
+        self._stream = PartStream(completion.request)
+        self._has_begun = False
+
+    @override
+    def opening(self) -> bytes:
+        parts: list[bytes] = []
+        self._begin(parts)
+        return b"".join(parts)
+
+    def _begin(self, parts: list[bytes]) -> None:
+        """Add the first events, unless they were added."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._add_opening(parts)
+
+    def _add_opening(self, parts: list[bytes]) -> None:
+        """Add the first events."""
+        raise NotImplementedError

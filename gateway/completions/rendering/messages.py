@@ -12,7 +12,7 @@ from contract.outcomes import FinishReason
 from contract.tier import ServiceTier
 from gateway.completions.rendering.assembler import PartsAssembler
 from gateway.completions.rendering.completion import Completion, Usage
-from gateway.completions.rendering.events import EVENT_END, EventRenderer
+from gateway.completions.rendering.events import EVENT_END, PartsRenderer
 from gateway.completions.rendering.parts import Change, Part, PartEvent, PartKind, PartStream
 from gateway.completions.rendering.tool_calls import derived_id
 from gateway.dialects.request import MessagesOptions
@@ -121,14 +121,12 @@ class _Blocks:
         return {"stop_reason": reason, "stop_sequence": sequence}
 
 
-class MessageRenderer(EventRenderer):
+class MessageRenderer(PartsRenderer):
     """Renders the events of a message."""
 
     def __init__(self, completion: Completion, *, skip: int = 0, has_ids: bool = False) -> None:
         super().__init__(completion, skip=skip, has_ids=has_ids)
         self._blocks = _Blocks(completion)
-        self._stream = PartStream(completion.request)
-        self._has_begun = False
         self._delta = b""
         """The beginning of the deltas of the open block."""
         self._changes: dict[Change, Callable[[PartEvent, list[bytes]], None]] = {
@@ -136,12 +134,6 @@ class MessageRenderer(EventRenderer):
             Change.GROWN: self._add_to_block,
             Change.ENDED: self._end_block,
         }
-
-    @override
-    def opening(self) -> bytes:
-        parts: list[bytes] = []
-        self._begin(parts)
-        return b"".join(parts)
 
     @property
     @override
@@ -184,11 +176,9 @@ class MessageRenderer(EventRenderer):
         body = error.body(ErrorStyle.ANTHROPIC)
         return [event("error", error=body["error"])]
 
-    def _begin(self, parts: list[bytes]) -> None:
-        """Add the first event, unless it was added. The cached tokens are not known yet."""
-        if self._has_begun:
-            return
-        self._has_begun = True
+    @override
+    def _add_opening(self, parts: list[bytes]) -> None:
+        # The cached tokens are not known yet.
         prompt = Usage(prompt_tokens=sum(map(len, self._completion.prompt_token_ids)))
         unknown = {"stop_reason": None, "stop_sequence": None, "usage": self._blocks.usage(prompt)}
         self._add_event(event("message_start", message=self._blocks.head([]) | unknown), parts)

@@ -82,11 +82,6 @@ class PartStream:
         self.stop_reason: int | str | None = None
         """See `Delta.stop_reason`."""
 
-    @property
-    def has_calls(self) -> bool:
-        """Whether there is a call."""
-        return any(each.kind is PartKind.CALL for each in self.parts)
-
     def add(self, delta: Delta) -> list[PartEvent]:
         """Return what a delta changes."""
         events: list[PartEvent] = []

@@ -16,7 +16,7 @@ from contract.outcomes import FinishReason
 from gateway.completions.queue.generation import Turn
 from gateway.completions.rendering.assembler import PartsAssembler, WholeResponse
 from gateway.completions.rendering.completion import Completion, Usage
-from gateway.completions.rendering.events import EventRenderer
+from gateway.completions.rendering.events import PartsRenderer
 from gateway.completions.rendering.parts import Change, Part, PartKind, PartStream
 from gateway.completions.rendering.tool_calls import call_id, derived_id
 from gateway.dialects.request import CallForm, CallKind, ResponsesOptions
@@ -254,29 +254,21 @@ class ResponseAssembler(PartsAssembler):
         return WholeResponse(bytes(content), self.usage, {})
 
 
-class ResponseRenderer(EventRenderer):
+class ResponseRenderer(PartsRenderer):
     """Renders the events of a response."""
 
     def __init__(self, completion: Completion, *, skip: int = 0, has_ids: bool = False) -> None:
         super().__init__(completion, skip=skip, has_ids=has_ids)
         self._objects = ResponseObjects(completion)
-        self._stream = PartStream(completion.request)
         self._is_resumable = has_ids or completion.request.is_background
         self._keep_alives = 0
         """Events that only this stream has."""
-        self._has_begun = False
         self._first = 0
         """Index of the first part among the items."""
         self._text: TextArgument | None = None
         """Reads the open call if its input is a text."""
         self._head = b""
         """What the events with text of the open part have before it; empty if there are none."""
-
-    @override
-    def opening(self) -> bytes:
-        parts: list[bytes] = []
-        self._begin(parts)
-        return b"".join(parts)
 
     @override
     def keep_alive(self) -> bytes:
@@ -321,12 +313,11 @@ class ResponseRenderer(EventRenderer):
         response = self._objects.response(status, output, usage=self.usage)
         self._add(f"response.{status}", {"response": response}, parts)
 
-    def _begin(self, parts: list[bytes]) -> None:
-        if not self._has_begun:
-            self._has_begun = True
-            response = self._objects.response("in_progress")
-            for kind in ("created", "in_progress"):
-                self._add(f"response.{kind}", {"response": response}, parts)
+    @override
+    def _add_opening(self, parts: list[bytes]) -> None:
+        response = self._objects.response("in_progress")
+        for kind in ("created", "in_progress"):
+            self._add(f"response.{kind}", {"response": response}, parts)
 
     def _add_missing_reasoning(self, parts: list[bytes]) -> None:
         if _lacks_reasoning(self._stream, self._objects):
