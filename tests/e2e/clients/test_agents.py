@@ -80,7 +80,7 @@ def codex(stack: Stack, folder: Path) -> tuple[str, int, int]:
         return bool(catalogue["models"])
 
     wait_until(is_listed, what="the model being listed")
-    # Codex offers its patches if the catalogue says so; the scripted engine enforces no grammar.
+    # The scripted engine enforces no grammar, so its catalogue has no patches of Codex.
     catalogue["models"][0]["apply_patch_tool_type"] = "freeform"
     (home / ".codex").mkdir(parents=True)
     catalog = home / "models.json"

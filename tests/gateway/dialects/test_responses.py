@@ -137,11 +137,11 @@ def test_calls_of_shells_and_searches_are_calls_of_functions() -> None:
     output = {"type": "local_shell_call_output", "id": "x", "output": "{}"}
     request = read(input=[user("a"), shell, search, output, found, more], tools=[SEARCH])
     assert request.chat is not None
-    _, turn, _, listed, told = request.chat.messages
+    _, turn, _, listed, described = request.chat.messages
     assert calls_of(turn) == [("local_shell", {"command": ["ls"]}), ("tool_search", {"query": "a"})]
     assert json.loads(listed["content"])["function"]["name"] == "mcp__look"
-    assert (told["role"], '"patch"' in told["content"]) == ("developer", True)
-    # The model may call what it was told, but the template describes only the request's tools.
+    assert (described["role"], '"patch"' in described["content"]) == ("developer", True)
+    # The model may call these tools, too, but the template describes only the request's.
     assert request.tool_use is not None
     assert [tool.name for tool in request.tool_use.tools] == ["tool_search", "mcp__look", "patch"]
     assert [tool["function"]["name"] for tool in request.chat.tools] == ["tool_search"]

@@ -394,13 +394,11 @@ def test_failure_is_the_last_event(begun: list[Reply]) -> None:
         (AuthenticationError("Who?"), "server_error", False),
     ],
 )
-def test_refusals_are_told_in_the_words_of_agents(
-    error: ApiError, code: str, *, is_shown: bool
-) -> None:
-    told = failure_of(error)
-    assert told["code"] == code
+def test_refusals_have_the_codes_of_agents(error: ApiError, code: str, *, is_shown: bool) -> None:
+    failure = failure_of(error)
+    assert failure["code"] == code
     is_limit = code == "rate_limit_exceeded" and error.retry_after_seconds is not None
-    assert told["message"] == error.message + " Please try again in 1.3s." * is_limit
+    assert failure["message"] == error.message + " Please try again in 1.3s." * is_limit
     stream = failed_stream(error, "resp_1", "m")
     assert (stream is not None) is is_shown
     if stream is not None:

@@ -44,7 +44,7 @@ async def test_stream_reserves_what_it_generates_next(
     await reserves(first, request, 4)
     await worker.say(claim, *"bc")
     await reserves(first, request, 7)
-    # The gateway that takes over goes on: it does not know what was reserved.
+    # The gateway that takes over continues, although it lacks the reserved amount.
     await first.kill()
     reader = await Reader((await second.attach(request.id)).generation).until_text("abc")
     claim = await worker.claim_one()
