@@ -105,7 +105,10 @@ class Slices:
         self._subjects = subjects
         self._most = most
         self._sequences = sequences
-        self._reserved = self.first.completion_tokens
+        self.reserved = self.first.completion_tokens
+        """Completion tokens that are reserved, with those of earlier reservations."""
+        self.is_extending = False
+        """Whether more are being reserved."""
 
     @property
     def first(self) -> Counts:
@@ -113,25 +116,27 @@ class Slices:
         tokens = min(self._most.completion_tokens, self._sequences * SLICE_TOKENS)
         return self._most._replace(completion_tokens=tokens)
 
-    def next_request(self, record: UsageRecord, received: int) -> ReservationRequest | None:
-        """Return the reservation that a request needs soon; None if it has it."""
+    def next(self, received: int) -> int:
+        """Return the completion tokens that must be reserved soon; 0 if no more are needed."""
         most = self._most.completion_tokens
-        ahead = self._sequences * SLICE_TOKENS // 2
-        if self._reserved >= min(most, received + ahead):
-            return None
-        self._reserved = min(most, received + self._sequences * SLICE_TOKENS)
+        if self.reserved >= min(most, received + self._sequences * SLICE_TOKENS // 2):
+            return 0
+        return min(most, received + self._sequences * SLICE_TOKENS)
+
+    def are_used(self, received: int) -> bool:
+        """Return whether the next tokens may be more than those that are reserved."""
+        return self.reserved <= received + self._sequences * (SLICE_TOKENS // 16)
+
+    def request(self, record: UsageRecord, tokens: int) -> ReservationRequest:
+        """Return the reservation of so many completion tokens."""
         # A resumed request has settled a part of its tokens.
-        new = record.used(self._most._replace(completion_tokens=self._reserved))
+        new = record.used(self._most._replace(completion_tokens=tokens))
         return ReservationRequest.of(
             record,
             self._subjects,
             prompt_tokens=new.prompt_tokens,
             completion_tokens=new.completion_tokens,
         )
-
-    def forget(self) -> None:
-        """Note that it is unknown how much is reserved."""
-        self._reserved = 0
 
 
 class SettlementService:
@@ -150,7 +155,7 @@ class SettlementService:
         self.storage = storage
         self.tasks = TaskSet()
         """Work that outlives its request: settlements, and writes of stored responses."""
-        self._sliced: set[Settlement] = set()
+        self._sliced: dict[Settlement, Slices] = {}
         self._to_drop: defaultdict[str, list[str]] = defaultdict(list)
 
     def open(
@@ -167,8 +172,7 @@ class SettlementService:
 
     def reserve_in_slices(self, settlement: "Settlement", slices: Slices) -> None:
         """Extend the reservation of a stream while it runs; end it if a limit does not allow it."""
-        settlement.slices = slices
-        self._sliced.add(settlement)
+        self._sliced[settlement] = slices
 
     async def run(self) -> None:
         """Drop receipts and extend reservations until cancelled."""
@@ -177,10 +181,10 @@ class SettlementService:
             tasks.create_task(repeat("reserve slices", self._extend_all, seconds=SLICE_SECONDS))
 
     async def _extend_all(self) -> None:
-        self._sliced = {each for each in self._sliced if not each.has_ended}
-        for each in self._sliced:
-            if (request := each.next_slice()) is not None:
-                self.tasks.start(each.extend_to(request))
+        self._sliced = {each: its for each, its in self._sliced.items() if not each.has_ended}
+        for settlement, slices in self._sliced.items():
+            if not slices.is_extending and (tokens := slices.next(settlement.received_tokens())):
+                self.tasks.start(settlement.extend(slices, tokens))
 
     async def aclose(self) -> None:
         """Finish pending work within CLOSE_SECONDS; a sweep settles the remaining requests."""
@@ -218,8 +222,6 @@ class Settlement:
         """Whether it is settled, or being settled."""
         self.is_finished = False
         """Whether it is settled with a whole response."""
-        self.slices: Slices | None = None
-        """What is reserved, if it grows with what is generated."""
         self._storage_subjects: tuple[SubjectLimits, ...] | None = None
         self._is_storage_kept = False
 
@@ -241,36 +243,45 @@ class Settlement:
         self.has_ended = True
         self._service.reservations.hand_over(self.record.request_id)
 
-    def next_slice(self) -> ReservationRequest | None:
-        """Return the reservation that the request needs soon; None if it has it."""
-        if self.slices is None:
-            return None
-        received = sum(self.generation.received_tokens.values())
-        return self.slices.next_request(self.record, received)
+    def received_tokens(self) -> int:
+        """Return the completion tokens of all jobs that the gateway has received."""
+        return sum(self.generation.received_tokens.values())
 
-    async def extend_to(self, request: ReservationRequest) -> None:
-        """Extend the reservation, or end the response if a limit does not allow it."""
+    async def extend(self, slices: Slices, tokens: int) -> None:
+        """Extend the reservation to so many completion tokens.
+
+        If a limit does not allow it, the response ends once it has used what is reserved. Until
+        then each check tries again.
+        """
+        slices.is_extending = True
         try:
             await self._service.reservations.extend_to(
-                request, is_openai=self.record.dialect == Dialect.OPENAI, sees=sees_key
+                slices.request(self.record, tokens),
+                is_openai=self.record.dialect == Dialect.OPENAI,
+                sees=sees_key,
             )
+            slices.reserved = tokens
         except RateLimitError as error:
             seconds = error.retry_after_seconds
             again = "" if seconds is None else f" Please try again in {seconds:.1f}s."
             message = f"The response has ended early. {error}{again}"
-            self._fail(FailureCode.RATE_LIMITED, message, seconds)
+            self._fail_if_used(slices, FailureCode.RATE_LIMITED, message, seconds)
         except InsufficientQuotaError:
             message = "The budget or the credit allows the response no further tokens."
-            self._fail(FailureCode.OUT_OF_QUOTA, message)
+            self._fail_if_used(slices, FailureCode.OUT_OF_QUOTA, message)
         except (RedisError, StoreUnavailableError):
-            # The next check tries again.
-            if self.slices is not None:
-                self.slices.forget()
+            pass  # The next check tries again.
+        finally:
+            slices.is_extending = False
 
-    def _fail(
-        self, code: FailureCode, message: str, retry_after_seconds: float | None = None
+    def _fail_if_used(
+        self,
+        slices: Slices,
+        code: FailureCode,
+        message: str,
+        retry_after_seconds: float | None = None,
     ) -> None:
-        if not self.has_ended:
+        if not self.has_ended and slices.are_used(self.received_tokens()):
             self.generation.push(0, JobFailed(0, 0, code, message, retry_after_seconds))
 
     def replied(self) -> None:
@@ -452,11 +463,7 @@ class Settlement:
         received = self.generation.received_tokens[index]
         prompt_tokens = receipt.prompt_tokens
         settled_before = self.record.completion_tokens
-        if (
-            received
-            and not prompt_tokens
-            and sum(self.generation.received_tokens.values()) > settled_before
-        ):
+        if received and not prompt_tokens and self.received_tokens() > settled_before:
             # A job that was never followed has no prompt here.
             prompt_tokens = sum(
                 len(job.prompt_token_ids) for job in self.generation.jobs[index : index + 1]

@@ -125,18 +125,19 @@ class Reservations:
         if isinstance(reply, Admitted) and request.request_id in self._open:
             self._open[request.request_id] = request.tenant_id, request
 
-    async def take_over(self, request: ReservationRequest) -> bool:
+    async def take_over(self, request: ReservationRequest) -> int | None:
         """Take over a request whose reservation another gateway made, with the draft in `request`.
 
-        Return False if its reservation is not open any more. Raises StoreUnavailableError.
+        Return the completion tokens that it reserves, or None if it is not open any more. Raises
+        StoreUnavailableError.
         """
         try:
-            is_taken = await self._store.take_over(request, lease_ms=LEASE_MS)
+            reserved = await self._store.take_over(request, lease_ms=LEASE_MS)
         except RedisError:
             raise _unavailable() from None
-        if is_taken:
+        if reserved is not None:
             self._open[request.request_id] = request.tenant_id, request
-        return is_taken
+        return reserved
 
     def hand_over(self, request_id: str) -> None:
         """Leave a reservation to another gateway, or to the sweep."""

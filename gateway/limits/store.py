@@ -189,13 +189,13 @@ class QuotaStore:
         )
         return [request_id.decode() for request_id in unknown]
 
-    async def take_over(self, request: ReservationRequest, *, lease_ms: int) -> bool:
+    async def take_over(self, request: ReservationRequest, *, lease_ms: int) -> int | None:
         """Renew the lease of another gateway's reservation, and replace the draft of its record.
 
-        Return False if it is not open.
+        Return the completion tokens that it reserves, or None if it is not open.
         """
         bucket = keys.bucket_of(request.tenant_id)
-        taken = await _TAKE_OVER.run(
+        reserved: int = await _TAKE_OVER.run(
             self._executor,
             reservation=keys.reservation(bucket, request.request_id),
             open_reservations=keys.open_reservations(bucket),
@@ -204,7 +204,7 @@ class QuotaStore:
             lease_ms=lease_ms,
             record=request.record,
         )
-        return bool(taken)
+        return None if reserved < 0 else reserved
 
     async def seed(
         self,

@@ -255,7 +255,9 @@ class Takeovers:
         reservations = self._settlements.reservations
         draft = self._draft(head, status.reservation, status.settled)
         is_running = status.state is ResponseState.RUNNING
-        is_open = is_running and await reservations.take_over(_reservation_request(head, draft))
+        request = _reservation_request(head, draft)
+        reserved = await reservations.take_over(request) if is_running else None
+        is_open = reserved is not None
         if is_open or history.has_finished or history.failure is not None:
             admission = Admission(head.record.created_ms, {})
             if head.record.line and not is_open:
@@ -270,8 +272,10 @@ class Takeovers:
                 settled = Counts()  # The sweep has recorded nothing.
             draft = self._draft(head, f"{head.request_id}.{term}", settled)
             status = status._replace(reservation=draft.request_id, settled=settled)
+            request = _reservation_request(head, draft)
+            reserved = request.completion_tokens
             admission = await reservations.reserve(
-                _reservation_request(head, draft),
+                request,
                 is_openai=draft.dialect == Dialect.OPENAI,
                 # The address of the client that resumes is unknown here.
                 sees=sees_key,
@@ -282,8 +286,7 @@ class Takeovers:
         settlement = self._settlements.open(draft, admission, generation)
         if head.is_sliced:
             slices = _slices(head, head.most)
-            # It is unknown how much the former owner reserved.
-            slices.forget()
+            slices.reserved = draft.completion_tokens + (reserved or 0)
             self._settlements.reserve_in_slices(settlement, slices)
         return settlement, status._replace(state=ResponseState.RUNNING, handles=())
 

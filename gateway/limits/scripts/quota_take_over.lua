@@ -6,12 +6,12 @@
 -- KEYS reservation, open_reservations
 -- ARGV running_prefix, id, lease_ms, record: draft of the usage record, with which a sweep settles
 --   the reservation from now on
--- Output 1, or 0 if there is no such reservation
+-- Output the completion tokens that are reserved, or -1 if there is no such reservation
 -- @include renewing
 local reservation, open_reservations = unpack(KEYS, 1, 2)
 local running_prefix, id, lease_ms, record = unpack(ARGV, 1, 4)
-local request = call('HGET', reservation, 'request')
-if not request then return 0 end
+local request, amounts = unpack(call('HMGET', reservation, 'request', 'amounts'))
+if not request then return -1 end
 call('HSET', reservation, 'record', record, 'taken', 1)
 renew(open_reservations, running_prefix, id, request, now_ms() + lease_ms)
-return 1
+return select(5, struct.unpack('>dddddd', amounts))

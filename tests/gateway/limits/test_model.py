@@ -428,7 +428,7 @@ async def test_unedited_scripts_run(
     assert (await desk.refuse("r2", cost=41)).limit is LimitName.BUDGET
     assert await store.renew(BUCKET, ["r1", "r2"], lease_ms=LEASE_MS) == ["r2"]
     assert await store.expired(BUCKET) == []
-    assert await store.take_over(desk.request("r1", cost=60), lease_ms=0)
+    assert await store.take_over(desk.request("r1", cost=60), lease_ms=0) is not None
     assert await store.audit_open(BUCKET) == (0, 0)
     assert await store.live(TENANT) == ([(admitted.created_ms, "r1")], True)
     # Its lease had no length, so it has expired by the next millisecond.
