@@ -359,8 +359,8 @@ def _become(request: Mapping[str, Any], handles: list[int], server: int) -> None
     os.environ.update(request["env"])
 
 
-def _fork_engine_cores() -> None:
-    """Let the engine core of a worker be its fork.
+def fork_engine_cores() -> None:
+    """Let the engine cores that this process starts be its forks.
 
     On CPUs, vLLM lets a core import everything again, since a fork would lack the threads of
     OpenMP. Tests have none.
@@ -410,7 +410,7 @@ def _serve(role: str, folder: Path, listening: int) -> None:
                     os.dup2(output.fileno(), stream.fileno())
     _import(role)
     if role == "engine":
-        _fork_engine_cores()
+        fork_engine_cores()
     if role == "tests":
         _import_tests()
     gc.collect()

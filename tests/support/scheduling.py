@@ -14,6 +14,8 @@ TOGETHER: Final = {
     "tests/worker/test_resumption_vllm.py": VLLM,
     "tests/worker/test_chat_resumption_vllm.py": VLLM,
     "tests/worker/test_vllm_engine.py": VLLM,
+    "tests/worker/test_preemption_vllm.py": VLLM,
+    "tests/worker/test_pooling_vllm.py": VLLM,
     "tests/worker/samplers/test_engine.py": SAMPLERS,
     "tests/worker/samplers/test_resumption.py": SAMPLERS,
     "tests/failures/chaos/test_planted_faults.py": "planted faults",

@@ -14,6 +14,7 @@ from contract.affinity import prefix_affinity
 from contract.messages import GenerationJob, TokenLogprob, decode_logprobs
 from contract.queue import JobClaim
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.preloaded import fork_engine_cores
 from tests.worker.conftest import MODEL_FOLDER
 from worker.engine.base import EngineStats
 from worker.engine.vllm.engine import VllmEngine
@@ -68,6 +69,7 @@ class EngineSlot(AsyncExitStack):
         if settings != self._settings:
             self._settings = None
             await self.aclose()
+            fork_engine_cores()
             self._engine = VllmEngine(WorkerSettings(**settings))
             self.push_async_callback(self._engine.aclose)
             await self._engine.start()
