@@ -14,7 +14,7 @@ from gateway.records.errors import InvalidParameterError, must, shown
 IMAGE_MARK = "<image>"
 """Marks the place of an image in a prompt's text."""
 
-MAX_IMAGES = 16
+MAX_IMAGES = 100
 """Maximum images per request, all prompts together."""
 MAX_IMAGE_BYTES = 4 * 2**20
 """Maximum size of one decoded image file."""

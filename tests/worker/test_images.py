@@ -10,7 +10,13 @@ from PIL import Image
 
 from tests.support.cases import all_cases
 from worker.engine.base import InvalidRequestError
-from worker.engine.vllm.prompts import FORMATS, MAX_PIXELS, MAX_PIXELS_TOGETHER, read_images
+from worker.engine.vllm.prompts import (
+    FORMATS,
+    MAX_PIXELS,
+    MAX_PIXELS_TOGETHER,
+    most_pixels,
+    read_images,
+)
 
 
 def image_file(
@@ -48,7 +54,8 @@ def gif_that_claims(width: int, height: int) -> bytes:
 
 
 def read(files: list[bytes]) -> list[Image.Image]:
-    return read_images(files, [f"image {number}" for number, _ in enumerate(files)])
+    named = [f"image {number}" for number, _ in enumerate(files)]
+    return read_images(files, named, most_pixels=most_pixels(window=2048))
 
 
 @all_cases("file_format", FORMATS)
@@ -140,7 +147,10 @@ def test_hostile_file_is_refused_by_its_place(name: str) -> None:
 def test_largest_images_are_accepted_within_the_total_bound() -> None:
     side = int(MAX_PIXELS**0.5)
     largest = image_file("PNG", (side, side))
-    most = MAX_PIXELS_TOGETHER // MAX_PIXELS
+    most = MAX_PIXELS_TOGETHER[0] // MAX_PIXELS
     assert [image.size for image in read([largest])] == [(side, side)]
     with pytest.raises(InvalidRequestError, match=r"'image 4' is one too many: .* 64000000 pixels"):
         read([largest] * most + [image_file()])
+    # A window that has room for a hundred screenshots has the pixels for them, within a bound.
+    assert most_pixels(window=131_072) >= 100 * 1280 * 1024
+    assert most_pixels(window=2_000_000) == MAX_PIXELS_TOGETHER[1]

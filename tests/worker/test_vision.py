@@ -60,7 +60,7 @@ async def test_model_announces_vision(engine: VllmEngine, vision_folder: Path) -
         Feature.IMAGES,
         Feature.CHAT,
     ]
-    assert (engine.info.image_token, engine.info.max_images) == (IMAGE_TOKEN, 8)
+    assert (engine.info.image_token, engine.info.max_images) == (IMAGE_TOKEN, 100)
     assert engine.info.image_tokens == TOKENS_OF_IMAGE + AROUND
     assert engine.info.chat is not None
     assert (engine.info.chat.tool_parser, engine.info.chat.reasoning_parser) == ("", "")

@@ -206,10 +206,10 @@ def test_wrong_image_is_named_by_its_place(url: Any, message: str) -> None:
 
 
 def test_too_many_images_are_refused() -> None:
-    assert len(chat(messages=[user(*[image()] * 8)] * 2).image_sources) == 16
-    error = chat_refusal(messages=[user(*[image()] * 8)] * 2 + [user(image())])
+    assert len(chat(messages=[user(*[image()] * 50)] * 2).image_sources) == 100
+    error = chat_refusal(messages=[user(*[image()] * 50)] * 2 + [user(image())])
     assert error.message == (
-        "'messages' must have at most 16 images. Given: one more in "
+        "'messages' must have at most 100 images. Given: one more in "
         "'messages[2].content[0].image_url'."
     )
 

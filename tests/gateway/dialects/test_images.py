@@ -130,13 +130,13 @@ def test_images_of_a_wrong_type_are_refused(value: Any) -> None:
 
 
 def test_too_many_images_are_refused() -> None:
-    assert read(prompt="<image>" * 16, images=[uri()] * 16)
-    assert refusal(prompt="<image>" * 17, images=[uri()] * 17).message == (
-        "'images' must have at most 16 entries. Given: 17."
+    assert read(prompt="<image>" * 100, images=[uri()] * 100)
+    assert refusal(prompt="<image>" * 101, images=[uri()] * 101).message == (
+        "'images' must have at most 100 entries. Given: 101."
     )
-    prompts = ["<image>" * 6] * 3
-    assert refusal(prompt=prompts, images=[[uri()] * 6] * 3).message == (
-        "'images' must have at most 16 images. Given: 18."
+    prompts = ["<image>" * 51] * 2
+    assert refusal(prompt=prompts, images=[[uri()] * 51] * 2).message == (
+        "'images' must have at most 100 images. Given: 102."
     )
 
 

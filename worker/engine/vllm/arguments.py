@@ -22,7 +22,8 @@ _JSON_LOGS = Path(__file__).with_name("logging.json")
 """Logging configuration for vLLM's processes when the worker logs JSON; their default is not
 JSON."""
 
-_DEFAULT_MAX_IMAGES = 8
+_DEFAULT_MAX_IMAGES = 100
+"""As many as the gateway accepts; the window and the pixels of a request limit them, too."""
 _CPU_STEP_TOKENS = 4096
 _FIXED = {
     "model",

@@ -13,8 +13,11 @@ _log = logging.getLogger(__name__)
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF")
 MAX_PIXELS = 16_000_000
 """Maximum width times height, checked before decoding."""
-MAX_PIXELS_TOGETHER = 64_000_000
-"""Maximum pixels of all images of a request; each takes three bytes while decoding."""
+MAX_PIXELS_TOGETHER = (64_000_000, 160_000_000)
+"""Maximum pixels of all images of a request, with a short and with a long context window; each
+takes three bytes while decoding."""
+_PIXELS_OF_TOKEN = 1024
+"""Pixels that a vision model of full resolution reads as one token."""
 MAX_SIDE = 16_384
 """Maximum width and height: a thin line of few pixels may be as harmful as a large image."""
 _TOO_LARGE = f"must have at most {MAX_PIXELS} pixels and {MAX_SIDE} on a side."
@@ -74,7 +77,11 @@ class Prompts:
             return self._tokens_input(request.prompt_token_ids, cache_salt=salt)
         prompt: dict[str, Any] = {
             "prompt_token_ids": request.prompt_token_ids,
-            "multi_modal_data": {"image": read_images(request.images, request.image_params)},
+            "multi_modal_data": {
+                "image": read_images(
+                    request.images, request.image_params, most_pixels=most_pixels(self._window)
+                )
+            },
         }
         if salt is not None:
             prompt["cache_salt"] = salt
@@ -134,20 +141,28 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-def read_images(files: Sequence[bytes], params: Sequence[str]) -> list["Image"]:
+def most_pixels(window: int) -> int:
+    """Return the maximum pixels of all images of a request for a context window."""
+    least, most = MAX_PIXELS_TOGETHER
+    return min(max(window * _PIXELS_OF_TOKEN, least), most)
+
+
+def read_images(
+    files: Sequence[bytes], params: Sequence[str], *, most_pixels: int
+) -> list["Image"]:
     """Decode image files to RGB, of animations the first frame.
 
     Raises InvalidRequestError, which names the first invalid one by its entry in `params`.
     """
     images: list[Image] = []
-    room = MAX_PIXELS_TOGETHER
+    room = most_pixels
     for content, param in zip(files, params, strict=True):
-        images.append(_read(content, param, room))
+        images.append(_read(content, param, room, most_pixels))
         room -= images[-1].width * images[-1].height
     return images
 
 
-def _read(content: bytes, param: str, room: int) -> "Image":
+def _read(content: bytes, param: str, room: int, most_pixels: int) -> "Image":
     from PIL import Image
 
     try:
@@ -156,8 +171,7 @@ def _read(content: bytes, param: str, room: int) -> "Image":
             if image.width * image.height > room:
                 raise _refusal(
                     param,
-                    "is one too many: all images together must have at most "
-                    f"{MAX_PIXELS_TOGETHER} pixels.",
+                    f"is one too many: all images together must have at most {most_pixels} pixels.",
                 )
             return image.convert("RGB")
     except InvalidRequestError:
