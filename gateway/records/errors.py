@@ -110,12 +110,14 @@ _ANTHROPIC_TYPES = {
     413: "request_too_large",
     429: "rate_limit_error",
     500: "api_error",
-    503: "overloaded_error",
     504: "timeout_error",
+    529: "overloaded_error",
 }
 """Anthropic's error types by status. Other statuses are of invalid requests."""
 _OVERLOADED = 529
 """The status at which Anthropic's clients wait and retry; it replaces 503."""
+_NO_MONEY = ("insufficient_quota", 402)
+"""The type of errors of budgets and credits, and their status for Anthropic's clients."""
 
 
 class ErrorStyle(StrEnum):
@@ -178,9 +180,11 @@ class ApiError(Exception):
         """Return the HTTP status that clients of this style expect for the error."""
         if style is ErrorStyle.MISTRALRS and self.status == BadRequestError.status:
             return _UNPROCESSABLE
-        if style is ErrorStyle.ANTHROPIC:
-            return _OVERLOADED if self.status == ServiceUnavailableError.status else self.status
-        return self.status
+        if style is not ErrorStyle.ANTHROPIC:
+            return self.status
+        if self.type == _NO_MONEY[0]:
+            return _NO_MONEY[1]
+        return _OVERLOADED if self.status == ServiceUnavailableError.status else self.status
 
     def body(self, style: ErrorStyle = ErrorStyle.OPENAI) -> dict[str, Any]:
         """Return the error envelope, in OpenAI's style by default."""
@@ -189,7 +193,7 @@ class ApiError(Exception):
             case ErrorStyle.OPENAI | ErrorStyle.MISTRALRS:
                 described = {"type": self.type, "param": self.param, "code": self.code}
             case ErrorStyle.ANTHROPIC:
-                kind = _ANTHROPIC_TYPES.get(self.status, BadRequestError.type)
+                kind = _ANTHROPIC_TYPES.get(self.status_for(style), BadRequestError.type)
                 return {"type": "error", "error": {"type": kind, "message": self.message}}
             case ErrorStyle.LLAMACPP:
                 kind = _LLAMACPP_TYPES.get(self.status, self.type)
@@ -497,17 +501,6 @@ class InsufficientQuotaError(
         self._refused_by(refusing, headers)
         self.status = 429 if is_openai else 402
         self.code = self.type if is_openai else code
-
-    @override
-    def status_for(self, style: ErrorStyle) -> int:
-        return 402 if style is ErrorStyle.ANTHROPIC else super().status_for(style)
-
-    @override
-    def body(self, style: ErrorStyle = ErrorStyle.OPENAI) -> dict[str, Any]:
-        body = super().body(style)
-        if style is ErrorStyle.ANTHROPIC:
-            body["error"]["type"] = _ANTHROPIC_TYPES[402]
-        return body
 
 
 class RateLimitError(_LimitError, status=429, type_="rate_limit_error", code="requests"):

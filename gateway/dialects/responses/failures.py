@@ -19,6 +19,7 @@ from gateway.records.errors import (
     RateLimitError,
 )
 
+_AGAIN: Final = "Please try again in"
 _TOO_MANY: Final = RateLimitError.status
 
 
@@ -33,9 +34,10 @@ def failure_of(error: ApiError) -> dict[str, str]:
         code = "server_is_overloaded"
     elif error.status == _TOO_MANY and error.should_retry is not False:
         code = "rate_limit_exceeded"
-        if error.retry_after_seconds is not None:
+        # What ends a running stream says so in every API.
+        if error.retry_after_seconds is not None and _AGAIN not in message:
             wait = math.ceil(round(error.retry_after_seconds * 10, 3)) / 10
-            message = f"{message} Please try again in {wait:.1f}s."
+            message = f"{message} {_AGAIN} {wait:.1f}s."
     elif error.status == _TOO_MANY or isinstance(error, BadRequestError):
         code = "invalid_prompt"
     return {"code": code, "message": message}

@@ -131,6 +131,7 @@ def test_every_error_has_a_type_in_every_style(style: ErrorStyle) -> None:
         (INVALID, 400, "invalid_request_error"),
         (AuthenticationError("No."), 401, "authentication_error"),
         (NO_MONEY, 402, "billing_error"),
+        (errors.OutOfQuotaError("No."), 402, "billing_error"),
         (PermissionDeniedError("No."), 403, "permission_error"),
         (ModelNotFoundError("x"), 404, "not_found_error"),
         (errors.IdempotencyConflictError(), 409, "conflict_error"),

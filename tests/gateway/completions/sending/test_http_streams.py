@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,6 +13,11 @@ from redis.asyncio import Redis
 from contract import keys, messages
 from contract.messages import JobFinished
 from contract.outcomes import FailureCode, FinishReason
+from gateway.completions.settlement import SLICE_TOKENS
+from gateway.records.limits import LimitName
+from gateway.records.scopes import Scope
+from tests.gateway.callers import caller
+from tests.gateway.chats import HELLO, serve_chats
 from tests.gateway.conftest import (
     KEEP_ALIVE_SECONDS,
     asking,
@@ -308,3 +314,54 @@ async def test_many_streams_of_many_tenants_over_two_gateways_keep_their_own_tex
     assert len({texts[0] for texts in first}) == streams
     # In each step every running stream gets a token: a gateway had several at once.
     assert tokens > 2 * steps
+
+
+OPEN_ENDED: dict[str, tuple[str, dict[str, Any]]] = {
+    "completions": ("/v1/completions", {"prompt": "a", "max_tokens": -1}),
+    "chats": ("/v1/chat/completions", {"messages": HELLO}),
+    "messages": ("/v1/messages", {"messages": HELLO, "max_tokens": 32_000}),
+    "responses": ("/v1/responses", {"input": "Hello"}),
+}
+
+
+async def test_limit_ends_an_open_ended_stream_in_the_form_of_its_api(
+    stack: Stack, store: "Redis"
+) -> None:
+    most = len(OPEN_ENDED) * SLICE_TOKENS
+    limits = {LimitName.COMPLETION_TOKENS_PER_MINUTE: most}
+    worker, name = await serve_chats(store, context_window=65_536)
+
+    async def ended(path: str, body: dict[str, Any]) -> list[bytes]:
+        asked = {"model": name, "stream": True} | body
+        answer = await client.post(path, json=asked, timeout=PATIENCE_SECONDS)
+        assert answer.status_code == 200, answer.text
+        return answer.content.removesuffix(b"\n\n").split(b"\n\n")
+
+    async with caller(stack, "open-ended", Scope.COMPLETIONS, limits=limits) as client:
+        asked = [asyncio.create_task(ended(*each)) for each in OPEN_ENDED.values()]
+        claims = [await worker.claim_one() for _ in asked]
+        for claim in claims:
+            # Almost all that is reserved, so that the next slice is due.
+            used = worker.next_delta(claim, "a", tokens=SLICE_TOKENS - 96)
+            await worker.send(claim.job.gateway, deltas=[used])
+        streams = dict(zip(OPEN_ENDED, await asyncio.gather(*asked), strict=True))
+    for claim in claims:
+        await worker.drop(claim)
+    message = r"The response has ended early\. .*completion tokens.* Please try again in [0-9.]+s\."
+    for api in ("completions", "chats"):
+        *_, error, done = streams[api]
+        described = json.loads(error.removeprefix(b"data: "))["error"]
+        assert (described["type"], described["code"]) == ("rate_limit_error", "tokens")
+        assert re.fullmatch(message, described["message"])
+        assert done == DONE
+    kind, data = streams["messages"][-1].split(b"\n")
+    described = json.loads(data.removeprefix(b"data: "))
+    assert (kind, described["type"]) == (b"event: error", "error")
+    assert described["error"]["type"] == "rate_limit_error"
+    assert re.fullmatch(message, described["error"]["message"])
+    kind, data = streams["responses"][-1].split(b"\n")
+    response = json.loads(data.removeprefix(b"data: "))["response"]
+    assert (kind, response["status"]) == (b"event: response.failed", "failed")
+    assert response["error"]["code"] == "rate_limit_exceeded"
+    assert re.fullmatch(message, response["error"]["message"])
+    assert response["usage"]["output_tokens"] == SLICE_TOKENS - 96
