@@ -80,6 +80,13 @@ def number(value: object) -> float | None:
         return None
 
 
+def optional_object(value: object, name: str) -> dict[str, Any]:
+    """Return an object, empty if absent. Raises InvalidParameterError."""
+    if not isinstance(value, dict | None):
+        raise must(name, "be an object", value)
+    return value or {}
+
+
 def read_list(value: object, name: str, *, most: int) -> list[Any]:
     """Return a list of at most `most` entries; None becomes []. Raise InvalidParameterError."""
     if value is None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field
 
 from contract.sampling import Range
-from gateway.dialects.fields import Parameters, agreed, bounded, integer
+from gateway.dialects.fields import Parameters, agreed, bounded, integer, optional_object
 from gateway.dialects.json_types import Schema, or_null, schema_of
 from gateway.dialects.profile import Profile
 from gateway.dialects.wire import INTEGRAL
@@ -96,7 +96,7 @@ def read_thinking(body: ThinkingParameters, profile: Profile) -> Thinking:
             param="thinking",
         )
     effort, effort_budget, is_effort = _effort(body.reasoning_effort, "reasoning_effort")
-    reasoning = _object(body.reasoning, "reasoning")
+    reasoning = optional_object(body.reasoning, "reasoning")
     other_effort, other_budget, is_other_effort = _effort(
         reasoning.get("effort"), "reasoning.effort"
     )
@@ -168,7 +168,7 @@ def _effort(value: object, path: str) -> tuple[str | None, int | None, bool | No
 
 def _thinking(value: object) -> tuple[bool | None, int | None]:
     """Return whether to reason, and the budget."""
-    thinking = _object(value, "thinking")
+    thinking = optional_object(value, "thinking")
     kind = thinking.get("type")
     if kind is not None and not (isinstance(kind, str) and kind in _SWITCHES):
         raise must("thinking.type", f"be one of {', '.join(_SWITCHES)}", kind)
@@ -179,12 +179,6 @@ def _thinking(value: object) -> tuple[bool | None, int | None]:
             param="thinking.budget_tokens",
         )
     return None if kind is None else _SWITCHES[kind], budget
-
-
-def _object(value: object, name: str) -> dict[str, Any]:
-    if not isinstance(value, dict | None):
-        raise must(name, "be an object", value)
-    return value or {}
 
 
 def _flag(reasoning: dict[str, Any], name: str) -> bool | None:

@@ -11,13 +11,20 @@ from contract.dialect import Dialect
 from contract.sampling import MAX_STOP_CHARACTERS, MAX_STOP_STRINGS
 from contract.tier import REQUEST_TIERS, ServiceTier
 from gateway.dialects.bodies import SharedParameters, read_shared
-from gateway.dialects.chat.messages import Conversation
+from gateway.dialects.chat.messages import Conversation, unread_members
 from gateway.dialects.chat.template_arguments import TemplateParameters, read_template_arguments
 from gateway.dialects.chat.thinking import Thinking
-from gateway.dialects.fields import COUNT, Parameters, bounded, integer, read_list, read_strings
+from gateway.dialects.fields import (
+    COUNT,
+    Parameters,
+    bounded,
+    integer,
+    optional_object,
+    read_list,
+    read_strings,
+)
 from gateway.dialects.json_types import schema_of
 from gateway.dialects.messages.conversation import ROLES, read_conversation
-from gateway.dialects.parameters import is_nothing
 from gateway.dialects.profile import PROFILES, ContextLengthBehavior, Profile
 from gateway.dialects.request import (
     ChatRequest,
@@ -196,15 +203,19 @@ def _read(wire: MessageRequest, profile: Profile, *, max_tokens: int) -> Generat
     ignored = conversation.ignored
     for path, value, known in (
         ("", wire.model_extra, ()),
-        ("metadata.", _object(wire.metadata, "metadata"), ("user_id",)),
-        ("output_config.", _object(wire.output_config, "output_config"), ("effort", "format")),
-        ("thinking.", _object(wire.thinking, "thinking"), ("type", "budget_tokens", "display")),
+        ("metadata.", optional_object(wire.metadata, "metadata"), ("user_id",)),
+        (
+            "output_config.",
+            optional_object(wire.output_config, "output_config"),
+            ("effort", "format"),
+        ),
+        (
+            "thinking.",
+            optional_object(wire.thinking, "thinking"),
+            ("type", "budget_tokens", "display"),
+        ),
     ):
-        ignored += (
-            path + name
-            for name, entry in (value or {}).items()
-            if name not in known and not is_nothing(entry)
-        )
+        ignored += (path + name for name in unread_members(value or {}, known))
     shared = read_shared(
         SharedParameters(
             model=wire.model,
@@ -313,7 +324,7 @@ def _tools(value: object, ignored: list[str]) -> list[Tool]:
 
 
 def _tool(value: object, path: str, ignored: list[str]) -> Tool:
-    tool = _object(value, path)
+    tool = optional_object(value, path)
     name, kind = tool.get("name"), tool.get("type")
     if kind not in (None, "custom"):
         raise UnsupportedParameterError(
@@ -332,11 +343,7 @@ def _tool(value: object, path: str, ignored: list[str]) -> Tool:
     place = f"{path}.input_schema"
     if (schema := tool.get("input_schema")) is None:
         raise MissingParameterError(place)
-    ignored += (
-        f"{path}.{each}"
-        for each, given in tool.items()
-        if each not in _TOOL_MEMBERS and not is_nothing(given)
-    )
+    ignored += (f"{path}.{each}" for each in unread_members(tool, _TOOL_MEMBERS))
     return Tool(name, checked_schema(schema, place), bool(tool.get("strict")), place)
 
 
@@ -351,7 +358,7 @@ def _described(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tool_use(tools: list[Tool], value: object) -> ToolUse | None:
-    choice = {"type": "auto"} if value is None else _object(value, "tool_choice")
+    choice = {"type": "auto"} if value is None else optional_object(value, "tool_choice")
     kind, name = choice.get("type"), choice.get("name")
     if kind != "none" and not (isinstance(kind, str) and kind in _MODES):
         raise must("tool_choice.type", f"be one of {', '.join(_MODES)}, none", kind)
@@ -373,9 +380,3 @@ def _tier(name: str | None) -> str:
     if name is not None and name not in _TIERS:
         raise must("service_tier", f"be one of {', '.join(_TIERS)}", name)
     return _TIERS[name or "auto"]
-
-
-def _object(value: object, path: str) -> dict[str, Any]:
-    if not isinstance(value, dict | None):
-        raise must(path, "be an object", value)
-    return value or {}
