@@ -7,6 +7,7 @@ resume after an event.
 """
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import msgspec
 from typing_extensions import override
@@ -16,7 +17,7 @@ from contract.outcomes import FailureCode
 from gateway.completions.queue.generation import Reply
 from gateway.completions.rendering.completion import Completion, Usage
 from gateway.completions.rendering.failures import to_api_error
-from gateway.completions.rendering.parts import PartStream
+from gateway.completions.rendering.parts import Change, Part, PartStream
 from gateway.completions.rendering.prompt_logprobs import PromptLogprobs
 from gateway.completions.rendering.timings import Stopwatch
 from gateway.records.errors import ApiError
@@ -31,6 +32,9 @@ class EventRenderer:
 
     The first `skip` events, which the client already has, are counted but left out.
     """
+
+    OPENS_AT_ONCE: ClassVar[bool] = False
+    """Whether the stream begins with events that need no reply."""
 
     def __init__(self, completion: Completion, *, skip: int = 0, has_ids: bool = False) -> None:
         self._completion = completion
@@ -59,11 +63,6 @@ class EventRenderer:
         """Return the events that need no reply, if there are any and they were not rendered yet."""
         return b""
 
-    @property
-    def opens_at_once(self) -> bool:
-        """Whether the stream begins with events that need no reply."""
-        return False
-
     def keep_alive(self) -> bytes | None:
         """Return an event to send in silence, which has no number; None if no event is suitable.
 
@@ -88,7 +87,7 @@ class EventRenderer:
         return b"".join(parts)
 
     def render_plain(self, prompt_index: int, delta: Delta) -> bytes | None:
-        """Return the event of a delta that adds only content or only reasoning, and ends no choice.
+        """Return the event of a delta that adds only text of one kind, and ends no choice.
 
         The event is empty if the delta has no text, or the client already has the event. Returns
         None, changing nothing, for any other delta.
@@ -179,6 +178,8 @@ class EventRenderer:
 class PartsRenderer(EventRenderer):
     """Renders the parts of a response with one choice, after events that need no reply."""
 
+    OPENS_AT_ONCE = True
+
     def __init__(self, completion: Completion, *, skip: int = 0, has_ids: bool = False) -> None:
         super().__init__(completion, skip=skip, has_ids=has_ids)
         self._stream = PartStream(completion.request)
@@ -190,6 +191,30 @@ class PartsRenderer(EventRenderer):
         self._begin(parts)
         return b"".join(parts)
 
+    @override
+    def render_plain(self, prompt_index: int, delta: Delta) -> bytes | None:
+        grown = self._stream.grow(delta)
+        if grown is None:
+            return None
+        self._received[prompt_index] += len(delta.token_ids)
+        self.usage.add_reasoning(delta)
+        parts: list[bytes] = []
+        self._add_text(*grown, b"", parts)
+        return b"".join(parts)
+
+    @override
+    def _add_delta(self, index: int, delta: Delta, parts: list[bytes]) -> None:
+        self._begin(parts)
+        self.usage.add_reasoning(delta)
+        for change, part, text, logprobs in self._stream.add(delta):
+            match change:
+                case Change.BEGUN:
+                    self._add_begun(part, parts)
+                case Change.GROWN:
+                    self._add_text(part, text, logprobs, parts)
+                case Change.ENDED:
+                    self._add_ended(part, parts)
+
     def _begin(self, parts: list[bytes]) -> None:
         """Add the first events, unless they were added."""
         if not self._has_begun:
@@ -198,4 +223,16 @@ class PartsRenderer(EventRenderer):
 
     def _add_opening(self, parts: list[bytes]) -> None:
         """Add the first events."""
+        raise NotImplementedError
+
+    def _add_begun(self, part: Part, parts: list[bytes]) -> None:
+        """Add the events of a part that begins."""
+        raise NotImplementedError
+
+    def _add_text(self, part: Part, text: str, logprobs: bytes, parts: list[bytes]) -> None:
+        """Add the events of new text of the open part, with its log-probabilities if requested."""
+        raise NotImplementedError
+
+    def _add_ended(self, part: Part, parts: list[bytes]) -> None:
+        """Add the events of a part that ends."""
         raise NotImplementedError

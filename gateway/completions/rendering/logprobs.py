@@ -217,6 +217,13 @@ def scored_tokens(
     ]
 
 
+def encoded_tokens(scored: Sequence[tuple[int, TokenLogprob]], alternatives: int) -> bytes:
+    """Return tokens in the API's format as JSON without brackets, to be placed in an array."""
+    token_ids, logprobs = zip(*scored, strict=True)
+    tokens = scored_tokens(logprobs, token_ids, alternatives=alternatives, names_by_id=False)
+    return _json(tokens)[1:-1]
+
+
 def logprobs_body(tokens: list[ScoredToken]) -> dict[str, Any]:
     """Return the `logprobs` object of a choice or chunk."""
     return {"content": tokens, "refusal": None}

@@ -1,19 +1,17 @@
 """Responses in the form of Anthropic's Messages: the events of a stream, and the whole message."""
 
-from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
 from pydantic_core import from_json
 from typing_extensions import override
 
-from contract.messages import Delta
 from contract.outcomes import FinishReason
 from contract.tier import ServiceTier
 from gateway.completions.rendering.assembler import PartsAssembler
 from gateway.completions.rendering.completion import Completion, Usage
 from gateway.completions.rendering.events import EVENT_END, PartsRenderer
-from gateway.completions.rendering.parts import Change, Part, PartEvent, PartKind, PartStream
+from gateway.completions.rendering.parts import Part, PartKind, PartStream
 from gateway.completions.rendering.tool_calls import derived_id
 from gateway.dialects.request import MessagesOptions
 from gateway.records.errors import ApiError, ErrorStyle
@@ -129,43 +127,17 @@ class MessageRenderer(PartsRenderer):
         self._blocks = _Blocks(completion)
         self._delta = b""
         """The beginning of the deltas of the open block."""
-        self._changes: dict[Change, Callable[[PartEvent, list[bytes]], None]] = {
-            Change.BEGUN: self._begin_block,
-            Change.GROWN: self._add_to_block,
-            Change.ENDED: self._end_block,
-        }
-
-    @property
-    @override
-    def opens_at_once(self) -> bool:
-        return True
 
     @override
     def keep_alive(self) -> bytes:
         return PING
 
     @override
-    def render_plain(self, prompt_index: int, delta: Delta) -> bytes | None:
-        part = self._stream.grow(delta)
-        if part is None:
-            return None
-        self._received[prompt_index] += len(delta.token_ids)
-        parts: list[bytes] = []
-        self._add_to_block(PartEvent(Change.GROWN, part, delta.text or delta.reasoning), parts)
-        return b"".join(parts)
-
-    @override
-    def _add_delta(self, index: int, delta: Delta, parts: list[bytes]) -> None:
-        self._begin(parts)
-        for change in self._stream.add(delta):
-            self._changes[change.change](change, parts)
-
-    @override
     def _finish(self, parts: list[bytes]) -> None:
         self._begin(parts)
         if not self._stream.parts:
-            self._begin_block(PartEvent(Change.BEGUN, _EMPTY), parts)
-            self._end_block(PartEvent(Change.ENDED, _EMPTY), parts)
+            self._add_begun(_EMPTY, parts)
+            self._add_ended(_EMPTY, parts)
         blocks, usage = self._blocks, self.usage
         ending = blocks.ending(self._stream, usage)
         self._add_event(event("message_delta", delta=ending, usage=blocks.usage(usage)), parts)
@@ -183,18 +155,19 @@ class MessageRenderer(PartsRenderer):
         unknown = {"stop_reason": None, "stop_sequence": None, "usage": self._blocks.usage(prompt)}
         self._add_event(event("message_start", message=self._blocks.head([]) | unknown), parts)
 
-    def _begin_block(self, change: PartEvent, parts: list[bytes]) -> None:
-        part = change.part
+    @override
+    def _add_begun(self, part: Part, parts: list[bytes]) -> None:
         block = self._blocks.opening(part)
         self._add_event(event("content_block_start", index=part.number, content_block=block), parts)
         self._delta = _DELTA % (part.number, *_DELTA_TYPES[part.kind])
 
-    def _add_to_block(self, change: PartEvent, parts: list[bytes]) -> None:
-        if not (self._blocks.omits_thinking and change.part.kind is PartKind.REASONING):
-            self._add_event(b"%b%b}}" % (self._delta, _json(change.text)), parts)
+    @override
+    def _add_text(self, part: Part, text: str, logprobs: bytes, parts: list[bytes]) -> None:
+        if not (self._blocks.omits_thinking and part.kind is PartKind.REASONING):
+            self._add_event(b"%b%b}}" % (self._delta, _json(text)), parts)
 
-    def _end_block(self, change: PartEvent, parts: list[bytes]) -> None:
-        part = change.part
+    @override
+    def _add_ended(self, part: Part, parts: list[bytes]) -> None:
         signature = self._blocks.signature(part)
         if signature is not None:
             delta = {"type": "signature_delta", "signature": signature}

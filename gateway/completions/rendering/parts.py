@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from contract.messages import Delta
+from contract.messages import Delta, TokenLogprob, decode_logprobs
 from contract.outcomes import FinishReason
+from gateway.completions.rendering.logprobs import encoded_tokens
 from gateway.completions.rendering.tool_calls import ReturnedCalls
 from gateway.dialects.request import GenerationRequest
 
@@ -36,6 +37,8 @@ class Part(msgspec.Struct):
     """The called tool."""
     pieces: list[str] = []
     """The text, or the arguments of a call, as far as it has arrived."""
+    logprobs: list[bytes] = []
+    """The encoded tokens of a text, if log-probabilities were requested."""
 
     @property
     def text(self) -> str:
@@ -58,13 +61,15 @@ class PartEvent(NamedTuple):
     part: Part
     text: str = ""
     """The new text of a part that has GROWN."""
+    logprobs: bytes = b""
+    """The encoded tokens of that text; see `Part.logprobs`."""
 
 
 class PartStream:
     """Finds the parts in the deltas of one choice. One part is open at a time.
 
     White space alone makes no part: it is held back until text follows, and dropped before a call
-    and at the end.
+    and at the end. So are the log-probabilities of tokens until text arrives to which they belong.
     """
 
     def __init__(self, request: GenerationRequest) -> None:
@@ -74,6 +79,9 @@ class PartStream:
             allowed=() if use is None else use.allowed,
             returns_one=use is not None and not use.is_parallel,
         )
+        self._alternatives = request.logprobs
+        self._unplaced: list[tuple[int, TokenLogprob]] = []
+        """Tokens whose log-probabilities wait for the text to which they belong."""
         self._open: Part | None = None
         self._blank = ""
         self.parts: list[Part] = []
@@ -86,6 +94,8 @@ class PartStream:
         """Return what a delta changes."""
         events: list[PartEvent] = []
         pieces = self._calls.of(delta.calls)
+        scored = zip(delta.token_ids, decode_logprobs(delta.logprobs), strict=False)
+        self._unplaced = [*self._unplaced, *scored][delta.reasoning_tokens :]
         if delta.reasoning and self._shows_reasoning:
             events += self._grow(PartKind.REASONING, delta.reasoning)
         # The end of a call comes before the text after it, and the text before the next call.
@@ -101,29 +111,32 @@ class PartStream:
                 events += self._grow(
                     PartKind.CALL, piece.arguments, call=piece.index, name=piece.name
                 )
+        if pieces:
+            self._unplaced = []
         if delta.finish_reason is not None:
             self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
-            events += self._end()
+            events += self._finish()
         return events
 
-    def grow(self, delta: Delta) -> Part | None:
-        """Add a delta that only grows the open part, by text or reasoning, and return the part.
+    def grow(self, delta: Delta) -> tuple[Part, str] | None:
+        """Add a delta that only grows the open part. Return the part and its new text.
 
         Returns None, changing nothing, for any other delta.
         """
-        part = self._open
-        if part is None or delta.finish_reason is not None or delta.calls:
+        part, text = self._open, ""
+        if part is None or delta.finish_reason is not None or self._alternatives is not None:
             return None
-        if part.kind is PartKind.TEXT and not (delta.reasoning or delta.reasoning_tokens):
-            text = delta.text
+        if delta.calls:
+            if part.kind is PartKind.CALL and not (delta.text or delta.reasoning):
+                text = self._calls.grown(delta.calls, part.call)
+        elif part.kind is PartKind.TEXT:
+            text = "" if delta.reasoning or delta.reasoning_tokens else delta.text
         elif part.kind is PartKind.REASONING and not delta.text:
             text = delta.reasoning
-        else:
-            return None
         if not text:
             return None
         part.pieces.append(text)
-        return part
+        return part, text
 
     def _add_text(self, text: str) -> Iterable[PartEvent]:
         if self._open is not None and self._open.kind is PartKind.TEXT:
@@ -143,9 +156,19 @@ class PartStream:
             part = self._open = Part(len(self.parts), kind, call, name)
             self.parts.append(part)
             yield PartEvent(Change.BEGUN, part)
-        if text:
+        logprobs = b""
+        if self._unplaced and kind is PartKind.TEXT:
+            logprobs = encoded_tokens(self._unplaced, self._alternatives or 0)
+            part.logprobs.append(logprobs)
+            self._unplaced = []
+        if text or logprobs:
             part.pieces.append(text)
-            yield PartEvent(Change.GROWN, part, text)
+            yield PartEvent(Change.GROWN, part, text, logprobs)
+
+    def _finish(self) -> Iterable[PartEvent]:
+        if self._unplaced and self._open and self._open.kind is PartKind.TEXT:
+            yield from self._grow(PartKind.TEXT, "")
+        yield from self._end()
 
     def _end(self) -> Iterable[PartEvent]:
         part, self._open = self._open, None

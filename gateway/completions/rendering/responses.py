@@ -11,13 +11,13 @@ from typing import Any, Final
 import msgspec
 from typing_extensions import override
 
-from contract.messages import TEXT_ARGUMENT, Delta
+from contract.messages import TEXT_ARGUMENT
 from contract.outcomes import FinishReason
 from gateway.completions.queue.generation import Turn
 from gateway.completions.rendering.assembler import PartsAssembler, WholeResponse
 from gateway.completions.rendering.completion import Completion, Usage
 from gateway.completions.rendering.events import PartsRenderer
-from gateway.completions.rendering.parts import Change, Part, PartKind, PartStream
+from gateway.completions.rendering.parts import Part, PartKind, PartStream
 from gateway.completions.rendering.tool_calls import call_id, derived_id
 from gateway.dialects.request import CallForm, CallKind, ResponsesOptions
 from gateway.dialects.responses.failures import event, event_data, failure_of
@@ -150,7 +150,8 @@ class ResponseObjects:
     def content(self, part: Part, text: str) -> dict[str, Any]:
         """Return the only content of reasoning or of a message."""
         if part.kind is PartKind.TEXT:
-            return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+            logprobs = _array(part.logprobs if text else ())
+            return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
         kind = "summary_text" if self.options.has_summaries else "reasoning_text"
         return {"type": kind, "text": text}
 
@@ -207,6 +208,10 @@ def is_incremental(kind: CallKind) -> bool:
 def _given(arguments: str) -> dict[str, Any]:
     given = _decoded(arguments, None)
     return given if isinstance(given, dict) else {}
+
+
+def _array(encoded: Iterable[bytes]) -> msgspec.Raw:
+    return msgspec.Raw(b"[%b]" % b",".join(encoded))
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
@@ -269,6 +274,8 @@ class ResponseRenderer(PartsRenderer):
         """Reads the open call if its input is a text."""
         self._head = b""
         """What the events with text of the open part have before it; empty if there are none."""
+        self._has_logprobs = False
+        """Whether these events have log-probabilities."""
 
     @override
     def keep_alive(self) -> bytes:
@@ -292,19 +299,6 @@ class ResponseRenderer(PartsRenderer):
         return [event_data("response.failed", self._sequence(), {"response": response})]
 
     @override
-    def _add_delta(self, index: int, delta: Delta, parts: list[bytes]) -> None:
-        self._begin(parts)
-        self.usage.add_reasoning(delta)
-        for change, part, text in self._stream.add(delta):
-            match change:
-                case Change.BEGUN:
-                    self._add_begun(part, parts)
-                case Change.GROWN:
-                    self._add_text(text, parts)
-                case Change.ENDED:
-                    self._add_ended(part, parts)
-
-    @override
     def _finish(self, parts: list[bytes]) -> None:
         self._begin(parts)
         if not self._stream.parts:
@@ -326,12 +320,13 @@ class ResponseRenderer(PartsRenderer):
                 self._add(f"response.output_item.{change}", item, parts)
             self._first = 1
 
+    @override
     def _add_begun(self, part: Part, parts: list[bytes]) -> None:
         if part.number == 0:
             self._add_missing_reasoning(parts)
         name, members = self._delta(part)
         self._text = TextArgument() if name == _TEXT_INPUT else None
-        self._head = b""
+        self._head, self._has_logprobs = b"", part.kind is PartKind.TEXT
         if name:
             kind = f"response.{name}.delta"
             self._head = b'event: %b\ndata: %b,"delta":' % (
@@ -347,13 +342,16 @@ class ResponseRenderer(PartsRenderer):
         content = self._objects.content(part, "")
         self._add(f"response.{name}_part.added", {**members, "part": content}, parts)
 
-    def _add_text(self, text: str, parts: list[bytes]) -> None:
+    @override
+    def _add_text(self, part: Part, text: str, logprobs: bytes, parts: list[bytes]) -> None:
         if self._text is not None:
             text = self._text.add(text)
-        if self._head and text:
-            end = b',"sequence_number":%d}' % self._sequence()
-            self._add_event(self._head + _json(text) + end, parts)
+        if self._head and (text or logprobs):
+            more = b',"logprobs":[%b]' % logprobs if self._has_logprobs else b""
+            end = b'%b%b,"sequence_number":%d}' % (_json(text), more, self._sequence())
+            self._add_event(self._head + end, parts)
 
+    @override
     def _add_ended(self, part: Part, parts: list[bytes]) -> None:
         name, members = self._delta(part)
         status, text = _status(self._stream, part), part.text
@@ -365,7 +363,10 @@ class ResponseRenderer(PartsRenderer):
             done = {**members, "name": self._objects.form_of(part).name, "arguments": text}
             self._add(f"response.{name}.done", done, parts)
         elif name:
-            self._add(f"response.{name}.done", {**members, "text": text}, parts)
+            done = {**members, "text": text}
+            if self._has_logprobs:
+                done["logprobs"] = _array(part.logprobs)
+            self._add(f"response.{name}.done", done, parts)
             container, place = self._content(part)
             content = {**place, "part": self._objects.content(part, text)}
             self._add(f"response.{container}_part.done", content, parts)
@@ -387,7 +388,7 @@ class ResponseRenderer(PartsRenderer):
         """Return what the text of a part is called, and the members of its events."""
         container, place = self._content(part)
         if part.kind is PartKind.TEXT:
-            return "output_text", {**place, "logprobs": []}
+            return "output_text", place
         if part.kind is PartKind.REASONING:
             is_content = container == "content"
             return "reasoning_text" if is_content else "reasoning_summary_text", place

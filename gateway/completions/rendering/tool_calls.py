@@ -34,6 +34,12 @@ class ReturnedCalls:
                 returned.append(msgspec.structs.replace(piece, index=index))
         return returned
 
+    def grown(self, pieces: list[CallPiece], index: int) -> str:
+        """Return what pieces add to the call of this index; empty if they may do anything else."""
+        piece = pieces[0]
+        is_only = len(pieces) == 1 and self._indexes.get(piece.index) == index
+        return piece.arguments if is_only else ""
+
     def _new_index(self, first: CallPiece) -> int | None:
         if self._allowed and first.name not in self._allowed:
             return None

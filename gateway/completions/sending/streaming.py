@@ -211,7 +211,7 @@ class StreamedCompletion(Response):
         Raises an ApiError if the request fails before its first event, so that the response has the
         status of the error. A client that already has events always receives a failure as an event.
         """
-        if self._renderer.opens_at_once:
+        if self._renderer.OPENS_AT_ONCE:
             timeout_seconds = min(timeout_seconds, OPENING_SECONDS)
         timer = asyncio.get_running_loop().call_later(timeout_seconds, self._commit)
         try:

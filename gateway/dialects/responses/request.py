@@ -5,12 +5,14 @@ from typing import Annotated, Any, Final
 import msgspec
 from pydantic import Field
 
+from contract import sampling
 from contract.dialect import Dialect
 from gateway.dialects.bodies import SharedParameters, check_end_is_free, read_shared, shared_extra
+from gateway.dialects.chat.messages import unread_members
 from gateway.dialects.chat.request import LabelParameters, check_metadata
 from gateway.dialects.chat.template_arguments import TemplateParameters, read_template_arguments
 from gateway.dialects.chat.thinking import EFFORTS, ThinkingParameters, read_thinking
-from gateway.dialects.fields import COUNT, agreed
+from gateway.dialects.fields import COUNT, agreed, bounded, optional_object
 from gateway.dialects.json_types import schema_of
 from gateway.dialects.lengths import read_chat_max_tokens
 from gateway.dialects.parameters import (
@@ -36,7 +38,9 @@ from gateway.dialects.wire import INTEGRAL, validate
 from gateway.records.errors import InvalidParameterError, UnsupportedParameterError, must
 
 ENCRYPTED: Final = "reasoning.encrypted_content"
+LOGPROBS: Final = "message.output_text.logprobs"
 SUMMARIES: Final = ("auto", "concise", "detailed")
+_INCLUDED: Final = (ENCRYPTED, LOGPROBS)
 _FORMATS: Final = ("text", "json_object", "json_schema")
 _VERBOSITIES: Final = ("low", "medium", "high")
 _TRUNCATIONS: Final = ("disabled", "auto")
@@ -45,7 +49,7 @@ _NO_PROFILE: Final = PROFILES[Dialect.OPENAI]
 
 _UNSERVED: Final = frozenset(
     {
-        *("n", "n_cmpl", "logprobs", "top_logprobs", "n_probs", "prompt_logprobs"),
+        *("n", "n_cmpl", "logprobs", "n_probs", "prompt_logprobs"),
         *("return_token_ids", "return_tokens", "return_tokens_as_token_ids", "stream_options"),
         *("timings_per_token", "return_progress", "perf_metrics_in_response"),
         *("add_generation_prompt", "continue_final_message", "reasoning_effort"),
@@ -123,9 +127,13 @@ class ResponseRequest(LabelParameters, SharedParameters):
     include: Any = Field(
         default=None,
         description=f"`{ENCRYPTED}` returns the reasoning sealed, too, for later requests: only "
-        "this deployment can read it. Others have no effect.",
+        f"this deployment can read it; `{LOGPROBS}` returns the log-probabilities of the text's "
+        "tokens. Others have no effect.",
         json_schema_extra=schema_of("list[str] | None"),
     )
+    top_logprobs: Annotated[int, bounded(sampling.LOGPROBS), INTEGRAL] | None = None
+    """Return log-probabilities of the text's tokens and of this many likeliest tokens. Default: 0,
+    which returns none unless `include` requests them."""
     store: bool | None = None
     """No effect: only responses with `background` or an Idempotency-Key are kept, for a limited
     time."""
@@ -145,7 +153,10 @@ def read_response(body: dict[str, Any], profile: Profile, *, max_prompts: int) -
     toolbox = Toolbox()
     toolbox.describe(wire.tools, "tools")
     conversation = read_input(wire.input, wire.instructions, toolbox)
-    text, reasoning = _object(wire.text, "text"), _object(wire.reasoning, "reasoning")
+    text, reasoning = (
+        optional_object(wire.text, "text"),
+        optional_object(wire.reasoning, "reasoning"),
+    )
     thinking = read_thinking(
         ThinkingParameters(reasoning={"effort": reasoning.get("effort")}), _NO_PROFILE
     )
@@ -177,6 +188,7 @@ def read_response(body: dict[str, Any], profile: Profile, *, max_prompts: int) -
         SUMMARIES,
     )
     _one_of(wire.truncation, "truncation", _TRUNCATIONS)
+    included = _included(wire.include)
     request = msgspec.structs.replace(
         shared,
         profile=profile,
@@ -185,7 +197,7 @@ def read_response(body: dict[str, Any], profile: Profile, *, max_prompts: int) -
             echo=msgspec.json.encode(_echo(wire, shared, reasoning, text)),
             calls=toolbox.forms,
             wants_reasoning=bool(reasoning) and thinking.is_enabled is not False,
-            has_sealed_reasoning=ENCRYPTED in _included(wire.include),
+            has_sealed_reasoning=ENCRYPTED in included,
             has_summaries=summary is not None,
         ),
         chat=ChatRequest(
@@ -199,6 +211,7 @@ def read_response(body: dict[str, Any], profile: Profile, *, max_prompts: int) -
             keeps_system_places=True,
         ),
         adds_special_tokens=False,
+        logprobs=wire.top_logprobs or (0 if LOGPROBS in included else None),
         structure=structure,
         tool_use=use,
         ignored_parameters=tuple(
@@ -217,7 +230,7 @@ def _template(wire: ResponseRequest, text: dict[str, Any]) -> TemplateParameters
 
 
 def _structure(value: object) -> Structure | None:
-    form = _object(value, "text.format")
+    form = optional_object(value, "text.format")
     kind = _one_of(form.get("type"), "text.format.type", _FORMATS)
     match kind:
         case "json_object":
@@ -239,10 +252,10 @@ def _ignored(body: dict[str, Any], wire: ResponseRequest) -> list[str]:
     for name in ("n", "n_cmpl"):
         if body.get(name) not in (None, 1):
             raise must(name, "be 1: a response has one choice", body[name])
-    for name in ("top_logprobs", "logprobs", "n_probs"):
+    for name in ("logprobs", "n_probs"):
         if not is_nothing(body.get(name)) and body[name] != 0:
             raise UnsupportedParameterError(
-                f"'{name}' is not supported here. Use POST /v1/chat/completions.", param=name
+                f"'{name}' is not supported here. Use 'top_logprobs'.", param=name
             )
     ignored = unread(wire.model_extra, REJECTED) + shared_extra(wire)
     ignored += (name for name in _UNSERVED if not is_nothing(body.get(name)) and body[name] != 1)
@@ -250,12 +263,8 @@ def _ignored(body: dict[str, Any], wire: ResponseRequest) -> list[str]:
         ("reasoning.", wire.reasoning, ("effort", "summary", "generate_summary")),
         ("text.", wire.text, ("format", "verbosity")),
     ):
-        ignored += (
-            path + name
-            for name, entry in (value or {}).items()
-            if name not in known and not is_nothing(entry)
-        )
-    ignored += (f"include.{each}" for each in _included(wire.include) if each != ENCRYPTED)
+        ignored += (path + name for name in unread_members(value or {}, known))
+    ignored += (f"include.{each}" for each in _included(wire.include) if each not in _INCLUDED)
     if wire.truncation == "auto":
         ignored.append("truncation")
     if wire.max_tool_calls is not None:
@@ -286,7 +295,7 @@ def _echo(
         "text": {"format": {"type": "text"}} | {key: each for key, each in text.items() if each},
         "tool_choice": "auto" if wire.tool_choice is None else wire.tool_choice,
         "tools": wire.tools or [],
-        "top_logprobs": 0,
+        "top_logprobs": wire.top_logprobs or 0,
         "top_p": shared.sampling.top_p,
         "truncation": wire.truncation or "disabled",
         "user": wire.user,
@@ -297,9 +306,3 @@ def _one_of(value: object, path: str, names: tuple[str, ...]) -> Any:
     if value is not None and not (isinstance(value, str) and value in names):
         raise must(path, f"be one of {', '.join(names)}", value)
     return value
-
-
-def _object(value: object, path: str) -> dict[str, Any]:
-    if not isinstance(value, dict | None):
-        raise must(path, "be an object", value)
-    return value or {}

@@ -243,7 +243,7 @@ def test_body_of_codex_is_taken() -> None:
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"n": 2}, "n"),
-        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"top_logprobs": 21}, "top_logprobs"),
         ({"include": "x"}, "include"),
         ({"truncation": "some"}, "truncation"),
         ({"reasoning": {"effort": "much"}}, "reasoning.effort"),

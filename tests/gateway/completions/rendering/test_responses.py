@@ -11,7 +11,7 @@ import msgspec
 import openai
 import pytest
 
-from contract.messages import CallPiece
+from contract.messages import CallPiece, TokenLogprob
 from contract.outcomes import FailureCode
 from gateway.completions.queue.generation import Reply
 from gateway.completions.rendering.completion import Completion
@@ -324,6 +324,53 @@ def test_stream_resumes_after_any_event(name: str) -> None:
     # A keep-alive of a stream that can be resumed has the number of the last event.
     silence = events_of(renderer.keep_alive() or b"")
     assert silence[0]["sequence_number"] == len(events) - 1
+
+
+async def test_tokens_of_a_text_have_their_log_probabilities() -> None:
+    def scored(text: str, *tokens: str, **more: Any) -> Reply:
+        others = [("other", -1.0), ("third", -2.0)]
+        listed = [
+            TokenLogprob(each, -0.5, 0, [(each, -0.5), *others], [9, 8, 7]) for each in tokens
+        ]
+        return said(text, logprobs=listed, token_ids=[9] * len(tokens), **more)
+
+    replies = [
+        scored("", "<think>"),
+        scored("", "a", reasoning="a", reasoning_tokens=2),
+        scored("Hel", "</think>", "Hel", reasoning_tokens=1),
+        scored("", "l"),  # A part of a character, or of a stop string.
+        scored("lo", "o"),
+        scored("", "<call>"),
+        scored("", "a", "{}", calls=[CallPiece(0, "a", "{}")]),
+        scored("é", "é"),
+        scored("", "<end>", finish=STOP),
+    ]
+    fields = {"logprobs": 2}
+    whole = await whole_of(replies, response(**fields))
+    texts = [each["content"][0] for each in whole["output"] if each["type"] == "message"]
+    shown = [[token["token"] for token in each["logprobs"]] for each in texts]
+    assert shown == [["Hel", "l", "o"], ["é", "<end>"]]
+    assert texts[1]["logprobs"][0] == {
+        "token": "é",
+        "logprob": -0.5,
+        "bytes": [195, 169],
+        "top_logprobs": [
+            {"token": "é", "logprob": -0.5, "bytes": [195, 169]},
+            {"token": "other", "logprob": -1.0, "bytes": [*b"other"]},
+        ],
+    }
+    stream = stream_of(replies, response(**fields))
+    events = events_of(stream)
+    assert events[-1]["response"] == whole
+    for kind in ("delta", "done"):
+        named = [each for each in events if each["type"] == f"response.output_text.{kind}"]
+        tokens = [token for each in named for token in each["logprobs"]]
+        assert tokens == [token for each in texts for token in each["logprobs"]]
+    assert read_with_sdk(stream)["output"][1]["content"][0]["logprobs"] == texts[0]["logprobs"]
+    everything = stream_of(replies, response(**fields), has_ids=True).split(b"\n\n")[:-1]
+    for skip in range(len(everything)):
+        rest = stream_of(replies, response(**fields), has_ids=True, skip=skip)
+        assert rest.split(b"\n\n")[:-1] == everything[skip:]
 
 
 async def test_sealed_reasoning_is_opened_in_the_next_turn() -> None:

@@ -16,7 +16,7 @@ from contract.outcomes import FailureCode, FinishReason
 from tests.gateway.chats import FEATURES, PARSERS, prompt_of, serve_chats
 from tests.support.cases import all_cases
 from tests.support.fake_worker import FakeWorker, chat_format
-from tests.support.patience import PATIENCE_SECONDS
+from tests.support.patience import OPENING_PATIENCE_SECONDS, PATIENCE_SECONDS
 from tests.support.stack import MODEL, Stack
 
 RESPONSES = "/v1/responses"
@@ -148,7 +148,7 @@ async def test_stream_of_every_kind_of_item_is_read_by_the_library(
     assert prompt_of(claim).splitlines() == [
         "user::Hello:",
         "assistant:Look.:Reading it.:"
-        + ";".join(('exec_command{"cmd": "ls"}', f"apply_patch{patch}", 'mcp__look{"at": 1}', "")),
+        + ";".join(('exec_command{"cmd":"ls"}', f"apply_patch{patch}", 'mcp__look{"at":1}', "")),
         *["tool::ok:"] * 3,
     ]
     assert asking.result().output_text == "Done."
@@ -374,10 +374,17 @@ async def test_too_long_prompt_is_a_failed_response_in_a_stream(client: httpx.As
 
 
 async def test_silence_is_filled_with_events_that_have_numbers(
-    impatient_client: httpx.AsyncClient, store: "Redis"
+    client: httpx.AsyncClient, impatient_client: httpx.AsyncClient, store: "Redis"
 ) -> None:
     worker, name = await serve_chats(store)
     asked = ASKED | {"model": name, "stream": True}
+    async with client.stream("POST", RESPONSES, json=asked) as answer:
+        lines = answer.aiter_lines()
+        # Before a worker claims the job, and long before a stream of chats begins in silence.
+        async with asyncio.timeout(OPENING_PATIENCE_SECONDS):
+            assert await anext(lines) == "event: response.created"
+        await worker.conclude(await worker.claim_one(), "a")
+        assert [each async for each in lines][-3] == "event: response.completed"
     async with impatient_client.stream("POST", RESPONSES, json=asked) as answer:
         parts, body = answer.aiter_raw(), b""
         async with asyncio.timeout(PATIENCE_SECONDS):
