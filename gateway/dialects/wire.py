@@ -1,5 +1,6 @@
 """Parse JSON bodies: limited depth, no NaN, and one clear error message per invalid parameter."""
 
+import json
 import re
 from typing import Any, Final, TypeVar
 
@@ -61,6 +62,22 @@ def _integral(value: object) -> object:
 
 INTEGRAL = BeforeValidator(_integral)
 """Must be the last annotation of an `int`, after its bounds, so that OpenAPI shows them."""
+
+
+class WrittenObject(dict[str, Any]):
+    """A JSON object with its `text`, in which a prompt repeats it as someone wrote it."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, values: dict[str, Any], text: str) -> None:
+        super().__init__(values)
+        self.text = text
+
+
+def written_object(values: dict[str, Any], text: str) -> dict[str, Any]:
+    """Return an object with its text, unless chat templates write that text anyway."""
+    is_usual = json.dumps(values, ensure_ascii=False) == text
+    return values if is_usual else WrittenObject(values, text)
 
 
 def parse_object(body: bytes | bytearray) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from contract.messages import ContentFormat
 from gateway.completions.prompt.templates.environment import WrittenArguments
+from gateway.dialects.wire import WrittenObject
 
 Message = Mapping[str, Any]
 
@@ -142,14 +143,17 @@ def _name_calls(
 
 
 def _function(function: Mapping[str, Any], text_tools: frozenset[str]) -> Mapping[str, Any]:
+    values: dict[str, Any] | None = None
     match function:
-        case {"arguments": str(arguments)}:
+        case {"arguments": str(written)}:
             pass
         case {"name": name, "arguments": {"input": str(text)}} if name in text_tools:
-            arguments = text + _TEXT_END
+            written = text + _TEXT_END
+        case {"arguments": WrittenObject() as values}:
+            written = values.text
         case _:
             return function
-    return {**function, "arguments": WrittenArguments(arguments=arguments)}
+    return {**function, "arguments": WrittenArguments(written, values)}
 
 
 def _call_id(call: Mapping[str, Any], number: int, tool_parser: str) -> str:

@@ -13,6 +13,8 @@ from typing import Any, Final
 
 from tokenizers import Tokenizer
 
+from gateway.dialects.wire import WrittenObject
+
 MARK: Final = "\ufdd0"
 """A code point that is not a character. In the client's texts it is doubled."""
 
@@ -73,7 +75,11 @@ def _protected(value: Any, special: re.Pattern[str]) -> Any:
         return special.sub(_marked, value)
     if isinstance(value, dict):
         items = {_protected(k, special): _protected(v, special) for k, v in value.items()}
-        return value if items == value else items
+        if items == value:
+            return value
+        if isinstance(value, WrittenObject):
+            return WrittenObject(items, _protected(value.text, special))
+        return items
     if isinstance(value, list):
         entries = [_protected(each, special) for each in value]
         return value if entries == value else entries

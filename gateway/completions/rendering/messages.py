@@ -13,6 +13,7 @@ from gateway.completions.rendering.completion import Completion, Usage
 from gateway.completions.rendering.events import EVENT_END, PartsRenderer
 from gateway.completions.rendering.parts import Part, PartKind, PartStream
 from gateway.completions.rendering.tool_calls import derived_id
+from gateway.dialects.messages.json_styles import style_of
 from gateway.dialects.request import MessagesOptions
 from gateway.records.errors import ApiError, ErrorStyle
 
@@ -50,8 +51,8 @@ class _Blocks:
         self._completion = completion
         self.omits_thinking = isinstance(options, MessagesOptions) and options.omits_thinking
 
-    def opening(self, part: Part) -> dict[str, Any]:
-        """Return the block as it begins."""
+    def opening(self, part: Part, style: str = "") -> dict[str, Any]:
+        """Return the block as it begins; `style` is that of a call's input."""
         match part.kind:
             case PartKind.REASONING:
                 return {"type": "thinking", "thinking": "", "signature": ""}
@@ -59,7 +60,7 @@ class _Blocks:
                 return {"type": "text", "text": ""}
             case PartKind.CALL:
                 id_ = derived_id("toolu_", self._completion.id, 0, part.call)
-                return {"type": "tool_use", "id": id_, "name": part.name, "input": {}}
+                return {"type": "tool_use", "id": id_ + style, "name": part.name, "input": {}}
 
     def signature(self, part: Part) -> str | None:
         """Return the signature of reasoning, which is the reasoning itself, sealed."""
@@ -70,7 +71,8 @@ class _Blocks:
 
     def whole(self, part: Part) -> dict[str, Any]:
         """Return the whole block, which is what its events add up to."""
-        block, text = self.opening(part), part.text
+        text = part.text
+        block = self.opening(part, style_of(text, is_whole=True) or "")
         match part.kind:
             case PartKind.REASONING:
                 thinking = "" if self.omits_thinking else text
@@ -127,6 +129,8 @@ class MessageRenderer(PartsRenderer):
         self._blocks = _Blocks(completion)
         self._delta = b""
         """The beginning of the deltas of the open block."""
+        self._held: str | None = None
+        """The input of a call whose block waits for its style."""
 
     @override
     def keep_alive(self) -> bytes:
@@ -157,22 +161,41 @@ class MessageRenderer(PartsRenderer):
 
     @override
     def _add_begun(self, part: Part, parts: list[bytes]) -> None:
-        block = self._blocks.opening(part)
+        if part.kind is PartKind.CALL:
+            self._held = ""
+        else:
+            self._open(part, "", parts)
+
+    def _open(self, part: Part, style: str, parts: list[bytes]) -> None:
+        block = self._blocks.opening(part, style)
         self._add_event(event("content_block_start", index=part.number, content_block=block), parts)
         self._delta = _DELTA % (part.number, *_DELTA_TYPES[part.kind])
 
     @override
     def _add_text(self, part: Part, text: str, logprobs: bytes, parts: list[bytes]) -> None:
-        if not (self._blocks.omits_thinking and part.kind is PartKind.REASONING):
+        if self._held is not None:
+            self._held += text
+            self._open_call(part, parts, is_whole=False)
+        elif not (self._blocks.omits_thinking and part.kind is PartKind.REASONING):
             self._add_event(b"%b%b}}" % (self._delta, _json(text)), parts)
 
     @override
     def _add_ended(self, part: Part, parts: list[bytes]) -> None:
+        self._open_call(part, parts, is_whole=True)
         signature = self._blocks.signature(part)
         if signature is not None:
             delta = {"type": "signature_delta", "signature": signature}
             self._add_event(event("content_block_delta", index=part.number, delta=delta), parts)
         self._add_event(event("content_block_stop", index=part.number), parts)
+
+    def _open_call(self, part: Part, parts: list[bytes], *, is_whole: bool) -> None:
+        """Add the beginning of a call's block once the style of its input is known."""
+        if self._held is None or (style := style_of(self._held, is_whole=is_whole)) is None:
+            return
+        text, self._held = self._held, None
+        self._open(part, style, parts)
+        if text:
+            self._add_text(part, text, b"", parts)
 
 
 class MessageAssembler(PartsAssembler):

@@ -18,7 +18,7 @@ from gateway.dialects.images import MAX_IMAGES, decoded_image
 from gateway.dialects.json_types import schema_of
 from gateway.dialects.parameters import MAX_NAMED, is_nothing
 from gateway.dialects.request import ImageSource
-from gateway.dialects.wire import parse_object
+from gateway.dialects.wire import parse_object, written_object
 from gateway.records.errors import (
     InvalidJsonError,
     InvalidParameterError,
@@ -415,10 +415,12 @@ def read_arguments(value: object, path: str) -> dict[str, Any] | str:
         return value
     if value is not None and not isinstance(value, str):
         raise must(path, "be a string or an object", value)
+    if not value or value.isspace():
+        return {}
     try:
-        return parse_object(value.encode()) if value and not value.isspace() else {}
+        return written_object(parse_object(value.encode()), value)
     except InvalidJsonError:
-        return str(value)
+        return value
 
 
 def read_object(value: object, path: str) -> dict[str, Any]:

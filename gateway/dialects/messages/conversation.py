@@ -21,6 +21,7 @@ from gateway.dialects.chat.messages import (
 )
 from gateway.dialects.fields import read_list
 from gateway.dialects.images import SIGNATURES
+from gateway.dialects.messages.json_styles import restyled
 from gateway.records.errors import (
     MissingParameterError,
     UnsupportedParameterError,
@@ -287,7 +288,7 @@ def _call(block: dict[str, Any], path: str) -> dict[str, Any]:
     if not isinstance(arguments, dict | None):
         raise must(f"{path}.input", "be an object", arguments)
     # In vLLM's order, as in chats.
-    function = {"arguments": arguments or {}, "name": name}
+    function = {"arguments": restyled(arguments or {}, str(call)), "name": name}
     return {"id": call, "function": function, "type": "function"}
 
 

@@ -215,6 +215,10 @@ def test_images_are_read_in_the_order_of_their_parts() -> None:
         ImageSource(url="https://a.example/b.png", param=at.format(0, ".content[0]", "url")),
         ImageSource(file=PNG, param=at.format(1, "", "data")),
     ]
+    # As many as Anthropic's clients send.
+    assert len(chat(messages=[user(*[IMAGE] * 100)]).image_sources) == 100
+    with pytest.raises(BadRequestError, match="have at most 100 images"):
+        chat(messages=[user(*[IMAGE] * 101)])
 
 
 @all_cases(

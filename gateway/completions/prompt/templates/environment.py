@@ -32,15 +32,20 @@ def _raise_exception(message: object) -> None:
     raise TemplateError(str(message))
 
 
-class WrittenArguments(UserDict[str, str]):
-    """The text `arguments` that a model wrote in place of the JSON object of a call's arguments.
+class WrittenArguments(UserDict[str, Any]):
+    """Arguments of a call as the model wrote them.
 
-    Templates write this text wherever they write JSON. Others write it as the only argument.
+    Templates write this text wherever they write JSON. Those that write each argument get the
+    values; if the text is no JSON object, it is the only one, `arguments`.
     """
+
+    def __init__(self, text: str, values: dict[str, Any] | None = None) -> None:
+        super().__init__({"arguments": text} if values is None else values)
+        self._text = text
 
     @override
     def __str__(self) -> str:
-        return self["arguments"]
+        return self._text
 
 
 def _to_json(

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -17,16 +17,24 @@ from contract.outcomes import FailureCode, FinishReason
 from gateway.records.limits import LimitName
 from gateway.records.scopes import Scope
 from tests.gateway.callers import caller
-from tests.gateway.chats import PARSERS, prompt_of, serve_chats
+from tests.gateway.chats import CHATS, PARSERS, TOKENIZER, prompt_of, serve_chats, tool
 from tests.gateway.conftest import MAX_BODY_BYTES, gateway_client
 from tests.gateway.resuming import resume
 from tests.support.cases import all_cases
 from tests.support.events import numbered_events
 from tests.support.fake_worker import FakeWorker, chat_format
+from tests.support.patience import OPENING_PATIENCE_SECONDS
 from tests.support.stack import MODEL, Stack
 
 MESSAGES = "/v1/messages"
 HELLO = {"role": "user", "content": "Hello"}
+CALLING = (
+    "{% for each in messages %}<{{ each.role }}>{{ each.content or '' }}"
+    "{% for call in each.tool_calls %}<tool_call>{{ '\\n' }}"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}'
+    "{{ '\\n' }}</tool_call>{% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 READ = {"name": "Read", "input_schema": {"type": "object", "properties": {}}}
 
 
@@ -167,7 +175,8 @@ async def test_stream_begins_before_the_first_token(
         body = asking(name, stream=True)
         async with each.stream("POST", MESSAGES, json=body) as response:
             events = response.aiter_lines()
-            assert await anext(events) == "event: message_start"
+            async with asyncio.timeout(OPENING_PATIENCE_SECONDS):
+                assert await anext(events) == "event: message_start"
             claim = await worker.claim_one()
             if has_ping:
                 lines = [await anext(events) for _ in range(4)]
@@ -314,6 +323,59 @@ async def test_failure_before_the_head_has_a_status_and_after_it_an_event(
     assert response.status_code == 200
     last = json.loads(numbered_events(response.content)[-1][0].removeprefix(b"data: "))
     assert last["error"]["type"] == "overloaded_error"
+
+
+GIVEN = {"path": "é.txt", "edits": [{"line": 1, "text": 'ü\n"\\u00e9" '}], "all": True}
+STYLES: dict[str, dict[str, Any]] = {
+    "compact": {"separators": (",", ":"), "ensure_ascii": False},
+    "compact and escaped": {"separators": (",", ":")},
+    "spaced": {"ensure_ascii": False},
+    "spaced and escaped": {},
+    "indented": {"indent": 2, "ensure_ascii": False},
+    "indented with tabs and escaped": {"indent": "\t"},
+}
+
+
+async def test_turn_repeats_the_input_of_a_call_as_the_model_wrote_it(
+    sdk: anthropic.AsyncAnthropic, client: httpx.AsyncClient, store: "Redis"
+) -> None:
+    worker, name = await serve_chats(store, form=chat_format(CALLING, **PARSERS), template=CALLING)
+
+    async def answered(asking: Awaitable[Any], text: str) -> tuple[Any, list[int]]:
+        """Let the model write a call with this text; return the answer and the turn's tokens."""
+        task = asyncio.ensure_future(asking)
+        claim = await worker.claim_one()
+        pieces = [CallPiece(0, "Read", ""), *(CallPiece(0, "", each) for each in text)]
+        deltas = [worker.next_delta(claim, "", calls=[each]) for each in pieces]
+        last = worker.next_delta(claim, "", finish_reason=FinishReason.STOP)
+        await worker.send(claim.job.gateway, deltas=[*deltas, last])
+        await worker.finish(claim)
+        written = f'<tool_call>\n{{"name": "Read", "arguments": {text}}}\n</tool_call>'
+        output = TOKENIZER.encode(written, add_special_tokens=False).ids
+        return await task, [*claim.job.prompt_token_ids, *output]
+
+    async def streamed(messages: list[Any]) -> Any:
+        async with sdk.messages.stream(**asking(name, messages=messages, tools=[READ])) as stream:
+            return await stream.get_final_message()
+
+    async def chatted(messages: list[Any]) -> Any:
+        body = {"model": name, "messages": messages, "tools": [tool("Read")]}
+        return (await client.post(CHATS, json=body)).json()["choices"][0]["message"]
+
+    for style in STYLES.values():
+        text = json.dumps(GIVEN, **style)
+        message, before = await answered(streamed([HELLO]), text)
+        [use] = message.content
+        assert use.input == GIVEN
+        result = {"type": "tool_result", "tool_use_id": use.id, "content": "a"}
+        turns = [HELLO, {"role": "assistant", "content": message.content}]
+        _, after = await answered(streamed([*turns, {"role": "user", "content": [result]}]), "{}")
+        assert after[: len(before)] == before, style
+        # Clients of chats return the text itself.
+        message, before = await answered(chatted([HELLO]), text)
+        result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "a"}
+        _, after = await answered(chatted([HELLO, message, result]), "{}")
+        assert after[: len(before)] == before, style
 
 
 async def test_limits_have_anthropics_headers(stack: Stack) -> None:
