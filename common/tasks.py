@@ -91,6 +91,19 @@ async def end_task(*tasks: asyncio.Future[Any]) -> None:
                 task.exception()
 
 
+async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """Run a coroutine to its end and return its result; cancel it once the event is set.
+
+    Return None then.
+    """
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        return None if stop.is_set() else working.result()
+    finally:
+        await end_task(working, stopping)
+
+
 async def wait_for_end(task: "asyncio.Task[Any]", *, timeout_seconds: float) -> None:
     """Wait until a task ends or the time is over.
 

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from common.tasks import Backoff, end_task
+from common.tasks import Backoff, unless
 from worker import telemetry
 from worker.engine.base import Engine
 
@@ -50,10 +50,9 @@ class EngineSupervisor:
     async def start(self) -> Engine | None:
         """Start the first engine; None if shutdown begins meanwhile. Passes on its exceptions."""
         engine = self._engine = self._make_engine()
-        starting = asyncio.create_task(engine.start())
-        if await self._is_stopped_before(starting):
+        await unless(self._stopping, engine.start())
+        if self._stopping.is_set():
             return None
-        starting.result()
         self._started_at = time.monotonic()
         self._died_at = None
         return engine
@@ -66,7 +65,8 @@ class EngineSupervisor:
         while True:
             self._on_failure(failure)
             await self.aclose()
-            if await self._is_stopped_before(asyncio.create_task(self._pause())):
+            await unless(self._stopping, self._pause())
+            if self._stopping.is_set():
                 return None
             try:
                 engine = await self.start()
@@ -93,14 +93,3 @@ class EngineSupervisor:
         _log.info("Restarting the engine in %.0f s", pause_seconds)
         telemetry.next_start_at(time.monotonic() + pause_seconds)
         await asyncio.sleep(pause_seconds)
-
-    async def _is_stopped_before(self, task: "asyncio.Task[None]") -> bool:
-        """Wait for a task, and cancel it if shutdown begins. Return whether shutdown began."""
-        stopping = asyncio.create_task(self._stopping.wait())
-        try:
-            await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            await end_task(stopping)
-            if self._stopping.is_set():
-                await end_task(task)
-        return self._stopping.is_set()

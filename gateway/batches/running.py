@@ -253,16 +253,16 @@ class LineRunner:
         collecting = asyncio.create_task(collect(submission.completion, submission.generation))
         try:
             whole = await self._collected(collecting, response, line.state.stop)
-            await responses.finish(submission.settlement)
+            await responses.of(submission.settlement).finish()
             if not submission.settlement.is_finished and not await responses.settled(response):
                 # It was cancelled when its last token had arrived, and is not charged.
                 raise RequestCancelledError(_CANCELLED)
         except asyncio.CancelledError:
             # The gateway stops: the response continues at another one.
-            responses.leave(submission.settlement)
+            responses.of(submission.settlement).leave()
             raise
         except BaseException as error:
-            responses.fail(submission.settlement, error)
+            responses.of(submission.settlement).fail(error)
             raise
         finally:
             line.state.jobs -= own

@@ -311,8 +311,16 @@ class Settlement:
         self.generation.release()
         self.is_finished = True
 
+    def fail(self, error: BaseException) -> None:
+        """Settle a request that ends with an error, in the background."""
+        self.end(Ending.of_error(error))
+
+    def leave(self) -> None:
+        """Settle a request whose client has disconnected, in the background."""
+        self.end(Ending(Outcome.CANCELLED))
+
     def end(self, ending: Ending) -> None:
-        """Settle a request that ends in any other way, in the background."""
+        """Settle a request that ends in any other way than `finish`, in the background."""
         if self.begin_end():
             self._service.tasks.start(self.settle(ending))
 

@@ -87,7 +87,13 @@ _LOOPS: Final[tuple[type[_Loop], ...]] = (
 )
 """Services that run in the background, in the order in which they start."""
 
-_FEATURES: Final[tuple[type[Any], ...]] = (
+_MADE: Final[tuple[type[Any], ...]] = (
+    Reservations,
+    PeriodCounts,
+    Refusals,
+    ServiceHistory,
+    SettlementService,
+    Responses,
     Authorizer,
     BodyReader,
     Models,
@@ -102,7 +108,7 @@ _FEATURES: Final[tuple[type[Any], ...]] = (
     ModelList,
     LineRunner,
 )
-"""What serves requests. Each is made from services and the features before it."""
+"""Services that are made from those opened before and from each other, in this order."""
 
 
 @asynccontextmanager
@@ -159,28 +165,11 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> Services:
     most_held = max(settings.max_held_bytes_of_tenant, settings.max_body_bytes)
     large_work = LargeWork(most_waiting_bytes=most_held, processes=settings.processes)
     stack.callback(large_work.close)
-    loop_turns = LoopTurns()
     grammars = GrammarChecker(SandboxSettings())
     stack.push_async_callback(grammars.aclose)
     quotas = QuotaStore(executor)
-    seeder = Seeder(quotas, partial(read_balances, database))
-    reservations = Reservations(quotas, seeder)
-    storage = Storage(executor, most_of_tenant=settings.max_stored_bytes_of_tenant)
-    counts = PeriodCounts(executor)
-    settlements = SettlementService(reservations, dispatcher, catalogue, storage)
     # A deployment without encryption keys still has this secret.
     salt_secret = settings.cache_salt_secret.get_secret_value()
-    sealer = Sealer(settings.plain_encryption_keys() or [salt_secret])
-    responses = Responses(
-        redis,
-        executor,
-        dispatcher,
-        settlements,
-        loop_turns=loop_turns,
-        journal_interval=settings.journal_interval,
-        max_unread_bytes=settings.max_unread_bytes,
-        sealer=sealer,
-    )
     services = Services.of(
         settings,
         database,
@@ -190,7 +179,7 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> Services:
         # Requests
         Intake(most_bytes=most_held),
         large_work,
-        loop_turns,
+        LoopTurns(),
         UnpaidRequests(settings.unpaid_requests_per_minute),
         FailedLogins(settings.failed_logins_per_minute),
         authenticator,
@@ -204,20 +193,14 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> Services:
         ),
         grammars,
         ImageFetcher.from_settings(settings),
-        sealer,
+        Sealer(settings.plain_encryption_keys() or [salt_secret]),
         # Limits
         prices,
         quotas,
-        seeder,
-        reservations,
-        storage,
-        counts,
-        Refusals(database, executor, counts),
-        ServiceHistory(database),
+        Seeder(quotas, partial(read_balances, database)),
+        Storage(executor, most_of_tenant=settings.max_stored_bytes_of_tenant),
         # Responses
         dispatcher,
-        settlements,
-        responses,
         IdempotencyRegistry(
             executor, gateway=dispatcher.gateway, retention=settings.idempotency_retention
         ),
@@ -228,8 +211,8 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> Services:
             OidcProvider: OidcProvider.from_settings(settings),
         }
     )
-    for feature in _FEATURES:
-        services = services.with_others({feature: services.make(feature)})
+    for kind in _MADE:
+        services = services.with_others({kind: services.make(kind)})
     return services
 
 

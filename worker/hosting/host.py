@@ -22,7 +22,7 @@ from redis.exceptions import RedisError
 
 from common.logs import configure_logs
 from common.metrics import begin_metrics
-from common.tasks import Backoff, end_task
+from common.tasks import Backoff, end_task, unless
 from contract import keys
 from contract.messages import WorkerState
 from contract.queue import JobQueue, ModelStatus
@@ -184,15 +184,10 @@ class Host:
             settings.health_port,
             {"/healthz": lambda: True, "/readyz": lambda: self._ready_at is not None},
         )
-        serving = asyncio.create_task(repeat("serve the models of this host", self._step))
-        stopping = asyncio.create_task(self._stop_asked.wait())
         try:
-            await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if serving.done():
-                serving.result()
+            await unless(self._stop_asked, repeat("serve the models of this host", self._step))
             return EXIT_STOPPED
         finally:
-            await end_task(serving, stopping)
             stops = (each.stop() for each in self._workers.values())
             await asyncio.gather(*stops, return_exceptions=True)
             await self._end_turn()

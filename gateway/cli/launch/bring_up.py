@@ -1,20 +1,21 @@
 """Startup sequence of `sluice up`: start each process, wait until it is ready, stop in order."""
 
 import asyncio
-import http.client
 import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 import click
+import httpx
 import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from common.tasks import unless
 from gateway.accounts.keys.service import KeyService
 from gateway.accounts.tenants.service import TenantService
 from gateway.auth.api_key import ApiKey
@@ -28,7 +29,7 @@ from gateway.platform.database.engine import Database
 from gateway.platform.env_file import EnvFile, LiveEnvFile
 from gateway.platform.redis_client import connect, converting_errors, describe
 from gateway.platform.settings import COMMANDS_FILE
-from gateway.process.supervision.supervisor import ChildSpec, Supervisor, unless
+from gateway.process.supervision.supervisor import ChildSpec, Supervisor
 from gateway.records.errors import ApiError, NotFoundError, StartupError
 from gateway.records.scopes import DEFAULT_SCOPES, Scope
 
@@ -280,7 +281,7 @@ async def _ping(redis: Redis, patience_seconds: float) -> None:
 
 async def wait_until_ready(port: int) -> None:
     """Return once the gateway's /readyz returns 200."""
-    await _until(lambda: _request(port, "GET", "/readyz")[0] == 200)
+    await _until(lambda: _is_ready(port))
 
 
 async def wait_until_serving(port: int, key: str, model: str) -> str:
@@ -291,17 +292,21 @@ async def wait_until_serving(port: int, key: str, model: str) -> str:
     return path
 
 
-async def _until(find: Callable[[], T]) -> T:
+async def _until(find: Callable[[], Awaitable[T]]) -> T:
     """Return the first result that is true."""
     while True:
-        if found := await asyncio.to_thread(find):
+        if found := await find():
             return found
         await asyncio.sleep(POLL_SECONDS)
 
 
-def _served_path(port: int, key: str, model: str) -> str:
+async def _is_ready(port: int) -> bool:
+    return (await _request(port, "GET", "/readyz"))[0] == 200
+
+
+async def _served_path(port: int, key: str, model: str) -> str:
     """Return the path of the first endpoint that serves a model; empty if no worker is ready."""
-    status, reply = _request(port, "GET", "/v1/models", key=key)
+    status, reply = await _request(port, "GET", "/v1/models", key=key)
     if status in (401, 403):
         raise StartupError(f"The demo key is rejected with status {status}: {_text(reply)}")
     if status != 200 or not isinstance(reply, dict):
@@ -319,39 +324,26 @@ def _trial(path: str, model: str, max_tokens: int) -> dict[str, Any]:
     return {"model": model, "input": text}
 
 
-def _serves(port: int, key: str, path: str, model: str) -> bool:
-    status, reply = _request(port, "POST", path, key=key, body=_trial(path, model, 1))
+async def _serves(port: int, key: str, path: str, model: str) -> bool:
+    status, reply = await _request(port, "POST", path, key=key, body=_trial(path, model, 1))
     # The worker may end again, or be busy.
     if status not in (0, 200, 404, 503):
         raise StartupError(f"A trial request failed with status {status}: {_text(reply)}")
     return status == 200
 
 
-def _request(
+async def _request(
     port: int, method: str, path: str, *, key: str = "", body: Any = None
 ) -> tuple[int, Any]:
-    """Return status and decoded body; status 0 if there is no response."""
-    connection = http.client.HTTPConnection(LOOPBACK, port, timeout=REQUEST_TIMEOUT_SECONDS)
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    content = None
-    if body is not None:
-        headers["Content-Type"] = "application/json"
-        content = msgspec.json.encode(body)
-    try:
-        connection.request(method, path, content, headers)
-        response = connection.getresponse()
-        return response.status, _decode(response.read())
-    except (OSError, http.client.HTTPException):
-        return 0, None
-    finally:
-        connection.close()
-
-
-def _decode(content: bytes) -> Any:
-    try:
-        return msgspec.json.decode(content)
-    except msgspec.DecodeError:
-        return None
+    """Return status and decoded body; status 0 if there is no response in JSON."""
+    url, headers = f"http://{LOOPBACK}:{port}{path}", {"Authorization": f"Bearer {key}"}
+    # A proxy of the environment is for other machines.
+    async with httpx.AsyncClient(timeout=REQUEST_TIMEOUT_SECONDS, trust_env=False) as client:
+        try:
+            response = await client.request(method, url, headers=headers if key else {}, json=body)
+            return response.status_code, response.json()
+        except (httpx.HTTPError, ValueError):
+            return 0, None
 
 
 def _text(reply: Any) -> str:

@@ -144,7 +144,7 @@ class RequestSubmitter:
                 raise
             except BaseException as error:
                 # The queue may have accepted the jobs, and a worker may have started them.
-                self._responses.fail(settlement, error)
+                self._responses.of(settlement).fail(error)
                 if isinstance(error, ApiError):
                     error.is_recorded = True
                 raise

@@ -1,9 +1,8 @@
 """Generation endpoints, each with an `:estimate` endpoint for a dry run."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -233,7 +232,7 @@ class Completions:
         responses = self._responses
         response = submission.response
         if response is not None and response.head.is_background:
-            responses.leave(submission.settlement)
+            responses.of(submission.settlement).leave()
             if not is_streamed:
                 return await self._stored.status(endpoint, response, headers=headers)
             return await self._stored.resend(
@@ -354,29 +353,20 @@ def _input(request: GenerationRequest) -> list[dict[str, Any]]:
     ]
 
 
-async def _create(request: Request, endpoint: Endpoint) -> Response:
-    return await services_of(request)[Completions].create(request, endpoint)
+def _add_route(path: str, serve: Callable[..., Awaitable[Response]], endpoint: Endpoint) -> None:
+    async def route(request: Request) -> Response:
+        return await serve(services_of(request)[Completions], request, endpoint)
 
-
-async def _count(request: Request, endpoint: Endpoint) -> Response:
-    return await services_of(request)[Completions].count(request, endpoint)
-
-
-async def _estimate(request: Request, endpoint: Endpoint) -> Response:
-    return await services_of(request)[Completions].estimate(request, endpoint)
+    router.add_route(path, route, methods=["POST"])
 
 
 # Plain routes: FastAPI's own resolve parameters and dependencies for every request, a fifth of the
 # gateway's time per request. Their documentation is in gateway.process.openapi.operations.
 _OTHERS: Final = (INVOCATIONS, PREFIXED_MESSAGES, *NATIVE_ENDPOINTS, *POOLING_ENDPOINTS)
 for _endpoint in (*ENDPOINTS, *_OTHERS):
-    _create_route = partial(_create, endpoint=_endpoint)
-    router.add_route(_endpoint.path, _create_route, methods=["POST"])
+    _add_route(_endpoint.path, Completions.create, _endpoint)
 for _prefix in ("", ANTHROPIC_PREFIX):
-    _count_route = partial(_count, endpoint=COUNTED_MESSAGES)
-    router.add_route(f"{_prefix}{COUNTED_MESSAGES.path}", _count_route, methods=["POST"])
+    _add_route(f"{_prefix}{COUNTED_MESSAGES.path}", Completions.count, COUNTED_MESSAGES)
 for _endpoint in ENDPOINTS:
-    _estimate_route = partial(_estimate, endpoint=_endpoint)
-    router.add_route(f"{_endpoint.path}:estimate", _estimate_route, methods=["POST"])
-_count_route = partial(_count, endpoint=RESPONSES)
-router.add_route(f"{RESPONSES.path}/input_tokens", _count_route, methods=["POST"])
+    _add_route(f"{_endpoint.path}:estimate", Completions.estimate, _endpoint)
+_add_route(f"{RESPONSES.path}/input_tokens", Completions.count, RESPONSES)

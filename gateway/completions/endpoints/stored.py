@@ -1,8 +1,7 @@
 """Stored responses: get them by id, cancel them, and resume their streams."""
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -56,24 +55,6 @@ class StoredCompletions:
     _responses: Responses
     _sender: ResponseSender
     _sealer: Sealer
-
-    async def get(self, request: Request, endpoint: Endpoint) -> Response:
-        """Get a stored completion: whole, its status, or as a stream."""
-        measure = RequestMeasure(f"{endpoint.name}.get", exchange_of(request.scope))
-        return await measure.until_response(request, self._get(request, endpoint, measure))
-
-    async def cancel(self, request: Request, endpoint: Endpoint) -> Response:
-        """Cancel a stored completion and return its status.
-
-        A completion that has ended stays as it is.
-        """
-        measure = RequestMeasure(f"{endpoint.name}.cancel", exchange_of(request.scope))
-        return await measure.until_response(request, self._cancel(request, endpoint))
-
-    async def delete(self, request: Request, endpoint: Endpoint) -> Response:
-        """Delete a stored response. One that runs is cancelled first."""
-        measure = RequestMeasure(f"{endpoint.name}.delete", exchange_of(request.scope))
-        return await measure.until_response(request, self._delete(request, endpoint))
 
     async def continue_stream(
         self, request: Request, endpoint: Endpoint, position: Position, measure: RequestMeasure
@@ -139,7 +120,8 @@ class StoredCompletions:
             content = msgspec.json.encode(body)
         return Response(content, media_type="application/json", headers=dict(headers))
 
-    async def _get(self, request: Request, endpoint: Endpoint, measure: RequestMeasure) -> Response:
+    async def get(self, request: Request, endpoint: Endpoint, measure: RequestMeasure) -> Response:
+        """Get a stored completion: whole, its status, or as a stream."""
         response = await self._find(request, endpoint, request.path_params["completion_id"])
         if read_stream(request):
             is_from_zero = endpoint.form is ResponseForm.RESPONSES
@@ -149,11 +131,16 @@ class StoredCompletions:
             return await self.resend(request, response, measure, is_streamed=False)
         return await self.status(endpoint, response)
 
-    async def _cancel(self, request: Request, endpoint: Endpoint) -> Response:
+    async def cancel(self, request: Request, endpoint: Endpoint, _: RequestMeasure) -> Response:
+        """Cancel a stored completion and return its status.
+
+        A completion that has ended stays as it is.
+        """
         response = await self._find(request, endpoint, request.path_params["completion_id"])
         return await self.status(endpoint, await self._responses.cancel(response))
 
-    async def _delete(self, request: Request, endpoint: Endpoint) -> Response:
+    async def delete(self, request: Request, endpoint: Endpoint, _: RequestMeasure) -> Response:
+        """Delete a stored response. One that runs is cancelled first."""
         response = await self._find(request, endpoint, request.path_params["completion_id"])
         response = await self._responses.cancel(response)
         if not response.state.is_end:
@@ -206,22 +193,20 @@ def _headers(response: StoredResponse, subscription: StoredSubscription) -> dict
     }
 
 
-async def _get(request: Request, endpoint: Endpoint) -> Response:
-    return await services_of(request)[StoredCompletions].get(request, endpoint)
+def _add_route(
+    method: str, path: str, serve: Callable[..., Awaitable[Response]], endpoint: Endpoint
+) -> None:
+    async def route(request: Request) -> Response:
+        measure = RequestMeasure(f"{endpoint.name}.{serve.__name__}", exchange_of(request.scope))
+        completions = services_of(request)[StoredCompletions]
+        return await measure.until_response(request, serve(completions, request, endpoint, measure))
 
-
-async def _delete(request: Request) -> Response:
-    return await services_of(request)[StoredCompletions].delete(request, RESPONSES)
-
-
-async def _cancel(request: Request, endpoint: Endpoint) -> Response:
-    return await services_of(request)[StoredCompletions].cancel(request, endpoint)
+    router.add_route(path, route, methods=[method])
 
 
 # Plain routes, which gateway.process.openapi.operations describes.
 for _endpoint in ENDPOINTS:
     _path = f"{_endpoint.path}/{{completion_id}}"
-    router.add_route(_path, partial(_get, endpoint=_endpoint), methods=["GET"])
-    _cancel_route = partial(_cancel, endpoint=_endpoint)
-    router.add_route(f"{_path}/cancel", _cancel_route, methods=["POST"])
-router.add_route(f"{RESPONSES.path}/{{completion_id}}", _delete, methods=["DELETE"])
+    _add_route("GET", _path, StoredCompletions.get, _endpoint)
+    _add_route("POST", f"{_path}/cancel", StoredCompletions.cancel, _endpoint)
+_add_route("DELETE", f"{RESPONSES.path}/{{completion_id}}", StoredCompletions.delete, RESPONSES)

@@ -56,15 +56,15 @@ class InitialSubscription(Subscription):
 
     @override
     def finish(self) -> Coroutine[Any, Any, None]:
-        return self._responses.finish(self._settlement)
+        return self._responses.of(self._settlement).finish()
 
     @override
     def fail(self, error: BaseException) -> None:
-        self._responses.fail(self._settlement, error)
+        self._responses.of(self._settlement).fail(error)
 
     @override
     def leave(self) -> None:
-        self._responses.leave(self._settlement)
+        self._responses.of(self._settlement).leave()
 
 
 class StoredSubscription(Subscription):

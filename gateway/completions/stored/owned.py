@@ -5,6 +5,7 @@ import logging
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
@@ -89,24 +90,18 @@ _NEXT: Final[dict[OwnedState, tuple[OwnedState, ...]]] = {
 }
 
 
+@dataclass(eq=False)
 class OwnedResponses:
     """The responses that this gateway owns, until they have ended or another gateway owns them."""
 
-    def __init__(
-        self,
-        store: ResponseStore,
-        peers: Peers,
-        background: BackgroundIndex,
-        *,
-        dispatcher: Dispatcher,
-        settlements: SettlementService,
-    ) -> None:
-        self.store = store
-        self.peers = peers
-        self.background = background
-        self.dispatcher = dispatcher
-        self.settlements = settlements
-        self.tasks = settlements.tasks
+    store: ResponseStore
+    peers: Peers
+    background: BackgroundIndex
+    dispatcher: Dispatcher
+    settlements: SettlementService
+
+    def __post_init__(self) -> None:
+        self.tasks = self.settlements.tasks
         self.by_id: dict[str, OwnedResponse] = {}
         self.interrupted: asyncio.Queue[str] = asyncio.Queue()
         """Background responses that ended because of a slow reader, and must resume."""
@@ -316,7 +311,12 @@ class OwnedResponse:
             self._owned.tasks.start(self._write_and_notify())
 
     def leave(self) -> None:
-        """Record that the client that began the request has disconnected."""
+        """Record that the client that began the request has disconnected.
+
+        If no other client reads the response, its jobs stop and it is settled as cancelled;
+        otherwise it continues. To run a background response without a client, call this as soon as
+        its jobs are enqueued.
+        """
         self.has_consumer = False
         self.generation.detach()
         self.end_if_abandoned()
@@ -369,6 +369,10 @@ class OwnedResponse:
         if not self.settlement.has_ended:
             await self.settlement.finish()
             self._end(ResponseState.FINISHED)
+
+    def fail(self, error: BaseException) -> None:
+        """Settle a response that ends with an error, in the background."""
+        self.end(Ending.of_error(error))
 
     def end(self, ending: Ending) -> None:
         """Settle a response that ends in any other way, in the background."""

@@ -8,10 +8,8 @@ gateway that attaches a reader takes the response over.
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
 from contextlib import suppress
-from datetime import timedelta
-from typing import Any, Final
+from typing import Final
 
 from redis.asyncio import Redis
 
@@ -22,7 +20,7 @@ from contract.queue import LostJob
 from contract.scripts import CommandExecutor
 from gateway.completions.queue.dispatcher import Dispatcher
 from gateway.completions.sealing import Sealer
-from gateway.completions.settlement import CLOSE_SECONDS, Ending, Settlement, SettlementService
+from gateway.completions.settlement import CLOSE_SECONDS, Settlement, SettlementService
 from gateway.completions.stored.background import BackgroundIndex
 from gateway.completions.stored.head import ResponseHead
 from gateway.completions.stored.journal import encode_entries, encode_message
@@ -37,7 +35,8 @@ from gateway.completions.stored.store import (
 )
 from gateway.completions.stored.takeover import Takeovers
 from gateway.platform.concurrency.fair_turns import LoopTurns
-from gateway.records.usage_record import Counts, Outcome
+from gateway.platform.settings import Settings
+from gateway.records.usage_record import Counts
 
 BACKGROUND_SECONDS: Final = 3.0
 """How often background responses of dead gateways are taken over."""
@@ -55,31 +54,26 @@ class Responses:
 
     def __init__(
         self,
-        client: "Redis",
+        client: Redis,
         executor: CommandExecutor,
         dispatcher: Dispatcher,
         settlements: SettlementService,
-        *,
         loop_turns: LoopTurns,
-        journal_interval: timedelta,
-        max_unread_bytes: int,
         sealer: Sealer,
+        settings: Settings,
     ) -> None:
         self._sealer = sealer
         self.store = ResponseStore(executor)
         self.dispatcher = dispatcher
         self._loop_turns = loop_turns
-        self._journal_seconds = journal_interval.total_seconds()
+        self._journal_seconds = settings.journal_interval.total_seconds()
         self._peers = Peers(executor, dispatcher, settlements.tasks)
         self._background = BackgroundIndex(executor, dispatcher.gateway)
         self._owned = OwnedResponses(
-            self.store,
-            self._peers,
-            self._background,
-            dispatcher=dispatcher,
-            settlements=settlements,
+            self.store, self._peers, self._background, dispatcher, settlements
         )
-        self._takeovers = Takeovers(client, self._owned, max_unread_bytes=max_unread_bytes)
+        most_unread = settings.max_unread_bytes
+        self._takeovers = Takeovers(client, self._owned, max_unread_bytes=most_unread)
         notices = dispatcher.notices
         notices.on_follow, notices.on_cancel = self._takeovers.on_follow, self._on_cancel
         notices.on_grown, notices.on_orphan = self._on_grown, self._on_orphan
@@ -89,8 +83,8 @@ class Responses:
     def open(self, head: ResponseHead, settlement: Settlement) -> StoredResponse:
         """Store a response from now on, before its jobs are enqueued. Does not wait for Redis.
 
-        Plain responses that are not streamed are never opened; `finish`, `fail` and `leave` accept
-        them too. The response ends with its settlement.
+        Plain responses that are not streamed are never opened. The response ends with its
+        settlement.
         """
         handles = tuple(job.handle for job in head.jobs)
         status = ResponseStatus(ResponseState.RUNNING, head.request_id, Counts(), handles)
@@ -106,28 +100,12 @@ class Responses:
         """Delete a response whose jobs were not enqueued. Does nothing if it is not stored."""
         self._owned.discard(request_id)
 
-    def finish(self, settlement: Settlement) -> Coroutine[Any, Any, None]:
-        """Settle a request whose jobs have all finished, before the client receives its end."""
-        owned = self._owned.of(settlement)
-        return (settlement if owned is None else owned).finish()
+    def of(self, settlement: Settlement) -> OwnedResponse | Settlement:
+        """Return what ends a request: its response if this gateway stores it, or its settlement.
 
-    def fail(self, settlement: Settlement, error: BaseException) -> None:
-        """Settle a request that ends with an error, in the background."""
-        owned = self._owned.of(settlement)
-        (settlement if owned is None else owned).end(Ending.of_error(error))
-
-    def leave(self, settlement: Settlement) -> None:
-        """Record that the client that began a request has disconnected.
-
-        If no other client reads the response, its jobs stop and it is settled as cancelled;
-        otherwise it continues. To run a background response without a client, call this as soon as
-        its jobs are enqueued.
+        Both have `finish`, `fail` and `leave`.
         """
-        owned = self._owned.of(settlement)
-        if owned is None:
-            settlement.end(Ending(Outcome.CANCELLED))
-        else:
-            owned.leave()
+        return self._owned.of(settlement) or settlement
 
     # -- other requests --------------------------------------------------------------------------
 

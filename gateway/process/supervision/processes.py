@@ -13,9 +13,10 @@ from typing import Final
 import msgspec
 from msgspec.json import encode
 
+from common.tasks import unless
 from gateway.platform.concurrency.tether import adopt_orphans
 from gateway.platform.settings import Settings
-from gateway.process.supervision.supervisor import ChildSpec, Supervisor, unless
+from gateway.process.supervision.supervisor import ChildSpec, Supervisor
 from gateway.records.errors import StartupError
 
 

@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -262,14 +262,3 @@ class Supervisor:
     def _note_death(self, child: Child, status: int) -> None:
         if not self._died.done():
             self._died.set_exception(ChildDiedError(child.spec, status))
-
-
-async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine to its end, or cancel it once the event is set."""
-    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            working.result()
-    finally:
-        await end_task(working, stopping)

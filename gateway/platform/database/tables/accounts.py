@@ -21,6 +21,7 @@ from contract.dialect import Dialect
 from contract.tier import ServiceTier
 from gateway.platform.database.tables.base import (
     OriginsColumn,
+    Recorded,
     Table,
     TenantId,
     enum_column,
@@ -59,7 +60,7 @@ class PlanRow(Table):
         return record_of(self, Plan, limits=limits)
 
 
-class TenantRow(Table):
+class TenantRow(Recorded[Tenant], Table):
     """One tenant."""
 
     __tablename__ = "tenants"
@@ -82,12 +83,8 @@ class TenantRow(Table):
     cors_origins: Mapped[tuple[str, ...]] = mapped_column(OriginsColumn, nullable=True)
     stripe_customer_id: Mapped[str | None] = mapped_column(String(255))
 
-    def to_record(self) -> Tenant:
-        """Return the row as a record for other packages."""
-        return record_of(self, Tenant)
 
-
-class ProjectRow(Table):
+class ProjectRow(Recorded[Project], Table):
     """A part of a tenant; archived projects are kept, so that usage can be traced to them."""
 
     __tablename__ = "projects"
@@ -99,12 +96,8 @@ class ProjectRow(Table):
     created_at: Mapped[datetime]
     limits: Mapped[LimitValues]
 
-    def to_record(self) -> Project:
-        """Return the row as a record for other packages."""
-        return record_of(self, Project)
 
-
-class MemberRow(Table):
+class MemberRow(Recorded[Member], Table):
     """A person of a tenant."""
 
     __tablename__ = "members"
@@ -121,10 +114,6 @@ class MemberRow(Table):
     name: Mapped[str] = mapped_column(String(200))
     role: Mapped[Role] = mapped_column(enum_column(Role, "role"))
     created_at: Mapped[datetime]
-
-    def to_record(self) -> Member:
-        """Return the row as a record for other packages."""
-        return record_of(self, Member)
 
 
 class ApiKeyRow(Table):

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Generic, TypeVar, get_args
 
 from sqlalchemy import JSON, BigInteger, DateTime, Enum, ForeignKey, Integer, MetaData, String
 from sqlalchemy import Dialect as Database
@@ -29,12 +29,28 @@ NAMING_CONVENTION = {
 """The same names on every database, so that a migration can refer to a constraint."""
 
 
-def record_of(row: "Table", kind: type[T], **values: Any) -> T:
+def record_of(row: object, kind: type[T], **values: Any) -> T:
     """Return a dataclass with the values, and otherwise with the row's columns by their names."""
     for name in kind.__dataclass_fields__:
         if name not in values:
             values[name] = getattr(row, name)
     return kind(**values)
+
+
+class Recorded(Generic[T]):
+    """A row that other packages get as a record, of the class in brackets."""
+
+    _record: ClassVar[type[Any]]
+
+    @override
+    def __init_subclass__(cls, **options: Any) -> None:
+        [cls._record] = get_args(cls.__orig_bases__[0])  # type: ignore[attr-defined]
+        super().__init_subclass__(**options)
+
+    def to_record(self) -> T:
+        """Return the row as a record."""
+        found: T = record_of(self, self._record)
+        return found
 
 
 class UtcDateTime(TypeDecorator[datetime]):

@@ -7,11 +7,11 @@ from sqlalchemy import JSON, Float, ForeignKey, Index, String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from contract.dialect import Dialect
-from gateway.platform.database.tables.base import Table, TenantId, record_of
+from gateway.platform.database.tables.base import Recorded, Table, TenantId
 from gateway.records.batches import Batch, BatchStatus, Chunk, ChunkState, File, FilePurpose
 
 
-class BatchRow(Table):
+class BatchRow(Recorded[Batch], Table):
     """A file of requests that run until a deadline."""
 
     __tablename__ = "batches"
@@ -69,12 +69,8 @@ class BatchRow(Table):
     attempts: Mapped[int] = mapped_column(server_default="0")
     """Claims since the last one that ended without an error."""
 
-    def to_record(self) -> Batch:
-        """Return the row as a record for other packages."""
-        return record_of(self, Batch)
 
-
-class BatchChunkRow(Table):
+class BatchChunkRow(Recorded[Chunk], Table):
     """Some consecutive lines of a batch, which one gateway runs and whose results are one part."""
 
     __tablename__ = "batch_chunks"
@@ -99,10 +95,6 @@ class BatchChunkRow(Table):
     leased_until: Mapped[datetime]
     """When it may be claimed, or claimed again."""
 
-    def to_record(self) -> Chunk:
-        """Return the row as a record for other packages."""
-        return record_of(self, Chunk)
-
 
 class BatchFeedRow(Table):
     """How many lines of a tenant's batches should wait in the queue."""
@@ -121,7 +113,7 @@ class BatchFeedRow(Table):
     """When a gateway last had to wait with a line because of a full queue or a limit."""
 
 
-class FileRow(Table):
+class FileRow(Recorded[File], Table):
     """A file of a tenant, which may still grow."""
 
     __tablename__ = "files"
@@ -144,10 +136,6 @@ class FileRow(Table):
     expires_at: Mapped[datetime | None]
     is_visible: Mapped[bool]
     """False during an upload, and after the deletion until the objects are removed."""
-
-    def to_record(self) -> File:
-        """Return the row as a record for other packages."""
-        return record_of(self, File)
 
 
 class FilePartRow(Table):

@@ -13,7 +13,13 @@ from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, String, t
 from sqlalchemy.orm import Mapped, mapped_column
 
 from contract.tier import ServiceTier
-from gateway.platform.database.tables.base import Serial, Table, TenantId, enum_column, record_of
+from gateway.platform.database.tables.base import (
+    Recorded,
+    Serial,
+    Table,
+    TenantId,
+    enum_column,
+)
 from gateway.records.records import Credit, CreditKind, Price
 from gateway.records.usage_record import BOUNDS_MS, Outcome
 
@@ -170,7 +176,7 @@ class DirtyHourRow(Table):
     """The beginning of the hour."""
 
 
-class PriceRow(Table):
+class PriceRow(Recorded[Price], Table):
     """Price of a model in a tier from a given time on."""
 
     __tablename__ = "prices"
@@ -191,12 +197,8 @@ class PriceRow(Table):
     effective_at: Mapped[datetime]
     created_at: Mapped[datetime]
 
-    def to_record(self) -> Price:
-        """Return the row as a record for other packages."""
-        return record_of(self, Price)
 
-
-class CreditRow(Table):
+class CreditRow(Recorded[Credit], Table):
     """One change of a tenant's prepaid balance."""
 
     __tablename__ = "credits"
@@ -212,10 +214,6 @@ class CreditRow(Table):
         ForeignKey("credits.id", ondelete="RESTRICT"), unique=True
     )
     """Unique, since a grant expires once."""
-
-    def to_record(self) -> Credit:
-        """Return the row as a record for other packages."""
-        return record_of(self, Credit)
 
 
 class ExportBatchState(StrEnum):

@@ -5,7 +5,7 @@ from datetime import datetime
 from sqlalchemy import Index, String
 from sqlalchemy.orm import Mapped, mapped_column
 
-from gateway.platform.database.tables.base import Table, TenantId, record_of
+from gateway.platform.database.tables.base import Recorded, Table, TenantId, record_of
 from gateway.records.adapters import Adapter, AdapterState
 from gateway.records.aliases import Alias, Sticky
 
@@ -44,7 +44,7 @@ class AdapterRow(Table):
         return record_of(self, Adapter, target_modules=tuple(self.target_modules))
 
 
-class AliasRow(Table):
+class AliasRow(Recorded[Alias], Table):
     """A public model name that splits its requests over models by weight."""
 
     __tablename__ = "model_aliases"
@@ -57,7 +57,3 @@ class AliasRow(Table):
     deprecated_at: Mapped[datetime | None]
     replacement: Mapped[str] = mapped_column(String(200))
     created_at: Mapped[datetime]
-
-    def to_record(self) -> Alias:
-        """Return the row as a record for other packages."""
-        return record_of(self, Alias)

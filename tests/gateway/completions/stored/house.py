@@ -36,6 +36,7 @@ from gateway.limits.store import QuotaStore
 from gateway.models.catalogue import Catalogue
 from gateway.platform.concurrency.fair_turns import LoopTurns
 from gateway.platform.redis_client import MeasuredConnection
+from gateway.platform.settings import Settings
 from gateway.records.limits import Limits, LimitScope, SubjectLimits
 from gateway.records.usage_record import Counts, UsageRecord, decode_usage
 from tests.gateway.conftest import eventually
@@ -90,10 +91,9 @@ class House:
             executor,
             self.dispatcher,
             self.settlements,
-            loop_turns=LoopTurns(),
-            journal_interval=timedelta(seconds=journal_seconds),
-            max_unread_bytes=1 << 20,
-            sealer=Sealer(["secret"]),
+            LoopTurns(),
+            Sealer(["secret"]),
+            Settings(journal_interval=timedelta(seconds=journal_seconds)),
         )
         self._tasks: list[asyncio.Task[None]] = []
         self._readers: WeakSet[ResponseReader] = WeakSet()

@@ -41,7 +41,7 @@ async def test_reader_at_another_gateway_gets_what_the_first_one_gets(
     await reader.until_text("abc")
     await worker.conclude(claim, "d")
     await direct.to_the_end()
-    await first.responses.finish(request.settlement)
+    await first.responses.of(request.settlement).finish()
     await reader.to_the_end()
 
     assert plain(reader.replies) == plain(direct.replies)
@@ -95,7 +95,7 @@ async def test_finished_response_is_read_again_without_running_anything(
             await worker.send("gw1", deltas=[said])
         await worker.finish(claim)
     await direct.to_the_end(2)
-    await first.responses.finish(request.settlement)
+    await first.responses.of(request.settlement).finish()
     await state_is(second, request.id, ResponseState.FINISHED)
     for house in (first, second):
         attachment = await house.attach(request.id)
@@ -119,7 +119,7 @@ async def test_ranked_response_is_read_as_its_choices(
     attachment = await second.attach(request.id)
     await worker.finish(claim, chosen=[1])
     await direct.to_the_end()
-    await first.responses.finish(request.settlement)
+    await first.responses.of(request.settlement).finish()
 
     reader = await Reader(attachment.generation).to_the_end()
 
@@ -138,7 +138,7 @@ async def test_follower_keeps_an_abandoned_response_running(
     reader = await Reader(attachment.generation).until_text("a")
     await eventually(lambda: first.responses._owned.by_id[request.id]._followers, what="Follow")
 
-    first.responses.leave(request.settlement)
+    first.responses.of(request.settlement).leave()
     await worker.conclude(claim, "b")
     await reader.to_the_end()
 
@@ -157,7 +157,7 @@ async def test_response_ends_when_its_last_reader_leaves(
     attachment = await second.attach(request.id)
     await worker.say(claim, "a")
     reader = await Reader(attachment.generation).until_text("a")
-    first.responses.leave(request.settlement)
+    first.responses.of(request.settlement).leave()
     await worker.say(claim, "b")
     await reader.until_text("ab")
     assert not request.settlement.has_ended
@@ -179,7 +179,7 @@ async def test_failure_reaches_every_reader(
     attachment = await second.attach(request.id)
     await worker.fail(claim, FailureCode.ENGINE_ERROR, "broken")
     direct = await Reader(request.generation).to_the_end()
-    first.responses.fail(request.settlement, RuntimeError())
+    first.responses.of(request.settlement).fail(RuntimeError())
 
     for reader in (
         await Reader(attachment.generation).to_the_end(),
@@ -202,7 +202,7 @@ async def test_request_without_storage_leaves_nothing_and_ends_when_abandoned(
     first: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
     request = await first.submit(is_kept=False)
-    first.responses.leave(request.settlement)
+    first.responses.of(request.settlement).leave()
 
     assert request.id in await settled_records(redis, 1)
     assert await first.responses.find(request.id, tenant_id=TENANT) is None

@@ -54,7 +54,7 @@ End = Callable[[House, Submitted], None]
 
 def failing(error: ApiError | BaseException) -> End:
     """End a request as its reader does at an error."""
-    return lambda house, request: house.responses.fail(request.settlement, error)
+    return lambda house, request: house.responses.of(request.settlement).fail(error)
 
 
 def cancel(house: House, request: Submitted) -> None:
@@ -66,7 +66,7 @@ def cancel(house: House, request: Submitted) -> None:
 
 def leave(house: House, request: Submitted) -> None:
     """End a request as its client does when it disconnects."""
-    house.responses.leave(request.settlement)
+    house.responses.of(request.settlement).leave()
 
 
 THEIRS: Mapping[str, End] = {
@@ -160,7 +160,7 @@ async def test_line_of_a_batch_that_is_cancelled_while_it_ends_is_delivered_if_i
         services: Any = [*[None] * 7, house.responses, None]
         runner = LineRunner(*services)
         if is_continued:
-            first.responses.leave(request.settlement)
+            first.responses.of(request.settlement).leave()
             run = runner._continue(line, stored)
         else:
             submission: Any = SimpleNamespace(

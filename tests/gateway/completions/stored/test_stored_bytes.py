@@ -48,7 +48,7 @@ async def test_output_counts_while_it_runs_and_ends_at_the_limit(
     request = await first.submit(limits=limits, max_tokens=10_000, is_background=is_background)
     reader = Reader(request.generation)
     if is_background:
-        first.responses.leave(request.settlement)
+        first.responses.of(request.settlement).leave()
     claim = await worker.claim_one()
     tokens = await flood(worker, claim, MOST // 2)
 
@@ -64,7 +64,7 @@ async def test_output_counts_while_it_runs_and_ends_at_the_limit(
         assert reader.failure is not None
         assert reader.failure.code is FailureCode.STORED_BYTES
         assert f"{MOST} stored bytes" in reader.failure.message
-        first.responses.fail(request.settlement, RuntimeError())
+        first.responses.of(request.settlement).fail(RuntimeError())
     control = keys.control(worker.queue.model, worker.name)
     await eventually(lambda: redis.llen(control), what="the cancellation being sent")
     await worker.drop(claim, tokens=tokens)

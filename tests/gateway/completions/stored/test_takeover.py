@@ -164,7 +164,7 @@ async def test_line_of_a_batch_ends_when_its_settlement_is_confirmed(
     monkeypatch.setattr(QuotaStore, "settle", fail)
     await worker.conclude(await worker.claim_one(), "a", "b")
     await reader.to_the_end()
-    finishing = asyncio.create_task(first.responses.finish(request.settlement))
+    finishing = asyncio.create_task(first.responses.of(request.settlement).finish())
     attachment = await second.attach(request.id)
     assert (await Reader(attachment.generation).to_the_end()).text == "ab"
     waiting = asyncio.create_task(second.responses.settled(await second.find(request.id)))
@@ -264,7 +264,7 @@ async def test_slow_former_owner_settles_nothing_and_stops(
     await direct.to_the_end()
     assert direct.failure is not None
     assert direct.failure.code is FailureCode.TAKEN_OVER
-    first.responses.leave(request.settlement)
+    first.responses.of(request.settlement).leave()
     await worker.conclude(again, "b")
     await reader.to_the_end()
 
@@ -292,7 +292,7 @@ async def test_unaware_former_owner_neither_settles_nor_cancels(
     assert direct.failure is not None
     assert direct.failure.code is FailureCode.TAKEN_OVER
 
-    first.responses.leave(request.settlement)
+    first.responses.of(request.settlement).leave()
     await eventually(lambda: not first.responses._owned.by_id, what="the old owner's noticing")
     await first.settlements.aclose()
 
@@ -325,7 +325,7 @@ async def test_response_just_taken_over_waits_for_its_reader(
 async def left(first: House, worker: FakeWorker, redis: "Redis", **parameters: Any) -> Submitted:
     """Start a response, and abandon it after two tokens."""
     request, claim = await begun(first, worker, "a", "b", **parameters)
-    first.responses.leave(request.settlement)
+    first.responses.of(request.settlement).leave()
     control = keys.control("m", worker.name)
     await eventually(lambda: redis.llen(control), what="the cancellation being sent")
     # The engine had sampled one more token when it received the cancellation.
@@ -368,7 +368,7 @@ async def test_abandoned_response_refused_by_limits_can_resume_later(
     with pytest.raises(RateLimitError):
         await second.attach(request.id)
     await state_is(second, request.id, ResponseState.LEFT)
-    first.responses.leave(other.settlement)
+    first.responses.of(other.settlement).leave()
 
     async def has_resumed() -> bool:
         try:
@@ -396,7 +396,7 @@ async def test_response_abandoned_before_tokens_is_charged_its_prompt_when_it_re
     first: House, second: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
     request = await first.submit()
-    first.responses.leave(request.settlement)
+    first.responses.of(request.settlement).leave()
     await state_is(second, request.id, ResponseState.LEFT)
     assert await settled(redis, request.id) == [("cancelled", 0, 0)]
 
@@ -413,7 +413,7 @@ async def test_reader_that_attaches_during_abandonment_is_served(
     first: House, second: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
     request, claim = await begun(first, worker)
-    first.responses.leave(request.settlement)
+    first.responses.of(request.settlement).leave()
 
     reader = Reader((await second.attach(request.id)).generation)
     control = keys.control("m", worker.name)
@@ -432,7 +432,7 @@ async def test_reader_that_attaches_during_abandonment_is_served(
 async def left_to_itself(house: House, worker: FakeWorker) -> tuple[Submitted, JobClaim]:
     """Start a response, abandon it, and kill its gateway when Redis has the text `a`."""
     request = await house.submit(is_background=True)
-    house.responses.leave(request.settlement)
+    house.responses.of(request.settlement).leave()
     claim = await worker.claim_one()
     await worker.say(claim, "a")
     await eventually(lambda: house.responses._owned.by_id[request.id]._written, what="journal")
@@ -444,7 +444,7 @@ async def test_background_response_needs_no_reader(
     first: House, second: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
     request = await first.submit(is_background=True)
-    first.responses.leave(request.settlement)
+    first.responses.of(request.settlement).leave()
     claim = await worker.claim_one()
     await worker.conclude(claim, "a")
 
@@ -465,7 +465,7 @@ async def test_memory_of_a_response_needs_no_garbage_collector(
     gc.disable()
     try:
         request = await first.submit(is_background=True)
-        first.responses.leave(request.settlement)
+        first.responses.of(request.settlement).leave()
         await worker.conclude(await worker.claim_one(), "a")
         await settled(redis, request.id)
         left: list[weakref.ref[Any]] = [
@@ -496,7 +496,7 @@ async def test_background_response_that_ended_after_its_gateway_died_is_settled(
     first: House, second: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
     request = await first.submit(is_background=True)
-    first.responses.leave(request.settlement)
+    first.responses.of(request.settlement).leave()
     claim = await worker.claim_one()
     await eventually(lambda: redis.sismember(keys.BACKGROUND_OWNERS, "gw1"), what="the note")
     await first.kill()
@@ -516,7 +516,7 @@ async def test_background_request_without_a_queue_runs_for_the_client_that_repea
     request = await first.submit(is_background=True)
     claim = await worker.claim_one()
     # The first gateway does not know whether the queue has accepted the jobs.
-    first.responses.fail(request.settlement, queue_unavailable())
+    first.responses.of(request.settlement).fail(queue_unavailable())
     await worker.drop(claim, tokens=0)
     await eventually(lambda: not first.responses._owned.by_id, what="the settlement")
 
@@ -544,7 +544,7 @@ async def test_stopping_gateway_hands_its_responses_over_and_settles_the_others(
     first: House, second: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
     request = await first.submit(prompts=2, is_background=True)
-    first.responses.leave(request.settlement)
+    first.responses.of(request.settlement).leave()
     followed = await first.submit()
     cut = await first.submit(is_kept=False)
     *claims, ending = await worker.claim(4)
@@ -556,7 +556,7 @@ async def test_stopping_gateway_hands_its_responses_over_and_settles_the_others(
     await eventually(
         lambda: first.responses._owned.by_id[request.id].generation.received_tokens[0], what="a"
     )
-    first.responses.leave(followed.settlement)
+    first.responses.of(followed.settlement).leave()
 
     # The first of two jobs that fail hands the response over, which ends the other one.
     first.dispatcher.fail_all(FailureCode.GATEWAY_STOPPING)
@@ -659,7 +659,7 @@ async def test_finished_response_cannot_be_cancelled(first: House, worker: FakeW
     claim = await worker.claim_one()
     await worker.conclude(claim, "a")
     await Reader(request.generation).to_the_end()
-    await first.responses.finish(request.settlement)
+    await first.responses.of(request.settlement).finish()
     await state_is(first, request.id, ResponseState.FINISHED)
 
     answer = await first.responses.cancel(await first.find(request.id))

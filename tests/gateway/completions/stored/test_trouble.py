@@ -87,7 +87,7 @@ async def test_response_continues_after_a_redis_outage(
     await worker.conclude(again, "b")
 
     await direct.to_the_end()
-    await first.responses.finish(request.settlement)
+    await first.responses.of(request.settlement).finish()
     await reader.to_the_end()
     assert (direct.text, reader.text) == ("ab", "ab")
     await state_is(second, request.id, ResponseState.FINISHED)
@@ -97,7 +97,7 @@ async def test_background_response_continues_without_its_slow_reader(
     first: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
     request, claim = await begun(first, worker, is_background=True)
-    first.responses.fail(request.settlement, SlowReaderError("slow"))
+    first.responses.of(request.settlement).fail(SlowReaderError("slow"))
     control = keys.control(MODEL, worker.name)
     await eventually(lambda: redis.llen(control), what="the cancellation being sent")
     await worker.drop(claim, tokens=1)
@@ -125,7 +125,7 @@ async def test_idle_reader_keeps_the_response_and_uses_no_memory(
     generation: Generation = attachment.generation
     await eventually(lambda: generation._replies, what="the first replies")
     await eventually(lambda: first.responses._owned.by_id[request.id]._followers, what="Follow")
-    first.responses.leave(request.settlement)
+    first.responses.of(request.settlement).leave()
     await asyncio.sleep(1.0)
 
     assert not request.settlement.has_ended
@@ -202,7 +202,7 @@ async def test_sweep_settles_only_the_unsettled_part_of_a_resumed_response(
 ) -> None:
     first, second = await open_house("gw1"), await open_house("gw2")
     request = await first.submit()
-    first.responses.leave(request.settlement)
+    first.responses.of(request.settlement).leave()
     await state_is(first, request.id, ResponseState.LEFT)
     reader = Reader((await second.attach(request.id)).generation)
     claim = await worker.claim_one()
