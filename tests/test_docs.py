@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tomllib
 from collections import Counter
+from itertools import groupby, pairwise
 from pathlib import Path
 
 from pydantic_settings import BaseSettings
@@ -117,6 +118,25 @@ def test_named_files_exist() -> None:
     # docs/testing.md names tests by their paths in `tests`.
     roots = (REPOSITORY, REPOSITORY / "tests")
     assert [path for path in named if not any((root / path).exists() for root in roots)] == []
+
+
+def test_a_streamed_completion_seldom_returns_to_a_package_and_seldom_climbs() -> None:
+    configuration = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]
+    contracts = configuration["importlinter"]["contracts"]
+    [contract] = [each for each in contracts if each["type"] == "layers_of_processes"]
+    floor = {
+        f"gateway/{package.strip()}": -number
+        for number, layer in enumerate(contract["layers"])
+        for package in layer.split(":")
+    }
+    walk = (REPOSITORY / "docs" / "walks.md").read_text().split("\n## ")[1]
+    steps = re.findall(r"^\| (?:\d+ \| `(.+?)`|\| \*\*(.+)\*\*)", walk, re.MULTILINE)
+    packages = [path.rpartition("/")[0] for path, _ in steps if path]
+    entered = [package for package, _ in groupby(packages)]
+    assert len(entered) - len(set(entered)) <= 15
+    until_queued = [path for path, _ in steps[: steps.index(("", "Queue"))] if path]
+    floors = [floor["/".join(path.split("/")[:2])] for path in until_queued]
+    assert sum(after > before for before, after in pairwise(floors)) <= 5
 
 
 def test_folders_of_tests_mirror_the_product() -> None:

@@ -1,6 +1,7 @@
 """Limits and usage, and rejected requests: `/v1/limits`, `/admin/.../limits`, `/admin/refusals`."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Final, Literal, Self
 
@@ -182,24 +183,16 @@ Since = Literal["24h", "7d"]
 PERIODS: Final[dict[str, Period]] = {"24h": Period.HOUR, "7d": Period.DAY}
 
 
+@dataclass(eq=False)
 class LimitReports:
     """Limits, usage and rejections. All methods raise RedisError and StoreUnavailableError."""
 
-    def __init__(
-        self,
-        database: Database,
-        quotas: QuotaStore,
-        seeder: Seeder,
-        storage: Storage,
-        refusals: Refusals,
-        counts: PeriodCounts,
-    ) -> None:
-        self._database = database
-        self._quotas = quotas
-        self._seeder = seeder
-        self._storage = storage
-        self._refusals = refusals
-        self._counts = counts
+    _database: Database
+    _quotas: QuotaStore
+    _seeder: Seeder
+    _storage: Storage
+    _refusals: Refusals
+    _counts: PeriodCounts
 
     async def refusals_of_tenants(self, since: Since, tenant: str | None) -> RefusalCounts:
         """Count the requests that all gateways rejected, by tenant and error code."""

@@ -7,7 +7,7 @@ import secrets
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -134,21 +134,17 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class AdapterService:
     """Adapters of all tenants. All methods raise StoreUnavailableError."""
 
-    def __init__(
-        self,
-        database: Database,
-        announcer: ChangeAnnouncer,
-        catalogue: Catalogue,
-        copier: AdapterCopier,
-    ) -> None:
-        self._database = database
-        self._announcer = announcer
-        self._catalogue = catalogue
-        self._copier = copier
-        claim = partial(claiming, database, AdapterRow.claimed_until)
+    _database: Database
+    _announcer: ChangeAnnouncer
+    _catalogue: Catalogue
+    _copier: AdapterCopier
+
+    def __post_init__(self) -> None:
+        claim = partial(claiming, self._database, AdapterRow.claimed_until)
         self._validating = Slots(AT_ONCE, claim(lock_new), self._try_to_validate)
         self._removing = Slots(AT_ONCE, claim(lock_unused, REMOVAL_CLAIM), self._remove)
 

@@ -80,7 +80,7 @@ class Authenticator:
         self._keys = LookupCache[bytes, _KnownKey](**bounds, subjects=_subjects_of_key)
         self._keys_by_id = LookupCache[str, _KnownKey](**bounds, subjects=_subjects_of_key)
         self._callers = LookupCache[tuple[str, Person, str | None], TenantMember](
-            **bounds, subjects=_subjects_of_caller
+            **bounds, subjects=lambda caller: (_tenant_subject(caller.tenant.id),)
         )
         self._origins = LookupCache[str, frozenset[str]](
             **bounds | {"max_entries": 1}, subjects=lambda _origins: ()
@@ -406,10 +406,6 @@ def _check(refusal: str) -> None:
 def _subjects_of_key(known: _KnownKey) -> tuple[str, str]:
     principal = known.principal
     return _key_subject(principal.credential_id), _tenant_subject(principal.tenant_id)
-
-
-def _subjects_of_caller(caller: TenantMember) -> tuple[str]:
-    return (_tenant_subject(caller.tenant.id),)
 
 
 def _key_subject(key_id: str) -> str:

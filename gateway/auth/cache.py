@@ -31,6 +31,7 @@ class _Entry(Generic[V]):
     fresh_until: float
 
 
+@dataclass(eq=False, kw_only=True)
 class LookupCache(Generic[K, V]):
     """Caches the results of look-ups and evicts the least recently used ones.
 
@@ -41,18 +42,12 @@ class LookupCache(Generic[K, V]):
         monotonic: clock in seconds.
     """
 
-    def __init__(
-        self,
-        *,
-        ttl_seconds: float,
-        max_entries: int,
-        subjects: Callable[[V], Iterable[str]],
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._ttl_seconds = ttl_seconds
-        self._max_entries = max_entries
-        self._subjects = subjects
-        self._monotonic = monotonic
+    ttl_seconds: float
+    max_entries: int
+    subjects: Callable[[V], Iterable[str]]
+    monotonic: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._entries: OrderedDict[K, _Entry[V]] = OrderedDict()
         self._by_subject: defaultdict[str, set[K]] = defaultdict(set)
         self._absent_until: OrderedDict[K, float] = OrderedDict()
@@ -65,7 +60,7 @@ class LookupCache(Generic[K, V]):
     def fresh(self, key: K) -> V | None:
         """Return the cached result if it is still fresh."""
         entry = self._entries.get(key)
-        if entry is None or self._monotonic() >= entry.fresh_until:
+        if entry is None or self.monotonic() >= entry.fresh_until:
             return None
         self._entries.move_to_end(key)
         return entry.value
@@ -79,10 +74,10 @@ class LookupCache(Generic[K, V]):
         value = self.fresh(key)
         if value is not None:
             return value
-        if self._monotonic() < self._absent_until.get(key, 0.0):
+        if self.monotonic() < self._absent_until.get(key, 0.0):
             return None
         entry = self._entries.get(key)
-        if entry is None or self._monotonic() - entry.loaded_at > STALE_SECONDS:
+        if entry is None or self.monotonic() - entry.loaded_at > STALE_SECONDS:
             return await self._shared_load(key, load)
         return await self._refresh(key, load, entry)
 
@@ -107,7 +102,7 @@ class LookupCache(Generic[K, V]):
             if self._entries.get(key) is not entry:
                 # The entry was dropped or replaced meanwhile, so it must not be used any more.
                 return await self.get(key, load)
-            entry.fresh_until = self._monotonic() + RETRY_SECONDS
+            entry.fresh_until = self.monotonic() + RETRY_SECONDS
             return entry.value
 
     async def _shared_load(self, key: K, load: Load[V]) -> V | None:
@@ -137,7 +132,7 @@ class LookupCache(Generic[K, V]):
 
     def _keep(self, key: K, value: V | None) -> None:
         self._remove(key)
-        now = self._monotonic()
+        now = self.monotonic()
         if value is None:
             self._absent_until[key] = now + ABSENT_SECONDS
             self._absent_until.move_to_end(key)
@@ -145,17 +140,17 @@ class LookupCache(Generic[K, V]):
                 self._absent_until.popitem(last=False)
             return
         self._absent_until.pop(key, None)
-        self._entries[key] = _Entry(value, now, now + self._ttl_seconds)
-        for subject in self._subjects(value):
+        self._entries[key] = _Entry(value, now, now + self.ttl_seconds)
+        for subject in self.subjects(value):
             self._by_subject[subject].add(key)
-        if len(self._entries) > self._max_entries:
+        if len(self._entries) > self.max_entries:
             self._remove(next(iter(self._entries)))
 
     def _remove(self, key: K) -> None:
         entry = self._entries.pop(key, None)
         if entry is None:
             return
-        for subject in self._subjects(entry.value):
+        for subject in self.subjects(entry.value):
             keys = self._by_subject.get(subject, set())
             keys.discard(key)
             if not keys:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from itertools import chain
 from typing import Any, Final
 
 from redis.asyncio import Redis
@@ -91,7 +92,7 @@ class RevocationListener:
             reply: Any = await self._redis.xread(
                 {keys.KEY_EVENTS: self._last_id or _BEFORE_ALL}, count=MAX_BATCH, block=BLOCK_MS
             )
-            for event_id, fields in _entries(reply):
+            for event_id, fields in chain.from_iterable(entries for _, entries in reply or ()):
                 self._apply(fields)
                 self._last_id = event_id
 
@@ -105,7 +106,3 @@ class RevocationListener:
         for name, changed in self._on_change.items():
             if name.encode() in fields:
                 changed()
-
-
-def _entries(reply: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:
-    return [entry for _, entries in reply or () for entry in entries]

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import Any, Final
@@ -64,29 +65,23 @@ _IS_LARGE: Final = exists().where(
 )
 
 
+@dataclass(eq=False)
 class Validator:
     """Validates batches. A validation that fails is repeated from the beginning of the file."""
 
-    def __init__(
-        self,
-        database: Database,
-        files: FileService,
-        catalogue: Catalogue,
-        authenticator: Authenticator,
-        *,
-        default_dialect: Dialect,
-    ) -> None:
-        self._database = database
-        self._files = files
-        self._catalogue = catalogue
-        self._adapters = AdapterBook(database)
-        self._aliases = AliasBook(database)
-        self._authenticator = authenticator
-        self._default_dialect = default_dialect
+    _database: Database
+    _files: FileService
+    _catalogue: Catalogue
+    _authenticator: Authenticator
+    _default_dialect: Dialect
+
+    def __post_init__(self) -> None:
+        self._adapters = AdapterBook(self._database)
+        self._aliases = AliasBook(self._database)
         self._work = LargeWork(most_waiting_bytes=sys.maxsize)
         self._slots = [
             BatchSlots(
-                database,
+                self._database,
                 self._validate,
                 partial(_is_due, is_of_size),
                 number=AT_ONCE,

@@ -120,30 +120,21 @@ class LineRun(NamedTuple):
     request_id: str = ""
 
 
+@dataclass(eq=False)
 class LineRunner:
     """Runs lines in this process. A line that another gateway began is continued."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        large_work: LargeWork,
-        models: Models,
-        checker: RequestChecker,
-        submitter: RequestSubmitter,
-        earlier: EarlierResponses,
-        idempotency: IdempotencyRegistry,
-        responses: Responses,
-        catalogue: Catalogue,
-    ) -> None:
-        self._settings = settings
-        self._large_work = large_work
-        self._models = models
-        self._checker = checker
-        self._submitter = submitter
-        self._earlier = earlier
-        self._idempotency = idempotency
-        self._responses = responses
-        self._catalogue = catalogue
+    _settings: Settings
+    _large_work: LargeWork
+    _models: Models
+    _checker: RequestChecker
+    _submitter: RequestSubmitter
+    _earlier: EarlierResponses
+    _idempotency: IdempotencyRegistry
+    _responses: Responses
+    _catalogue: Catalogue
+
+    def __post_init__(self) -> None:
         # Without it, hundreds of released lines would start in one turn of the event loop.
         self._starting = FairTurns(
             MOST_STARTING, most_waiting_size=0, wait_seconds=None, what="lines"

@@ -124,7 +124,9 @@ class BatchStore:
     async def counts(self) -> dict[BatchStatus, int]:
         """Return the number of batches that have not ended, by status."""
         rows = await self._transaction.execute(
-            select(BatchRow.status, func.count()).where(_is_open()).group_by(BatchRow.status)
+            select(BatchRow.status, func.count())
+            .where(BatchRow.status.in_(OPEN))
+            .group_by(BatchRow.status)
         )
         return dict(rows.all())
 
@@ -410,7 +412,3 @@ def _by_batch(chunks: Iterable[Chunk]) -> list[tuple[str, list[int]]]:
 def _claimable(now: datetime) -> tuple[ColumnElement[bool], ...]:
     is_released = BatchChunkRow.state == ChunkState.RELEASED
     return is_released, BatchChunkRow.leased_until <= now
-
-
-def _is_open() -> ColumnElement[bool]:
-    return BatchRow.status.in_(OPEN)

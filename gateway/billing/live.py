@@ -150,14 +150,12 @@ class LiveRequests:
                 return True
             if loop.time() >= ask_at:
                 ask_at += ASK_AGAIN_SECONDS
-                await self._ask(draft)
+                # A request that resumed after its settlement has the id of its first reservation.
+                cancels = [CancelResponse(draft.request_id.partition(".")[0])]
+                gateway = draft.gateway
+                await send_notices(self._executor, gateway, sender="operator", cancels=cancels)
             await asyncio.sleep(LOOK_SECONDS)
         return False
-
-    async def _ask(self, record: UsageRecord) -> None:
-        # A request that resumed after its settlement has the id of its first reservation.
-        cancel = CancelResponse(record.request_id.partition(".")[0])
-        await send_notices(self._executor, record.gateway, sender="operator", cancels=[cancel])
 
     async def _find(self, tenant_id: str, request_id: str) -> UsageRecord:
         async with reading_of_tenant(self._database, tenant_id):

@@ -1,6 +1,6 @@
 """Prices: they are added, never changed, and never apply to the past (`/admin/prices`)."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Literal
 
@@ -70,7 +70,7 @@ class PriceService(Service):
             for price in await self.list_history(model)
             if price.effective_at <= now
         }
-        return _in_order(current.values())
+        return sorted(current.values(), key=lambda price: (price.model, price.service_tier))
 
     async def list_history(self, model: str | None = None) -> list[Price]:
         """Return every price, including future ones, in the order in which they take effect."""
@@ -78,10 +78,6 @@ class PriceService(Service):
         order = ("effective_at", "id")
         async with self._database.reading() as transaction:
             return await list_records(transaction, PriceRow, *conditions, order=order)
-
-
-def _in_order(prices: Iterable[Price]) -> list[Price]:
-    return sorted(prices, key=lambda price: (price.model, price.service_tier))
 
 
 def _check_start(starts_at: datetime, now: datetime) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple, Self
 
 import msgspec
@@ -139,20 +140,16 @@ class Slices:
         )
 
 
+@dataclass(eq=False)
 class SettlementService:
     """Opens settlements, and drops the receipts of settled jobs."""
 
-    def __init__(
-        self,
-        reservations: Reservations,
-        dispatcher: Dispatcher,
-        catalogue: Catalogue,
-        storage: Storage,
-    ) -> None:
-        self.reservations = reservations
-        self.dispatcher = dispatcher
-        self.catalogue = catalogue
-        self.storage = storage
+    reservations: Reservations
+    dispatcher: Dispatcher
+    catalogue: Catalogue
+    storage: Storage
+
+    def __post_init__(self) -> None:
         self.tasks = TaskSet()
         """Work that outlives its request: settlements, and writes of stored responses."""
         self._sliced: dict[Settlement, Slices] = {}
@@ -200,20 +197,16 @@ class SettlementService:
             del self._to_drop[model]
 
 
+@dataclass(eq=False)
 class Settlement:
     """The reservation and the usage of one admitted request. It ends once; the first end counts."""
 
-    def __init__(
-        self,
-        service: SettlementService,
-        record: UsageRecord,
-        admission: Admission,
-        generation: Generation,
-    ) -> None:
-        self.admission = admission
-        self.record = record
-        self._service = service
-        self.generation = generation
+    _service: SettlementService
+    record: UsageRecord
+    admission: Admission
+    generation: Generation
+
+    def __post_init__(self) -> None:
         self._opened_at = time.monotonic()
         # The settlement belongs to the trace of the request, whatever task ends it.
         self._trace = tracing.here()

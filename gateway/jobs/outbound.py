@@ -59,7 +59,7 @@ class Outbound:
         self._timeout_seconds = timeout_seconds
         self._client = OutboundClient(
             timeout_seconds=timeout_seconds,
-            is_allowed=_is_any if allows_private else is_public,
+            is_allowed=(lambda _: True) if allows_private else is_public,
             ports=None if allows_private else HTTPS_PORTS,
             trust=trust,
         )
@@ -109,10 +109,6 @@ class Outbound:
                     if len(error) >= error_bytes:
                         break
             return HttpReply(reply.status, reply.headers, error[:error_bytes])
-
-
-def _is_any(_address: str) -> bool:
-    return True
 
 
 def _parse(url: str) -> httpx.URL:

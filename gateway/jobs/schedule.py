@@ -62,13 +62,8 @@ class JobServices:
         self.sweep = Sweep(redis)
         self.credits = CreditService(database, announcer)
         self.audit_heads = HeadKeeper(settings, database)
-        self.validator = Validator(
-            database,
-            self.files,
-            catalogue,
-            authenticator,
-            default_dialect=settings.default_dialect,
-        )
+        dialect = settings.default_dialect
+        self.validator = Validator(database, self.files, catalogue, authenticator, dialect)
         self.feeder = Feeder(redis, database, catalogue, announcer)
         self.finisher = Finisher(database, self.files)
         self.adapters = AdapterService.of(settings, database, announcer, catalogue)

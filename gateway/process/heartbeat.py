@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -50,22 +51,17 @@ _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Heartbeat:
     """The thread of one gateway. Create it in the event loop that serves requests."""
 
-    def __init__(
-        self,
-        redis_url: str,
-        presence: Presence,
-        reservations: Reservations,
-        *,
-        on_failure: Callable[[], None],
-    ) -> None:
-        """Do not start yet. A bug in the thread calls `on_failure` in the caller's loop."""
-        self._redis_url = redis_url
-        self._presence = presence
-        self._reservations = reservations
-        self._on_failure = on_failure
+    _redis_url: str
+    _presence: Presence
+    _reservations: Reservations
+    on_failure: Callable[[], None]
+    """Called in the loop that serves requests after a bug in the thread."""
+
+    def __post_init__(self) -> None:
         self._served_by = asyncio.get_running_loop()
         self._thread = LoopThread(self._run, name="heartbeat", on_failure=self._fail)
         self._serving_thread = threading.get_ident()
@@ -86,7 +82,7 @@ class Heartbeat:
     def _fail(self, error: Exception) -> None:
         logger.critical("the heartbeat thread ended; stopping", exc_info=error)
         with contextlib.suppress(RuntimeError):
-            self._served_by.call_soon_threadsafe(self._on_failure)
+            self._served_by.call_soon_threadsafe(self.on_failure)
 
     async def _run(self) -> None:
         client = connect(self._redis_url, max_connections=_CONNECTIONS)

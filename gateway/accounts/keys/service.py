@@ -349,7 +349,8 @@ async def count_expiring_keys(database: Database, now: datetime, within: timedel
 
 async def _append_some(change: Change, now: datetime) -> int:
     transaction = change.transaction
-    candidates = select(ApiKeyRow.id).where(_is_expired(now), ~_has_audit_entry()).limit(AT_ONCE)
+    is_expired = and_(ApiKeyRow.expires_at <= now, ApiKeyRow.revoked_at.is_(None))
+    candidates = select(ApiKeyRow.id).where(is_expired, ~_has_audit_entry()).limit(AT_ONCE)
     # A concurrent call locks these rows until its transaction ends ...
     held = list(
         await transaction.scalars(candidates.with_for_update(of=ApiKeyRow, skip_locked=True))
@@ -362,10 +363,6 @@ async def _append_some(change: Change, now: datetime) -> int:
         details = {"expires_at": key.expires_at}
         await change.audit(ACTION, key.id, details, tenant_id=key.tenant_id)
     return len(held)
-
-
-def _is_expired(now: datetime) -> ColumnElement[bool]:
-    return and_(ApiKeyRow.expires_at <= now, ApiKeyRow.revoked_at.is_(None))
 
 
 def _has_audit_entry() -> ColumnElement[bool]:

@@ -5,7 +5,7 @@ import logging
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
 
@@ -181,39 +181,31 @@ class OwnedResponses:
             await asyncio.sleep(0)
 
 
+@dataclass(eq=False)
 class OwnedResponse:
     """One response from its beginning or takeover until its end. It drives its settlement."""
 
-    def __init__(
-        self,
-        owned: OwnedResponses,
-        head: ResponseHead,
-        settlement: Settlement,
-        *,
-        term: int,
-        status: ResponseStatus,
-        entries: Sequence[bytes] = (),
-        has_consumer: bool,
-    ) -> None:
-        self.head = head
-        self.settlement = settlement
-        self.generation = settlement.generation
-        self.term = term
-        self.has_consumer = has_consumer
-        """Whether the client that began the request still waits for it here."""
-        self._owned = owned
-        self._status = status
-        self._entries = list(entries)
-        """The whole journal, from which it is restored if Redis loses it."""
+    _owned: OwnedResponses
+    head: ResponseHead
+    settlement: Settlement
+    term: int
+    _status: ResponseStatus
+    has_consumer: bool
+    """Whether the client that began the request still waits for it here."""
+    entries: list[bytes] = field(default_factory=list)
+    """The whole journal, from which it is restored if Redis loses it."""
+
+    def __post_init__(self) -> None:
+        self.generation = self.settlement.generation
         self._pending: list[msgspec.Raw] = []
         """Messages received since the last entry."""
-        self._written: int | None = len(entries) if term > 1 else None
+        self._written: int | None = len(self.entries) if self.term > 1 else None
         """Entries stored in Redis; None if Redis may not have the response at all."""
         self._written_status: ResponseStatus | None = None
         self._followers: dict[tuple[str, int], float] = {}
         # The reader that caused a takeover sends its first follow notice soon.
-        self._wanted_until = 0.0 if has_consumer else time.monotonic() + FOLLOWED_SECONDS
-        self._unfinished = len(head.jobs)
+        self._wanted_until = 0.0 if self.has_consumer else time.monotonic() + FOLLOWED_SECONDS
+        self._unfinished = len(self.head.jobs)
         self._failure: JobFailed | None = None
         self._state = RUNNING
         self._is_unanswered = False
@@ -224,10 +216,10 @@ class OwnedResponse:
         self._finish_lock = asyncio.Lock()
         self._is_writing_soon = False
         self._written_at = time.monotonic()
-        self._entry_bytes = sum(map(len, self._entries))
-        self.counted_bytes = head.stored_bytes
+        self._entry_bytes = sum(map(len, self.entries))
+        self.counted_bytes = self.head.stored_bytes
         """Bytes in Redis that count towards the limits of the tenant."""
-        self.through = owned.dispatcher.reader.last_entry
+        self.through = self._owned.dispatcher.reader.last_entry
         """The last entry of the reply stream whose messages the stored journal has."""
         self.generation.on_reply = self.on_reply
         self.generation.journal = self._pending
@@ -470,7 +462,7 @@ class OwnedResponse:
         return bool(
             self._pending
             or self._written is None
-            or self._written < len(self._entries)
+            or self._written < len(self.entries)
             or self._written_status != self._status
         )
 
@@ -481,7 +473,7 @@ class OwnedResponse:
         UNWRITTEN_SECONDS pass.
         """
         has_only_messages = (
-            self._written == len(self._entries) and self._written_status == self._status
+            self._written == len(self.entries) and self._written_status == self._status
         )
         if has_only_messages and now - self._written_at < UNWRITTEN_SECONDS:
             return len(self._pending) >= MESSAGES_OF_ENTRY
@@ -506,7 +498,8 @@ class OwnedResponse:
                     logger.warning("cannot write a response: %s", type(error).__name__)
                     break
                 self._notify_followers()
-        if self._state in _OVER and (not self.needs_write or self._is_write_overdue()):
+        is_overdue = time.monotonic() > self._ended_at + GIVE_UP_SECONDS
+        if self._state in _OVER and (not self.needs_write or is_overdue):
             self._owned.remove(self)
 
     async def _write_and_notify(self) -> None:
@@ -519,10 +512,10 @@ class OwnedResponse:
         if self._pending:
             entries = encode_entries(self._pending, through.decode())
             self._pending.clear()
-            self._entries += entries
+            self.entries += entries
             self._entry_bytes += sum(map(len, entries))
             await self._count()
-        written = len(self._entries)
+        written = len(self.entries)
         if self._written is None:
             result = await owned.store.open(
                 self.head,
@@ -530,14 +523,14 @@ class OwnedResponse:
                 term=self.term,
                 status=status,
                 ttl_ms=self._ttl_ms(),
-                entries=self._entries,
+                entries=self.entries,
             )
         else:
             result = await owned.store.append(
                 self.head.request_id,
                 term=self.term,
                 index=self._written,
-                entries=self._entries[self._written :],
+                entries=self.entries[self._written :],
                 status=status,
                 ttl_ms=self._ttl_ms(),
             )
@@ -576,9 +569,6 @@ class OwnedResponse:
         deadline_ms = max(job.deadline_ms for job in self.head.jobs)
         left_ms = max(deadline_ms - clock.now_ms(), 0)
         return left_ms + DEADLINE_GRACE_MS + self.head.retention_ms
-
-    def _is_write_overdue(self) -> bool:
-        return time.monotonic() > self._ended_at + GIVE_UP_SECONDS
 
     def _notify_followers(self) -> None:
         for gateway, handle in self._followers:

@@ -88,9 +88,7 @@ class Responses:
         """
         handles = tuple(job.handle for job in head.jobs)
         status = ResponseStatus(ResponseState.RUNNING, head.request_id, Counts(), handles)
-        response = OwnedResponse(
-            self._owned, head, settlement, term=1, status=status, has_consumer=True
-        )
+        response = OwnedResponse(self._owned, head, settlement, 1, status, has_consumer=True)
         self._owned.add(response)
         response.write_soon()
         gateway = self.dispatcher.gateway

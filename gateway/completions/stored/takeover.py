@@ -180,10 +180,10 @@ class Takeovers:
             self._owned,
             head,
             settlement,
-            term=term,
-            status=status,
-            entries=entries,
+            term,
+            status,
             has_consumer=False,
+            entries=list(entries),
         )
         owned.restore(history.received, unread=unread)
         self._owned.add(owned)

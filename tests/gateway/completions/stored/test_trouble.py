@@ -1,6 +1,7 @@
 """Lost data and outages of Redis, idle readers, and sweeps at the wrong moment."""
 
 import asyncio
+from itertools import product
 
 import pytest
 from redis.asyncio import Redis
@@ -10,6 +11,7 @@ from contract.queue import JobQueue
 from gateway.billing.ledger.sweep import Sweep
 from gateway.completions.queue.generation import REPLIES_AT_ONCE, Generation
 from gateway.completions.stored import reader as reading
+from gateway.completions.stored.owned import OwnedState
 from gateway.completions.stored.store import ResponseState
 from gateway.limits.store import QuotaStore
 from gateway.records.errors import SlowReaderError
@@ -47,6 +49,16 @@ async def test_response_that_redis_lost_is_restored(
 
     again = await second.attach(request.id)
     await Reader(again.generation).until_text("abc")
+
+
+async def test_owned_response_never_returns_to_an_earlier_state(first: House) -> None:
+    response = first.responses._owned.by_id[(await first.submit()).id]
+    order = (OwnedState.RUNNING, OwnedState.STOPPING, OwnedState.ENDED, OwnedState.LOST)
+    for (at, before), (to, after) in product(enumerate(order), repeat=2):
+        response._state = before
+        # A late notice or settlement, which may come in any state.
+        response._enter(after)
+        assert response._state is (after if to > at else before)
 
 
 async def test_reader_of_a_lost_response_gets_an_error(
