@@ -11,6 +11,7 @@ events, and the SDK's limits on attributes do not apply to them.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from struct import Struct
@@ -52,44 +53,20 @@ class EncodedSpan(bytes):
     """For `BatchSpanProcessor`, which exports only sampled spans."""
 
 
+@dataclass(eq=False, slots=True)
 class LightSpan(Span):
     """A span with attributes, links and a status. Nothing changes it after its end."""
 
-    __slots__ = (
-        "attributes",
-        "context",
-        "end_time",
-        "is_failed",
-        "kind",
-        "links",
-        "name",
-        "parent",
-        "start_time",
-        "tracer",
-    )
-
-    def __init__(
-        self,
-        tracer: "LightTracer",
-        name: str,
-        context: SpanContext,
-        parent: SpanContext | None,
-        *,
-        kind: SpanKind,
-        attributes: dict[str, Any],
-        links: Sequence[Link],
-        start_time: int,
-    ) -> None:
-        self.tracer = tracer
-        self.name = name
-        self.context = context
-        self.parent = parent
-        self.kind = kind
-        self.attributes = attributes
-        self.links = links
-        self.start_time = start_time
-        self.end_time: int | None = None
-        self.is_failed = False
+    tracer: "LightTracer"
+    name: str
+    context: SpanContext
+    parent: SpanContext | None
+    kind: SpanKind
+    attributes: dict[str, Any]
+    links: Sequence[Link]
+    start_time: int
+    end_time: int | None = None
+    is_failed: bool = False
 
     @override
     def get_span_context(self) -> SpanContext:

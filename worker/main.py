@@ -120,17 +120,7 @@ class _Process:
             settings.worker_id,
             lease_ms=settings.lease_ms,
         )
-        self._catalogue = Registration(
-            redis,
-            self._link.queue,
-            worker=settings.worker_id,
-            engine=settings.engine,
-            folder=Path(settings.model_path),
-            held=self._link.held,
-            dialect=settings.dialect or "",
-            aliases=settings.model_aliases,
-            scales_to_zero=settings.scales_to_zero,
-        )
+        self._catalogue = Registration(redis, self._link.queue, self._link.held, settings)
         self._adapter_files = AdapterFiles(
             settings.file_store, settings.adapter_folder, most_bytes=settings.adapter_folder_bytes
         )

@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 import logging
 import zlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from worker.chat_format import published
 from worker.engine.base import EngineInfo
 from worker.model_files import context_window
 from worker.queue.held import CARD_TTL_MS, HeldDigests
+from worker.settings import WorkerSettings
 
 _log = logging.getLogger(__name__)
 
@@ -35,17 +35,7 @@ class Registration:
     """Keeps one worker's catalogue entry alive."""
 
     def __init__(
-        self,
-        redis: Redis,
-        queue: JobQueue,
-        *,
-        worker: str,
-        engine: str,
-        folder: Path,
-        held: HeldDigests,
-        dialect: str = "",
-        aliases: Sequence[str] = (),
-        scales_to_zero: bool = False,
+        self, redis: Redis, queue: JobQueue, held: HeldDigests, settings: WorkerSettings
     ) -> None:
         self._redis = redis
         self._queue = queue
@@ -54,15 +44,15 @@ class Registration:
         self._announced: WorkerState | None = None
         self._announcing = asyncio.Lock()
         self._card = WorkerCard(
-            id=worker,
+            id=settings.worker_id,
             model=queue.model,
             state=WorkerState.LOADING,
-            engine=engine,
+            engine=settings.engine,
             created=clock.now_seconds(),
-            context_window=context_window(folder),
-            dialect=dialect,
-            aliases=list(aliases),
-            scales_to_zero=scales_to_zero,
+            context_window=context_window(Path(settings.model_path)),
+            dialect=settings.dialect or "",
+            aliases=list(settings.model_aliases),
+            scales_to_zero=settings.scales_to_zero,
         )
 
     @property

@@ -23,6 +23,7 @@ from sqlalchemy import (
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.platform.database.claims import CLAIM, lock_in_turns
+from gateway.platform.database.paging import list_records
 from gateway.platform.database.tables import BatchChunkRow, BatchRow, TenantRow
 from gateway.records.batches import Batch, BatchStatus, Chunk, ChunkState
 from gateway.records.records import TenantStatus
@@ -118,8 +119,7 @@ class BatchStore:
 
     async def read(self, batch_ids: Collection[str]) -> list[Batch]:
         """Return these batches."""
-        rows = await self._transaction.scalars(select(BatchRow).where(BatchRow.id.in_(batch_ids)))
-        return [row.to_record() for row in rows]
+        return await list_records(self._transaction, BatchRow, BatchRow.id.in_(batch_ids))
 
     async def counts(self) -> dict[BatchStatus, int]:
         """Return the number of batches that have not ended, by status."""
@@ -132,13 +132,8 @@ class BatchStore:
 
     async def in_progress(self, *, limit: int) -> list[Batch]:
         """Return running batches, the earliest deadline first."""
-        rows = await self._transaction.scalars(
-            select(BatchRow)
-            .where(BatchRow.status == BatchStatus.IN_PROGRESS)
-            .order_by(BatchRow.expires_at, BatchRow.id)
-            .limit(limit)
-        )
-        return [row.to_record() for row in rows]
+        is_running, order = BatchRow.status == BatchStatus.IN_PROGRESS, ("expires_at", "id")
+        return await list_records(self._transaction, BatchRow, is_running, order=order, limit=limit)
 
     async def feeds(self) -> dict[str, Feed]:
         """Return what runs of each active tenant."""
@@ -186,12 +181,8 @@ class BatchStore:
 
     async def open_chunks(self, batch_id: str, *, limit: int) -> list[Chunk]:
         """Return chunks whose results are not stored yet."""
-        rows = await self._transaction.scalars(
-            select(BatchChunkRow)
-            .where(BatchChunkRow.batch_id == batch_id, BatchChunkRow.state != ChunkState.DONE)
-            .limit(limit)
-        )
-        return [row.to_record() for row in rows]
+        is_open = BatchChunkRow.batch_id == batch_id, BatchChunkRow.state != ChunkState.DONE
+        return await list_records(self._transaction, BatchChunkRow, *is_open, order=(), limit=limit)
 
     async def lines_of(self, batch_ids: Collection[str]) -> LineCounts:
         """Return the lines of batches by the state of their chunks."""

@@ -217,7 +217,7 @@ def _event(sink: ExportSink, row: LedgerRow) -> dict[str, Any]:
         "source": sink.source,
         "type": sink.event,
         "subject": row.tenant_id,
-        "time": row.created_at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "time": _rfc3339(row.created_at),
         "datacontenttype": "application/json",
         "data": {
             "model": row.model,
@@ -236,6 +236,10 @@ def _event(sink: ExportSink, row: LedgerRow) -> dict[str, Any]:
             "cost_micros": row.cost_micros,
         },
     }
+
+
+def _rfc3339(moment: datetime) -> str:
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _is_duplicate(sink: ExportSink, reply: HttpReply) -> bool:

@@ -13,6 +13,7 @@ from worker.engine.base import EngineInfo
 from worker.engine.scripted import Script, ScriptedEngine
 from worker.queue.held import HeldDigests
 from worker.registration import Registration
+from worker.settings import WorkerSettings
 
 
 @pytest.fixture
@@ -29,14 +30,8 @@ async def info() -> EngineInfo:
 @pytest.fixture
 def catalogue(redis: Redis) -> Registration:
     queue = JobQueue(redis, MODEL)
-    return Registration(
-        redis,
-        queue,
-        worker="w1",
-        engine="scripted",
-        folder=MODEL_FOLDER,
-        held=HeldDigests(queue, "w1"),
-    )
+    settings = WorkerSettings(model_path=str(MODEL_FOLDER), worker_id="w1", engine="scripted")
+    return Registration(redis, queue, HeldDigests(queue, "w1"), settings)
 
 
 async def announced_state(redis: Redis) -> WorkerState:

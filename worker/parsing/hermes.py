@@ -12,6 +12,7 @@ The only argument of some tools is a text that the model may write as it is, up 
 import json
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from contract.messages import TEXT_ARGUMENT, CallPiece
@@ -98,42 +99,81 @@ class HermesCalls:
         return text, False, ""
 
 
+@dataclass(eq=False, slots=True)
+class _Search:
+    """Searches for a pattern in growing text without repeating earlier work."""
+
+    _pattern: _Pattern
+    _searched: int = 0
+
+    def find(self, text: str, end: int) -> re.Match[str] | None:
+        """Return the first match before `end`."""
+        pattern = self._pattern
+        found = pattern.whole.search(text, self._searched, end)
+        if found is None:
+            begun = pattern.begun.search(text, self._searched, end)
+            searched = end - len(pattern.mark) + 1 if begun is None else begun.start()
+            self._searched = max(searched, self._searched)
+        return found
+
+
+@dataclass(eq=False, slots=True)
+class _ClosingBrace:
+    """Finds the end of a JSON object in growing text."""
+
+    _looked: int = 0
+    _depth: int = 0
+    _in_string: bool = False
+    _end: int | None = None
+    """Position after the last brace of a possible object."""
+    _is_valid: bool = False
+
+    def ends(self, text: str, end: int) -> bool:
+        """Whether the text before `end`, which follows a brace, is one complete JSON object."""
+        if self._end is None:
+            self._look(text, end)
+        return self._is_valid and self._end == end
+
+    def _look(self, text: str, end: int) -> None:
+        position = self._looked
+        while (found := _STRUCTURE.search(text, position, end)) is not None:
+            position = found.end()
+            mark = found.group()
+            if mark == "\\":
+                # The escaped character is present: the last character is a brace.
+                position += 1
+            elif mark == '"':
+                self._in_string = not self._in_string
+            elif not self._in_string:
+                self._depth += 1 if mark in "{[" else -1
+                if self._depth <= 0:
+                    self._end = position
+                    self._is_valid = _is_object(text[:position])
+                    break
+        self._looked = end if found is None else position
+
+
+@dataclass(eq=False, slots=True)
 class _Call:
     """One call, starting after its first mark."""
 
-    __slots__ = (
-        "_arguments",
-        "_closing",
-        "_end",
-        "_index",
-        "_is_closed",
-        "_is_text",
-        "_name",
-        "_sent",
-        "_start",
-        "_text",
-        "_text_tools",
-        "is_named",
-    )
-
-    def __init__(self, index: int, text_tools: frozenset[str]) -> None:
-        self.is_named = False
-        self._text_tools = text_tools
-        self._is_text = False
-        """Whether the argument is a text, unless it begins as JSON."""
-        self._index = index
-        self._text = ""
-        self._end = 0
-        """End of the text without trailing white space and without a possible beginning of the end
-        mark."""
-        self._is_closed = False
-        self._closing = _ClosingBrace()
-        self._name = _Search(_NAME)
-        self._arguments = _Search(_ARGUMENTS)
-        self._start: int | None = None
-        """Start of the arguments."""
-        self._sent = 0
-        """Number of their characters that were returned."""
+    _index: int
+    _text_tools: frozenset[str]
+    is_named: bool = False
+    _is_text: bool = False
+    """Whether the argument is a text, unless it begins as JSON."""
+    _text: str = ""
+    _end: int = 0
+    """End of the text without trailing white space and without a possible beginning of the end
+    mark."""
+    _is_closed: bool = False
+    _closing: _ClosingBrace = field(default_factory=_ClosingBrace)
+    _name: _Search = field(default_factory=lambda: _Search(_NAME))
+    _arguments: _Search = field(default_factory=lambda: _Search(_ARGUMENTS))
+    _start: int | None = None
+    """Start of the arguments."""
+    _sent: int = 0
+    """Number of their characters that were returned."""
 
     def add(self, text: str) -> str | None:
         """Add text. Return the text after the end of the call, or None if the call continues."""
@@ -197,64 +237,6 @@ class _Call:
         new = text[self._start + self._sent : end]
         self._sent += len(new)
         return new
-
-
-class _Search:
-    """Searches for a pattern in growing text without repeating earlier work."""
-
-    __slots__ = ("_pattern", "_searched")
-
-    def __init__(self, pattern: _Pattern) -> None:
-        self._pattern = pattern
-        self._searched = 0
-
-    def find(self, text: str, end: int) -> re.Match[str] | None:
-        """Return the first match before `end`."""
-        pattern = self._pattern
-        found = pattern.whole.search(text, self._searched, end)
-        if found is None:
-            begun = pattern.begun.search(text, self._searched, end)
-            searched = end - len(pattern.mark) + 1 if begun is None else begun.start()
-            self._searched = max(searched, self._searched)
-        return found
-
-
-class _ClosingBrace:
-    """Finds the end of a JSON object in growing text."""
-
-    __slots__ = ("_depth", "_end", "_in_string", "_is_valid", "_looked")
-
-    def __init__(self) -> None:
-        self._looked = 0
-        self._depth = 0
-        self._in_string = False
-        self._end: int | None = None
-        """Position after the last brace of a possible object."""
-        self._is_valid = False
-
-    def ends(self, text: str, end: int) -> bool:
-        """Whether the text before `end`, which follows a brace, is one complete JSON object."""
-        if self._end is None:
-            self._look(text, end)
-        return self._is_valid and self._end == end
-
-    def _look(self, text: str, end: int) -> None:
-        position = self._looked
-        while (found := _STRUCTURE.search(text, position, end)) is not None:
-            position = found.end()
-            mark = found.group()
-            if mark == "\\":
-                # The escaped character is present: the last character is a brace.
-                position += 1
-            elif mark == '"':
-                self._in_string = not self._in_string
-            elif not self._in_string:
-                self._depth += 1 if mark in "{[" else -1
-                if self._depth <= 0:
-                    self._end = position
-                    self._is_valid = _is_object(text[:position])
-                    break
-        self._looked = end if found is None else position
 
 
 def ends_in_string(text: str) -> bool:

@@ -1,6 +1,7 @@
 """Sluice's own parsers: equal to vLLM's of the same names, but linear in the response's length."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
@@ -49,14 +50,12 @@ THINKING_END = "</think>"
 _NOTHING = Parsed()
 
 
+@dataclass(eq=False, slots=True)
 class OwnParser:
     """Parses reasoning, then calls; the rest is content."""
 
-    __slots__ = ("_calls", "_thinking")
-
-    def __init__(self, thinking: ReasoningMarks | None, calls: HermesCalls | None) -> None:
-        self._thinking = thinking
-        self._calls = calls
+    _thinking: ReasoningMarks | None
+    _calls: HermesCalls | None
 
     def feed(self, token_id: int, text: str) -> Parsed:
         """Parse the next token and the text that it completes."""

@@ -57,6 +57,7 @@ class ParsedOutput:
         )
 
 
+@dataclass(eq=False, slots=True)
 class Reader:
     """Parses one sequence. Stop strings may hold back its text and remove its end.
 
@@ -65,20 +66,17 @@ class Reader:
         hidden: Tokens by id that appear in no output.
     """
 
-    __slots__ = ("_hidden", "_known", "_long_reads", "_parser", "_ready", "_shown", "_waiting")
-
-    def __init__(self, parser: Parser, hidden: Mapping[int, str]) -> None:
-        self._parser = parser
-        self._hidden = hidden
-        self._waiting: deque[tuple[int, int]] = deque()
-        """Tokens whose text is held back, with its length."""
-        self._shown = ""
-        """The text of the first of these tokens that can be sent."""
-        self._ready: deque[tuple[int, str]] = deque()
-        """Tokens to parse, with their text."""
-        self._known = 0
-        """The number of these tokens that were sent before."""
-        self._long_reads = 0
+    _parser: Parser
+    _hidden: Mapping[int, str]
+    _waiting: deque[tuple[int, int]] = field(default_factory=deque)
+    """Tokens whose text is held back, with its length."""
+    _shown: str = ""
+    """The text of the first of these tokens that can be sent."""
+    _ready: deque[tuple[int, str]] = field(default_factory=deque)
+    """Tokens to parse, with their text."""
+    _known: int = 0
+    """The number of these tokens that were sent before."""
+    _long_reads: int = 0
 
     @property
     def is_slow(self) -> bool:

@@ -3,7 +3,7 @@
 import math
 import operator
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cache, reduce
 from random import SystemRandom
@@ -131,7 +131,7 @@ class Rollups:
             for kind in _KINDS:
                 await _replace(transaction, kind, RollupPeriod.HOUR, hour)
                 await _replace(transaction, kind, RollupPeriod.DAY, day_of(hour))
-            await transaction.execute(delete(DirtyHourRow).where(DirtyHourRow.id.in_(found)))
+            await _remove_marks(transaction, found)
         return True
 
 
@@ -151,6 +151,10 @@ async def _replace(
     table = kind.table
     await transaction.execute(delete(table).where(table.period == period, table.start_at == start))
     await transaction.execute(_insertion(kind, period), _span(period, start))
+
+
+async def _remove_marks(transaction: AsyncSession, marks: Collection[int]) -> None:
+    await transaction.execute(delete(DirtyHourRow).where(DirtyHourRow.id.in_(marks)))
 
 
 def _usage_of_rows() -> Select[Any]:

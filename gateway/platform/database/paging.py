@@ -66,10 +66,12 @@ async def list_records(
     table: type[Row[T]],
     *conditions: ColumnExpressionArgument[bool],
     order: Sequence[str] = ("created_at", "id"),
+    limit: int | None = None,
 ) -> list[T]:
     """Return the records of the rows that match the conditions, by default oldest first."""
     columns = [getattr(table, name) for name in order]
-    rows = await transaction.scalars(select(table).where(*conditions).order_by(*columns))
+    query = select(table).where(*conditions).order_by(*columns).limit(limit)
+    rows = await transaction.scalars(query)
     return [row.to_record() for row in rows]
 
 
