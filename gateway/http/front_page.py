@@ -5,33 +5,20 @@ import base64
 import hashlib
 import re
 from collections.abc import Callable, Mapping
-from html import escape
+from importlib.resources import files
 from typing import Final
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
+from jinja2 import Environment
 
 from gateway.http.services import services_of
 from gateway.platform.concurrency.large_work import INLINE_SIZE, LargeWork
 from gateway.platform.settings import Settings
 
-_STYLE: Final = """
-:root { color-scheme: light dark; --text: #1f2328; --muted: #59636e; --page: #fff;
-  --box: #f6f8fa; --line: #d1d9e0; --link: #0969da; }
-@media (prefers-color-scheme: dark) { :root { --text: #f0f6fc; --muted: #9198a1;
-  --page: #0d1117; --box: #151b23; --line: #3d444d; --link: #4493f8; } }
-body { margin: 3rem auto; padding: 0 1.25rem; max-width: 46rem; color: var(--text);
-  background: var(--page); font: 1rem/1.5 system-ui, sans-serif; }
-h1 { margin: 0; font-size: 1.75rem; }
-p { margin: .25rem 0 1.5rem; color: var(--muted); }
-a { color: var(--link); }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .5rem 1.25rem;
-  margin: 0 0 1.5rem; }
-dt, dd { margin: 0; }
-code, dt, pre { font-family: ui-monospace, monospace; font-size: .875rem; line-height: 1.7; }
-pre { overflow-x: auto; padding: 1rem; border: 1px solid var(--line); border-radius: 6px;
-  background: var(--box); }
-"""
+_SOURCE: Final = files("gateway.http").joinpath("front_page.html").read_text()
+_PAGE: Final = Environment(autoescape=True, trim_blocks=True).from_string(_SOURCE)
+_STYLE: Final = _SOURCE.partition("<style>")[2].partition("</style>")[0]
 _STYLE_HASH: Final = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 _HEADERS: Final = {
     # The page repeats the request's host.
@@ -42,25 +29,6 @@ _HEADERS: Final = {
     "vary": "Accept",
     "x-content-type-options": "nosniff",
 }
-_PAGE: Final = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<h1>{title}</h1>
-<p>Version {version}</p>
-<dl>
-{links}
-</dl>
-<pre><code>{example}</code></pre>
-</body>
-</html>
-"""
-_LINK: Final = '<dt><a href="{path}">{path}</a></dt><dd>{text}</dd>'
 
 _PLAIN_HOST: Final = re.compile(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 """Hosts without characters that a shell interprets."""
@@ -100,12 +68,11 @@ def _router(known: Mapping[str, str], example: str) -> APIRouter:
             return JSONResponse(body, headers=_HEADERS)
         host = request.headers.get("host", "")
         url = f"{request.url.scheme}://{host if _PLAIN_HOST.fullmatch(host) else 'HOST'}"
-        page = _PAGE.format(
+        page = _PAGE.render(
             title=request.app.title,
             version=version,
-            style=_STYLE,
-            links="\n".join(_LINK.format(path=path, text=text) for path, text in links.items()),
-            example=escape(example.format(url=url), quote=False),
+            links=links,
+            example=example.format(url=url),
         )
         return HTMLResponse(page, headers=_HEADERS)
 
