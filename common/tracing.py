@@ -7,7 +7,6 @@ lost, but requests are not affected.
 """
 
 import logging
-import re
 import threading
 import time
 from importlib.metadata import version
@@ -17,12 +16,13 @@ from opentelemetry.context import Context
 from opentelemetry.trace import (
     NonRecordingSpan,
     SpanContext,
-    TraceFlags,
     Tracer,
     format_span_id,
     format_trace_id,
+    get_current_span,
     set_span_in_context,
 )
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from typing_extensions import override
 
 if TYPE_CHECKING:
@@ -83,7 +83,8 @@ COMPLAINT_SECONDS: Final = 60.0
 """Shortest time between two log records about failed exports."""
 
 _EXPORTER: Final = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
-_TRACEPARENT: Final = re.compile("00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+
+PROPAGATOR: Final = TraceContextTextMapPropagator()
 
 
 def open_provider(
@@ -139,10 +140,8 @@ def traceparent_of(span: SpanContext) -> str:
 
 def span_of(traceparent: str) -> SpanContext | None:
     """Return the span that a `traceparent` identifies; None if it is empty or malformed."""
-    if (found := _TRACEPARENT.fullmatch(traceparent)) is None:
-        return None
-    trace_id, span_id, flags = found.groups()
-    span = SpanContext(int(trace_id, 16), int(span_id, 16), True, TraceFlags(int(flags, 16)))
+    context = PROPAGATOR.extract({"traceparent": traceparent}, Context())
+    span = get_current_span(context).get_span_context()
     return span if span.is_valid else None
 
 

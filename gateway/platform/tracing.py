@@ -6,13 +6,12 @@ a microsecond. Spans contain ids, counts and names; they contain client text onl
 """
 
 import asyncio
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
-from opentelemetry.context import Context, attach, detach, get_current
+from opentelemetry.context import Context, get_current
 from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE
 from opentelemetry.trace import (
     INVALID_SPAN,
@@ -25,10 +24,8 @@ from opentelemetry.trace import (
     format_span_id,
     format_trace_id,
     get_current_span,
-    set_span_in_context,
+    use_span,
 )
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from typing_extensions import override
 
 from common import tracing
 from gateway.platform.settings import Settings
@@ -42,8 +39,6 @@ MOST_CONTENT: Final = 16_384
 """Maximum characters of content in one attribute; longer content is truncated."""
 
 Attributes = Mapping[str, str | bool | int | float]
-
-_propagator = TraceContextTextMapPropagator()
 
 
 @dataclass(slots=True)
@@ -96,7 +91,7 @@ def span(name: str) -> AbstractContextManager[Span]:
     """
     if _tracing.tracer is None or not get_current_span().is_recording():
         return NO_SPAN
-    return _Ending(_tracing.tracer.start_span(name))
+    return _ending(_tracing.tracer.start_span(name))
 
 
 def span_in(context: Context | None, name: str) -> AbstractContextManager[Span]:
@@ -106,7 +101,7 @@ def span_in(context: Context | None, name: str) -> AbstractContextManager[Span]:
     """
     if _tracing.tracer is None or context is None:
         return NO_SPAN
-    return _Current(_tracing.tracer.start_span(name, context))
+    return _current(_tracing.tracer.start_span(name, context))
 
 
 def request_span(
@@ -118,9 +113,9 @@ def request_span(
     """
     if _tracing.tracer is None:
         return NO_SPAN
-    context = _propagator.extract(headers, Context())
+    context = tracing.PROPAGATOR.extract(headers, Context())
     span = _tracing.tracer.start_span(method, context, SpanKind.SERVER, attributes=attributes)
-    return _Current(span) if span.is_recording() else NO_SPAN
+    return _current(span) if span.is_recording() else NO_SPAN
 
 
 def attempt_span(
@@ -205,56 +200,33 @@ def exemplar_of(span: Span | None) -> dict[str, str] | None:
     }
 
 
-class _Ending:
-    """A span that ends with a block."""
-
-    __slots__ = ("_span",)
-
-    def __init__(self, span: Span) -> None:
-        self._span = span
-
-    def __enter__(self) -> Span:
-        return self._span
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is not None:
-            self._note(error)
-        self._span.end()
-
-    def _note(self, error: BaseException) -> None:
-        if isinstance(error, asyncio.CancelledError):
-            self._span.set_attribute(ERROR_TYPE, "cancelled")
-        elif isinstance(error, ApiError) and error.status < 500:
+@contextmanager
+def _ending(span: Span) -> Iterator[Span]:
+    """End a span with a block."""
+    try:
+        yield span
+    except asyncio.CancelledError:
+        span.set_attribute(ERROR_TYPE, "cancelled")
+        raise
+    except ApiError as error:
+        if error.status < 500:
             # A rejection is normal operation of the gateway, not a failure.
-            self._span.set_attribute(ERROR_TYPE, error.code)
+            span.set_attribute(ERROR_TYPE, error.code)
         else:
-            fail(self._span, error.code if isinstance(error, ApiError) else type(error).__name__)
+            fail(span, error.code)
+        raise
+    except BaseException as error:
+        fail(span, type(error).__name__)
+        raise
+    finally:
+        span.end()
 
 
-class _Current(_Ending):
-    """A span that is current within a block and ends with it."""
-
-    __slots__ = ("_token",)
-
-    @override
-    def __enter__(self) -> Span:
-        self._token = attach(set_span_in_context(self._span))
-        return self._span
-
-    @override
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        detach(self._token)
-        super().__exit__(kind, error, traceback)
+@contextmanager
+def _current(span: Span) -> Iterator[Span]:
+    """Make a span current within a block, and end it with the block."""
+    with _ending(span), use_span(span, record_exception=False, set_status_on_exception=False):
+        yield span
 
 
 NO_SPAN: Final[AbstractContextManager[Span]] = nullcontext(INVALID_SPAN)
