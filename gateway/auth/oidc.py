@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import quote_plus
 
 import httpx
@@ -54,6 +54,13 @@ class Metadata(msgspec.Struct, frozen=True):
     end_session_endpoint: str | None = None
     token_endpoint_auth_methods_supported: tuple[str, ...] = ("client_secret_basic",)
     authorization_response_iss_parameter_supported: bool = False
+
+
+class _Provider(NamedTuple):
+    """What asks the provider during one step of a login."""
+
+    client: httpx.AsyncClient
+    metadata: Metadata
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,11 +123,11 @@ class OidcProvider:
         self, *, redirect_uri: str, state: str, nonce: str, code_verifier: str
     ) -> str:
         """Return the URL at the provider with which a login begins."""
-        async with self._asking() as client:
-            metadata = await self._read_metadata(client)
+        async with self._asking() as provider:
+            endpoint = provider.metadata.authorization_endpoint
         challenge = _base64url(sha256(code_verifier.encode()).digest())
         return _with_query(
-            metadata.authorization_endpoint,
+            endpoint,
             response_type="code",
             client_id=self._client_id,
             redirect_uri=redirect_uri,
@@ -139,14 +146,12 @@ class OidcProvider:
         `issuer` is the response's `iss`, if it has one; the login's URL had the other values.
         Raises AuthenticationError if the provider rejects the code, or the ID token is invalid.
         """
-        async with self._asking() as client:
-            metadata = await self._read_metadata(client)
-            names_issuer = metadata.authorization_response_iss_parameter_supported
+        async with self._asking() as provider:
+            names_issuer = provider.metadata.authorization_response_iss_parameter_supported
             if issuer != self.issuer and (issuer is not None or names_issuer):
                 raise AuthenticationError("The response is from another identity provider.")
             token = await self._exchange(
-                client,
-                metadata,
+                provider,
                 grant_type="authorization_code",
                 code=code,
                 redirect_uri=redirect_uri,
@@ -155,10 +160,8 @@ class OidcProvider:
             id_token, access_token = token.get("id_token"), token.get("access_token")
             if not isinstance(id_token, str) or not isinstance(access_token, str):
                 raise AuthenticationError("The identity provider sent no ID token.")
-            claims = await self._verify(
-                client, metadata, id_token, nonce=nonce, access_token=access_token
-            )
-            claims = await self._complete(client, metadata, claims, access_token)
+            claims = await self._verify(provider, id_token, nonce=nonce, access_token=access_token)
+            claims = await self._complete(provider, claims, access_token)
         email = _verified_email(claims)
         return Identity(
             subject=subject_of(claims),
@@ -173,15 +176,15 @@ class OidcProvider:
         Return None if the provider has no such URL or does not respond.
         """
         try:
-            async with self._asking() as client:
-                metadata = await self._read_metadata(client)
+            async with self._asking() as provider:
+                endpoint = provider.metadata.end_session_endpoint
         except ServiceUnavailableError:
             return None
-        if metadata.end_session_endpoint is None:
+        if endpoint is None:
             return None
         hint = {} if id_token is None else {"id_token_hint": id_token}
         return _with_query(
-            metadata.end_session_endpoint,
+            endpoint,
             client_id=self._client_id,
             post_logout_redirect_uri=redirect_uri,
             **hint,
@@ -203,13 +206,13 @@ class OidcProvider:
         )
 
     @asynccontextmanager
-    async def _asking(self) -> AsyncIterator[httpx.AsyncClient]:
+    async def _asking(self) -> AsyncIterator[_Provider]:
         try:
             async with (
                 asyncio.timeout(TIMEOUT_SECONDS),
                 httpx.AsyncClient(timeout=TIMEOUT_SECONDS, verify=self._trust) as client,
             ):
-                yield client
+                yield _Provider(client, await self._read_metadata(client))
         except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, ValueError) as error:
             # ValueError: of JSON, URLs and msgspec.
             logger.warning("cannot use the identity provider: %.200r", error)
@@ -234,44 +237,38 @@ class OidcProvider:
         content: Metadata = self._metadata.content
         return content
 
-    async def _read_key(
-        self, client: httpx.AsyncClient, metadata: Metadata, id_token: str, *, max_age: float
-    ) -> jwt.PyJWK:
+    async def _read_key(self, provider: _Provider, id_token: str, *, max_age: float) -> jwt.PyJWK:
         """Return the provider's key that a token names, or its only key. Raises PyJWTError."""
+        client, metadata = provider
         header = jwt.get_unverified_header(id_token)
         async with self._fetching:
             if not self._keys.is_younger(max_age):
-                keys = (await _get(client, metadata.jwks_uri, dict[str, Any])).get("keys")
-                self._keys = _Cached(msgspec.convert(keys, list[dict[str, Any]]), time.monotonic())
+                found = await _get(client, metadata.jwks_uri, dict[str, Any])
+                keys = msgspec.convert(found.get("keys"), list[dict[str, Any]])
+                self._keys = _Cached(keys, time.monotonic())
         algorithm, kid = header.get("alg"), header.get("kid")
-        found = [
+        matching = [
             key
             for key in self._keys.content
             if (kid is None or key.get("kid") == kid)
             and key.get("use", "sig") == "sig"
             and key.get("alg", algorithm) == algorithm
         ]
-        if len(found) != 1 or algorithm not in ALGORITHMS:
-            raise jwt.InvalidKeyError(f"{len(found)} keys match {algorithm!r} and {kid!r}")
-        return jwt.PyJWK(found[0], algorithm)
+        if len(matching) != 1 or algorithm not in ALGORITHMS:
+            raise jwt.InvalidKeyError(f"{len(matching)} keys match {algorithm!r} and {kid!r}")
+        return jwt.PyJWK(matching[0], algorithm)
 
     async def _verify(
-        self,
-        client: httpx.AsyncClient,
-        metadata: Metadata,
-        id_token: str,
-        *,
-        nonce: str,
-        access_token: str,
+        self, provider: _Provider, id_token: str, *, nonce: str, access_token: str
     ) -> Mapping[str, Any]:
         """Return the claims of an ID token: section 3.1.3.7 of OpenID Connect Core."""
         try:
             try:
-                key = await self._read_key(client, metadata, id_token, max_age=FRESH_SECONDS)
+                key = await self._read_key(provider, id_token, max_age=FRESH_SECONDS)
                 claims = self._decode(id_token, key)
             except (jwt.InvalidKeyError, jwt.InvalidSignatureError):
                 # The provider may have replaced its keys. Only its own tokens lead here.
-                key = await self._read_key(client, metadata, id_token, max_age=0)
+                key = await self._read_key(provider, id_token, max_age=0)
                 claims = self._decode(id_token, key)
             _check_claims(claims, key, client_id=self._client_id, nonce=nonce, token=access_token)
         except jwt.PyJWTError as error:
@@ -294,18 +291,16 @@ class OidcProvider:
         )
 
     async def _complete(
-        self,
-        client: httpx.AsyncClient,
-        metadata: Metadata,
-        claims: Mapping[str, Any],
-        access_token: str,
+        self, provider: _Provider, claims: Mapping[str, Any], access_token: str
     ) -> Mapping[str, Any]:
         """Return claims with those that the provider sends only to its userinfo endpoint."""
         is_complete = {"email", self._operator_claim or "email"} <= claims.keys()
-        if is_complete or metadata.userinfo_endpoint is None:
+        if is_complete or provider.metadata.userinfo_endpoint is None:
             return claims
         headers = {"authorization": f"Bearer {access_token}"}
-        others = await _get(client, metadata.userinfo_endpoint, dict[str, Any], headers)
+        others = await _get(
+            provider.client, provider.metadata.userinfo_endpoint, dict[str, Any], headers
+        )
         if others.get("sub") != claims["sub"]:
             raise AuthenticationError("The identity provider described another person.")
         return {**others, **claims}
@@ -317,10 +312,9 @@ class OidcProvider:
         values = found if isinstance(found, list) else [found]
         return tuple(value for value in self._operator_scopes if value in values)
 
-    async def _exchange(
-        self, client: httpx.AsyncClient, metadata: Metadata, **form: str
-    ) -> dict[str, Any]:
+    async def _exchange(self, provider: _Provider, **form: str) -> dict[str, Any]:
         """Return the response of the token endpoint. Without a secret, the client is public."""
+        client, metadata = provider
         methods, secret = metadata.token_endpoint_auth_methods_supported, self._client_secret
         auth = httpx.Auth()
         if secret is None:
