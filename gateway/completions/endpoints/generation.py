@@ -22,7 +22,7 @@ from gateway.completions.endpoints.event_ids import read_event_ids, read_last_ev
 from gateway.completions.endpoints.stored import StoredCompletions
 from gateway.completions.idempotency.registry import IdempotentRequest
 from gateway.completions.sending.measuring import RequestMeasure
-from gateway.completions.sending.respond import ResponseSender
+from gateway.completions.sending.respond import Recipient, ResponseSender
 from gateway.completions.sending.subscription import InitialSubscription
 from gateway.completions.stored.service import Responses
 from gateway.completions.stored.store import StoredResponse
@@ -144,16 +144,18 @@ class Completions:
             earlier = await self._earlier.find(call, idempotent, request_id)
             if earlier is not None:
                 self._unpaid.count(exchange_of(request.scope), is_fault=True)
-                return await self._replay(
-                    request, call, endpoint, earlier, measure, has_ids=has_ids
-                )
+                is_streamed = call.body.get("stream") is True
+                recipient = Recipient(request, measure, is_streamed=is_streamed, has_ids=has_ids)
+                return await self._replay(endpoint, earlier, recipient, {REPLAYED_HEADER: "true"})
             submission = await self._submit_with_key(
                 request, call, endpoint, idempotent, measure, request_id=request_id
             )
         measure.accepted(submission.checked.card.model)
         # Each paid request allows one more failure.
         self._unpaid.use(exchange_of(request.scope).caller, -1)
-        return await self._respond(request, endpoint, submission, measure, has_ids=has_ids)
+        is_streamed = submission.checked.request.stream
+        recipient = Recipient(request, measure, is_streamed=is_streamed, has_ids=has_ids)
+        return await self._respond(endpoint, submission, recipient)
 
     async def _submit(
         self,
@@ -199,53 +201,31 @@ class Completions:
 
     async def _replay(
         self,
-        request: Request,
-        call: Call,
         endpoint: Endpoint,
         response: StoredResponse,
-        measure: RequestMeasure,
-        *,
-        has_ids: bool,
+        recipient: Recipient,
+        headers: Mapping[str, str],
     ) -> Response:
-        is_streamed = call.body.get("stream") is True
-        headers = {REPLAYED_HEADER: "true"}
-        if response.head.is_background and not is_streamed:
+        """Send a stored response, or the status of one that runs in the background."""
+        if response.head.is_background and not recipient.is_streamed:
             return await self._stored.status(endpoint, response, headers=headers)
-        return await self._stored.resend(
-            request, response, measure, is_streamed=is_streamed, has_ids=has_ids, headers=headers
-        )
+        return await self._stored.resend(response, recipient, headers=headers)
 
     async def _respond(
-        self,
-        request: Request,
-        endpoint: Endpoint,
-        submission: Submission,
-        measure: RequestMeasure,
-        *,
-        has_ids: bool,
+        self, endpoint: Endpoint, submission: Submission, recipient: Recipient
     ) -> Response:
         headers = {
             **submission.settlement.admission.headers,
             **_applied_headers(submission.checked),
         }
-        is_streamed = submission.checked.request.stream
-        responses = self._responses
-        response = submission.response
+        responses, response = self._responses, submission.response
         if response is not None and response.head.is_background:
             responses.of(submission.settlement).leave()
-            if not is_streamed:
-                return await self._stored.status(endpoint, response, headers=headers)
-            return await self._stored.resend(
-                request, response, measure, is_streamed=True, has_ids=has_ids, headers=headers
-            )
+            return await self._replay(endpoint, response, recipient, headers)
         subscription = InitialSubscription(
             responses, submission.settlement, submission.completion, submission.generation
         )
-        if is_streamed:
-            return await self._sender.send_streamed(
-                request, subscription, measure, headers=headers, has_ids=has_ids
-            )
-        return await self._sender.send_whole(request, subscription, measure, headers=headers)
+        return await self._sender.send(subscription, recipient, headers)
 
     def _estimate(self, call: Call, checked: CheckedRequest) -> dict[str, Any]:
         """Return the usage that a request would have, its possible cost and its parameters."""

@@ -13,7 +13,7 @@ from gateway.completions.rendering.forms import collect
 from gateway.completions.rendering.responses import ResponseObjects
 from gateway.completions.sealing import Sealer
 from gateway.completions.sending.measuring import RequestMeasure
-from gateway.completions.sending.respond import ResponseSender
+from gateway.completions.sending.respond import Recipient, ResponseSender
 from gateway.completions.sending.subscription import StoredSubscription
 from gateway.completions.stored.service import Responses
 from gateway.completions.stored.store import ResponseState, StoredResponse
@@ -65,27 +65,20 @@ class StoredCompletions:
         """
         response = await self._find(request, endpoint, position.request_id)
         await self._bodies.read_counted(request, response.head.tenant_id)
-        return await self.resend(request, response, measure, is_streamed=True, skip=position.number)
+        skip = position.number
+        return await self.resend(response, Recipient(request, measure, is_streamed=True, skip=skip))
 
     async def resend(
         self,
-        request: Request,
         response: StoredResponse,
-        measure: RequestMeasure,
+        recipient: Recipient,
         *,
-        is_streamed: bool,
-        skip: int = 0,
-        has_ids: bool = True,
         headers: Mapping[str, str] = MappingProxyType({}),
     ) -> Response:
         """Send a response to a client that did not start it, or not on this connection."""
         subscription = StoredSubscription(await self._responses.attach(response))
         headers = {**_headers(response, subscription), **headers}
-        if is_streamed:
-            return await self._sender.send_streamed(
-                request, subscription, measure, headers=headers, skip=skip, has_ids=has_ids
-            )
-        return await self._sender.send_whole(request, subscription, measure, headers=headers)
+        return await self._sender.send(subscription, recipient, headers)
 
     async def status(
         self,
@@ -126,9 +119,10 @@ class StoredCompletions:
         if read_stream(request):
             is_from_zero = endpoint.form is ResponseForm.RESPONSES
             skip = read_position(request, response.id, is_from_zero=is_from_zero)
-            return await self.resend(request, response, measure, is_streamed=True, skip=skip)
+            recipient = Recipient(request, measure, is_streamed=True, skip=skip)
+            return await self.resend(response, recipient)
         if response.state is ResponseState.FINISHED:
-            return await self.resend(request, response, measure, is_streamed=False)
+            return await self.resend(response, Recipient(request, measure, is_streamed=False))
         return await self.status(endpoint, response)
 
     async def cancel(self, request: Request, endpoint: Endpoint, _: RequestMeasure) -> Response:

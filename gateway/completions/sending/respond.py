@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
 
 from fastapi import Request, Response
 from starlette.requests import ClientDisconnect
@@ -17,31 +18,52 @@ from gateway.platform.settings import Settings
 from gateway.records.errors import GenerationTimeoutError
 
 
+@dataclass(frozen=True, slots=True)
+class Recipient:
+    """A client, and how it receives a response."""
+
+    request: Request
+    measure: RequestMeasure
+    _: KW_ONLY
+    is_streamed: bool
+    skip: int = 0
+    """Number of events that the stream omits, because the client has them."""
+    has_ids: bool = True
+    """Whether the stream's events have ids."""
+
+
 class ResponseSender:
     """Sends responses to connected clients."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
-    async def send_whole(
-        self,
-        request: Request,
-        subscription: Subscription,
-        measure: RequestMeasure,
-        *,
-        headers: Mapping[str, str],
+    async def send(
+        self, subscription: Subscription, recipient: Recipient, headers: Mapping[str, str]
     ) -> Response:
-        """Wait for the whole response and return it.
+        """Return a response to send: a whole one, or a stream that has its first event.
 
-        Raises ClientDisconnect if the client leaves, or an ApiError if the request fails.
+        Raises ClientDisconnect if the client leaves before, or an ApiError if the request fails
+        before.
         """
-        watch = _watch(request, subscription)
+        connection = connection_of(recipient.request.scope)
+        watch = DisconnectWatch(recipient.request.receive, subscription.generation, connection)
+        send = self._send_streamed if recipient.is_streamed else self._send_whole
+        return await send(subscription, recipient, headers, watch)
+
+    async def _send_whole(
+        self,
+        subscription: Subscription,
+        recipient: Recipient,
+        headers: Mapping[str, str],
+        watch: DisconnectWatch,
+    ) -> Response:
         try:
             content = await _collect(
                 subscription, watch, seconds=self._settings.request_timeout.total_seconds()
             )
             await subscription.finish()
-            return _response(subscription, content, {**_times(measure), **headers})
+            return _response(subscription, content, {**_times(recipient.measure), **headers})
         except ClientDisconnect:
             subscription.leave()
             raise
@@ -52,29 +74,24 @@ class ResponseSender:
             watch.stop()
             await subscription.aclose()
 
-    async def send_streamed(
+    async def _send_streamed(
         self,
-        request: Request,
         subscription: Subscription,
-        measure: RequestMeasure,
-        *,
+        recipient: Recipient,
         headers: Mapping[str, str],
-        skip: int = 0,
-        has_ids: bool,
+        watch: DisconnectWatch,
     ) -> Response:
-        """Wait for the first event, then start the stream.
+        """Wait for the first event, so that an earlier failure gets its own HTTP status.
 
-        An earlier failure gets its own HTTP status.
-
-        The stream omits the first `skip` events. If the client already has every event, the
-        response is 204, which stops a browser from reconnecting.
+        If the client already has every event, the response is 204, which stops a browser from
+        reconnecting.
         """
-        settings = self._settings
+        settings, measure = self._settings, recipient.measure
         response = StreamedCompletion(
             subscription,
-            skip=skip,
-            has_ids=has_ids,
-            watch=_watch(request, subscription),
+            skip=recipient.skip,
+            has_ids=recipient.has_ids,
+            watch=watch,
             measure=measure,
             keep_alive_seconds=settings.keep_alive_interval.total_seconds(),
             headers={**_times(measure), **headers},
@@ -114,11 +131,6 @@ async def _collect(
         return await collect(subscription.completion, subscription.generation, check=check)
     finally:
         timer.cancel()
-
-
-def _watch(request: Request, subscription: Subscription) -> DisconnectWatch:
-    connection = connection_of(request.scope)
-    return DisconnectWatch(request.receive, subscription.generation, connection)
 
 
 def _response(
