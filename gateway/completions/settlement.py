@@ -19,7 +19,7 @@ from gateway.completions.queue.dispatcher import Dispatcher
 from gateway.completions.queue.generation import Generation
 from gateway.limits.replies import ReservationRequest, sees_key
 from gateway.limits.reservations import Admission, Reservations
-from gateway.limits.storage import Storage
+from gateway.limits.storage import Holder, Storage
 from gateway.models.catalogue import Catalogue
 from gateway.platform import telemetry, tracing
 from gateway.records.errors import (
@@ -215,15 +215,15 @@ class Settlement:
         """Whether it is settled, or being settled."""
         self.is_finished = False
         """Whether it is settled with a whole response."""
-        self._storage_subjects: tuple[SubjectLimits, ...] | None = None
+        self._holder: Holder | None = None
         self._is_storage_kept = False
 
-    def count_storage(self, subjects: tuple[SubjectLimits, ...], *, is_kept: bool) -> None:
-        """Note that the request's stored bytes count towards these subjects.
+    def count_storage(self, holder: Holder, *, is_kept: bool) -> None:
+        """Note that stored bytes of the request are counted.
 
         They stop counting when it ends, unless its response `is_kept`.
         """
-        self._storage_subjects, self._is_storage_kept = subjects, is_kept
+        self._holder, self._is_storage_kept = holder, is_kept
 
     async def withdraw(self) -> None:
         """End a request whose jobs were not enqueued: nothing of it counts, or is recorded."""
@@ -326,13 +326,9 @@ class Settlement:
         return True
 
     def _free_storage(self) -> None:
-        if self._storage_subjects is not None and not self._is_storage_kept:
-            record, storage = self.record, self._service.storage
-            self._service.tasks.start(
-                storage.settle(
-                    record.tenant_id, self._storage_subjects, record.request_id, 0, live_ms=0
-                )
-            )
+        if self._holder is not None and not self._is_storage_kept:
+            service = self._service
+            service.tasks.start(service.storage.settle(self._holder, 0, live_ms=0))
 
     async def settle(self, ending: Ending, *, is_stored: bool = False) -> UsageRecord:
         """Cancel the jobs of an ended request, wait for the engine's counts, and settle.

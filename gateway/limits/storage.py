@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from redis.exceptions import RedisError
 
@@ -27,6 +27,14 @@ _NO_LIMIT: Final = -1
 _KEEP = LuaScript("quota_keep", "gateway.limits.scripts")
 
 logger = logging.getLogger(__name__)
+
+
+class Holder(NamedTuple):
+    """A request whose bytes are counted, and the subjects that they count for."""
+
+    tenant_id: str
+    subjects: Sequence[SubjectLimits]
+    request_id: str
 
 
 class Storage:
@@ -57,15 +65,7 @@ class Storage:
             each for each in map(self.in_force, subjects) if each.limits.stored_bytes is not None
         ]
 
-    async def take(
-        self,
-        tenant_id: str,
-        subjects: Sequence[SubjectLimits],
-        request_id: str,
-        size: int,
-        *,
-        live_ms: int,
-    ) -> None:
+    async def take(self, holder: Holder, size: int, *, live_ms: int) -> None:
         """Count the bytes of a request, for at most `live_ms` milliseconds.
 
         Raises RateLimitError, and counts nothing, if one of the subjects would exceed its limit.
@@ -73,33 +73,24 @@ class Storage:
         """
         try:
             await self._look_at_memory()
-            counted = self._counted(subjects)
-            limits = [_limit_of(each) for each in counted]
-            refusing, *used = await self._keep(
-                tenant_id, counted, request_id, size, live_ms=live_ms, limits=limits
-            )
+            counted = self._counted(holder.subjects)
+            found = (each.limits.stored_bytes for each in counted)
+            limits = [limit for limit in found if limit is not None]
+            refusing, *used = await self._keep(holder, size, live_ms=live_ms, limits=limits)
         except RedisError:
             raise queue_unavailable() from None
         if refusing:
-            holder, limit = counted[refusing - 1], limits[refusing - 1]
-            refused = Refused(holder, LimitName.STORED_BYTES, limit, used[0], size, None)
+            subject, limit = counted[refusing - 1], limits[refusing - 1]
+            refused = Refused(subject, LimitName.STORED_BYTES, limit, used[0], size, None)
             raise refusal_error(refused, is_openai=False)
 
-    async def settle(
-        self,
-        tenant_id: str,
-        subjects: Sequence[SubjectLimits],
-        request_id: str,
-        size: int,
-        *,
-        live_ms: int,
-    ) -> None:
+    async def settle(self, holder: Holder, size: int, *, live_ms: int) -> None:
         """Count the actual bytes of a request, regardless of the limits; 0 returns its bytes.
 
         If Redis does not respond, the bytes expire.
         """
         try:
-            await self._keep(tenant_id, self._counted(subjects), request_id, size, live_ms=live_ms)
+            await self._keep(holder, size, live_ms=live_ms)
         except RedisError as error:
             logger.warning("cannot count stored bytes: %s", type(error).__name__)
 
@@ -111,7 +102,7 @@ class Storage:
         counted = self._counted(subjects)
         if not counted:
             return [0] * len(subjects)
-        _, *used = await self._keep(tenant_id, counted, "", 0, live_ms=0)
+        _, *used = await self._keep(Holder(tenant_id, subjects, ""), 0, live_ms=0)
         by_subject = dict(zip((each.subject for each in counted), used, strict=True))
         return [by_subject.get(each.subject, 0) for each in subjects]
 
@@ -124,16 +115,9 @@ class Storage:
         self._most_of_tenant = min(self._set_most, share or self._set_most)
 
     async def _keep(
-        self,
-        tenant_id: str,
-        subjects: Sequence[SubjectLimits],
-        request_id: str,
-        size: int,
-        *,
-        live_ms: int,
-        limits: Sequence[int] = (),
+        self, holder: Holder, size: int, *, live_ms: int, limits: Sequence[int] = ()
     ) -> list[int]:
-        bucket = keys.bucket_of(tenant_id)
+        bucket, subjects = keys.bucket_of(holder.tenant_id), self._counted(holder.subjects)
         names = [
             key(bucket, each.subject)
             for each in subjects
@@ -142,14 +126,9 @@ class Storage:
         reply: list[int] = await _KEEP.run(
             self._executor,
             keys=names,
-            id=request_id,
+            id=holder.request_id,
             bytes=size,
             live_ms=live_ms,
             arguments=limits or [_NO_LIMIT] * len(subjects),
         )
         return reply
-
-
-def _limit_of(subject: SubjectLimits) -> int:
-    limit = subject.limits.stored_bytes
-    return _NO_LIMIT if limit is None else limit

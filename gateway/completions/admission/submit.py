@@ -36,7 +36,7 @@ from gateway.dialects.profile import ContextLengthBehavior
 from gateway.limits.refusal_log import PeriodCounts, Refusals
 from gateway.limits.replies import ReservationRequest
 from gateway.limits.reservations import Admission, Reservations
-from gateway.limits.storage import SMALL_BYTES, Storage
+from gateway.limits.storage import SMALL_BYTES, Holder, Storage
 from gateway.models.price_book import PriceBook
 from gateway.platform import telemetry, tracing
 from gateway.platform.concurrency.fair_turns import LoopTurns
@@ -256,14 +256,9 @@ class RequestSubmitter:
         if size < SMALL_BYTES and (retention <= settings.answer_retention or record.line):
             return 0
         live_ms = jobs[0].deadline_ms - clock.now_ms() + int(retention.total_seconds() * 1000)
-        await self._storage.take(
-            record.tenant_id,
-            principal.limits,
-            record.request_id,
-            size,
-            live_ms=live_ms + DEADLINE_GRACE_MS,
-        )
-        settlement.count_storage(principal.limits, is_kept=bool(retention))
+        holder = Holder(record.tenant_id, principal.limits, record.request_id)
+        await self._storage.take(holder, size, live_ms=live_ms + DEADLINE_GRACE_MS)
+        settlement.count_storage(holder, is_kept=bool(retention))
         return size
 
     def _jobs(

@@ -36,7 +36,7 @@ from gateway.completions.stored.store import (
     ResponseStore,
     WriteResult,
 )
-from gateway.limits.storage import SMALL_BYTES
+from gateway.limits.storage import SMALL_BYTES, Holder
 from gateway.records.errors import RateLimitError, StoreUnavailableError
 from gateway.records.usage_record import Counts, Outcome, UsageRecord
 
@@ -129,11 +129,8 @@ class OwnedResponses:
         if response.counted_bytes or response.stored_bytes >= SMALL_BYTES:
             # A line's response is deleted as soon as its result is stored.
             size = 0 if head.record.line else response.stored_bytes
-            self.tasks.start(
-                self.settlements.storage.settle(
-                    head.tenant_id, head.subjects, head.request_id, size, live_ms=head.retention_ms
-                )
-            )
+            storage = self.settlements.storage
+            self.tasks.start(storage.settle(response.holder, size, live_ms=head.retention_ms))
         if response.must_resume:
             self.interrupted.put_nowait(head.request_id)
         elif head.is_background:
@@ -197,6 +194,7 @@ class OwnedResponse:
 
     def __post_init__(self) -> None:
         self.generation = self.settlement.generation
+        self.holder = Holder(self.head.tenant_id, self.head.subjects, self.head.request_id)
         self._pending: list[msgspec.Raw] = []
         """Messages received since the last entry."""
         self._written: int | None = len(self.entries) if self.term > 1 else None
@@ -552,9 +550,7 @@ class OwnedResponse:
             return
         count = storage.settle if head.record.line else storage.take
         try:
-            await count(
-                head.tenant_id, head.subjects, head.request_id, size, live_ms=self._ttl_ms()
-            )
+            await count(self.holder, size, live_ms=self._ttl_ms())
             self.counted_bytes = size
         except RateLimitError as error:
             if self._state not in _OVER:

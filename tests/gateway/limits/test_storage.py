@@ -7,7 +7,7 @@ from redis.asyncio import Redis
 
 from contract import keys
 from gateway.limits import storage as storage_module
-from gateway.limits.storage import Storage
+from gateway.limits.storage import Holder, Storage
 from gateway.records.errors import RateLimitError, StoreUnavailableError
 from gateway.records.limits import Limits, LimitScope, SubjectLimits
 from tests.gateway.limits.building import (
@@ -50,7 +50,7 @@ async def take(
     *subjects: SubjectLimits,
     live_ms: int = 60_000,
 ) -> None:
-    await storage.take(TENANT, subjects or SUBJECTS, request_id, size, live_ms=live_ms)
+    await storage.take(Holder(TENANT, subjects or SUBJECTS, request_id), size, live_ms=live_ms)
 
 
 async def used(storage: Storage, *subjects: SubjectLimits) -> list[int]:
@@ -77,7 +77,7 @@ async def test_requests_above_the_limit_are_refused_until_others_expire(
         "reset_seconds": None,
     }
     neighbour = SubjectLimits(LimitScope.TENANT, NEIGHBOUR, Limits())
-    await storage.take(NEIGHBOUR, [neighbour], "r4", MOST, live_ms=60_000)
+    await storage.take(Holder(NEIGHBOUR, [neighbour], "r4"), MOST, live_ms=60_000)
     await clock.advance(10_000)
     await take(storage, "r3", 61)
     assert await used(storage) == [0, 0, 100]
@@ -111,7 +111,7 @@ async def test_limits_of_key_project_and_tenant_all_apply(storage: Storage) -> N
         assert caught.value.body()["error"]["scope"] == scope
         assert await used(storage, *limited) == [20, 20, 20]
     await take(storage, "r2", 30, *others)
-    await storage.settle(TENANT, limited, "r1", 0, live_ms=0)
+    await storage.settle(Holder(TENANT, limited, "r1"), 0, live_ms=0)
     assert await used(storage, *limited) == [0, 30, 30]
 
 
@@ -119,12 +119,12 @@ async def test_actual_size_counts_whatever_the_limit(storage: Storage) -> None:
     await take(storage, "r1", 60)
     # Taken twice, it counts once.
     await take(storage, "r1", 60)
-    await storage.settle(TENANT, SUBJECTS, "r1", 170, live_ms=60_000)
+    await storage.settle(Holder(TENANT, SUBJECTS, "r1"), 170, live_ms=60_000)
     assert await used(storage) == [0, 0, 170]
     with pytest.raises(RateLimitError):
         await take(storage, "r2", 1)
     for _ in range(2):
-        await storage.settle(TENANT, SUBJECTS, "r1", 0, live_ms=0)
+        await storage.settle(Holder(TENANT, SUBJECTS, "r1"), 0, live_ms=0)
     assert await used(storage) == [0, 0, 0]
 
 
@@ -138,4 +138,4 @@ async def test_redis_outage_refuses_and_loses_nothing() -> None:
     away = Storage(Redis.from_url("redis://127.0.0.1:1"), most_of_tenant=MOST)
     with pytest.raises(StoreUnavailableError):
         await take(away, "r1", 1)
-    await away.settle(TENANT, SUBJECTS, "r1", 0, live_ms=0)
+    await away.settle(Holder(TENANT, SUBJECTS, "r1"), 0, live_ms=0)
