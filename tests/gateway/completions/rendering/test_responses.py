@@ -345,7 +345,7 @@ async def test_tokens_of_a_text_have_their_log_probabilities() -> None:
         scored("é", "é"),
         scored("", "<end>", finish=STOP),
     ]
-    fields = {"logprobs": 2}
+    fields: dict[str, Any] = {"logprobs": 2}
     whole = await whole_of(replies, response(**fields))
     texts = [each["content"][0] for each in whole["output"] if each["type"] == "message"]
     shown = [[token["token"] for token in each["logprobs"]] for each in texts]
