@@ -20,7 +20,6 @@ from gateway.completions.admission.idempotency import (
 from gateway.completions.admission.submit import RequestSubmitter, Submission
 from gateway.completions.endpoints.event_ids import read_event_ids, read_last_event_id
 from gateway.completions.endpoints.stored import StoredCompletions
-from gateway.completions.idempotency.registry import IdempotentRequest
 from gateway.completions.sending.measuring import RequestMeasure
 from gateway.completions.sending.respond import Recipient, ResponseSender
 from gateway.completions.sending.subscription import InitialSubscription
@@ -136,23 +135,27 @@ class Completions:
         may_resume = idempotent is not None or call.body.get("background") is True
         has_ids = read_event_ids(request, default=may_resume)
         request_id = endpoint.new_id()
-        if idempotent is None:
-            submission = await self._submit(request, call, endpoint, measure, request_id=request_id)
-        else:
+        if idempotent is not None:
             # Do not replay a stored response to a caller that may not use its model.
             call.require_model()
             earlier = await self._earlier.find(call, idempotent, request_id)
             if earlier is not None:
-                self._unpaid.count(exchange_of(request.scope), is_fault=True)
+                self._unpaid.count(exchange, is_fault=True)
                 is_streamed = call.body.get("stream") is True
                 recipient = Recipient(request, measure, is_streamed=is_streamed, has_ids=has_ids)
                 return await self._replay(endpoint, earlier, recipient, {REPLAYED_HEADER: "true"})
-            submission = await self._submit_with_key(
-                request, call, endpoint, idempotent, measure, request_id=request_id
+        try:
+            submission = await self._submit(
+                request, call, endpoint, measure, request_id, is_idempotent=idempotent is not None
             )
+        except BaseException:
+            if idempotent is not None:
+                # The client may repeat the request under its key.
+                await self._earlier.release(idempotent, request_id)
+            raise
         measure.accepted(submission.checked.card.model)
         # Each paid request allows one more failure.
-        self._unpaid.use(exchange_of(request.scope).caller, -1)
+        self._unpaid.use(exchange.caller, -1)
         is_streamed = submission.checked.request.stream
         recipient = Recipient(request, measure, is_streamed=is_streamed, has_ids=has_ids)
         return await self._respond(endpoint, submission, recipient)
@@ -163,9 +166,9 @@ class Completions:
         call: Call,
         endpoint: Endpoint,
         measure: RequestMeasure,
-        *,
         request_id: str,
-        is_idempotent: bool = False,
+        *,
+        is_idempotent: bool,
     ) -> Submission:
         with tracing.span(PLAN):
             checked = await self._checker.check(call, endpoint)
@@ -179,25 +182,6 @@ class Completions:
             shows_cost=_shows_cost(request, call),
             is_idempotent=is_idempotent,
         )
-
-    async def _submit_with_key(
-        self,
-        request: Request,
-        call: Call,
-        endpoint: Endpoint,
-        idempotent: IdempotentRequest,
-        measure: RequestMeasure,
-        *,
-        request_id: str,
-    ) -> Submission:
-        """Submit a request under its Idempotency-Key, and free the key if that fails."""
-        try:
-            return await self._submit(
-                request, call, endpoint, measure, request_id=request_id, is_idempotent=True
-            )
-        except BaseException:
-            await self._earlier.release(idempotent, request_id)
-            raise
 
     async def _replay(
         self,
