@@ -14,6 +14,7 @@ import uvloop
 from bench.starting import MODEL
 from common import clock
 from contract.messages import GenerationJob, JobFailed, JobFinished
+from contract.prompts import packed
 from contract.sampling import SamplingSpec
 from contract.tier import ServiceTier
 from gateway.completions.queue.dispatcher import Dispatcher
@@ -69,7 +70,7 @@ class _Feeder:
             gateway=gateway,
             tenant=_TENANT,
             cache_salt=_TENANT,
-            prompt_token_ids=prompt,
+            prompt_token_ids=packed(prompt),
             max_tokens=self._random.randint(self._tokens // 2, self._tokens * 3 // 2),
             sampling=SamplingSpec(seed=handle, temperature=0.0, ignore_eos=True),
             deadline_ms=clock.now_ms() + _DEADLINE_MS,

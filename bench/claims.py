@@ -10,7 +10,6 @@ Also prints what the gateway spends on the digests of a prompt, and on the choic
 import asyncio
 import tempfile
 import time
-from array import array
 from collections.abc import Callable
 from itertools import count, product
 from pathlib import Path
@@ -24,6 +23,7 @@ from bench.tables import table
 from common import clock
 from contract.affinity import prefix_affinity, resource_affinity, resource_digest
 from contract.messages import AdapterRef, GenerationJob
+from contract.prompts import packed
 from contract.queue import AdapterRoom, Affinity, JobQueue, LeaseReport, Room
 from contract.sampling import SamplingSpec
 from gateway.cli.launch.launch_plan import redis_server
@@ -72,7 +72,7 @@ class _Queue:
     def _affinity_of(self, chat: int) -> bytes:
         if not self._affinity:
             return b""
-        return prefix_affinity("salt", array("I", [chat] * _PROMPT_TOKENS), _BLOCK_TOKENS)
+        return prefix_affinity("salt", packed([chat] * _PROMPT_TOKENS), _BLOCK_TOKENS)
 
     async def _hold(self) -> None:
         """Let the worker hold every other chat, and another worker the rest."""
@@ -96,7 +96,7 @@ class _Queue:
             gateway="g",
             tenant="tenant",
             cache_salt="salt",
-            prompt_token_ids=array("I", [number % _CHATS] * _PROMPT_TOKENS),
+            prompt_token_ids=packed([number % _CHATS] * _PROMPT_TOKENS),
             max_tokens=100,
             sampling=SamplingSpec(seed=1),
             deadline_ms=clock.now_ms() + 10**7,
@@ -139,7 +139,7 @@ async def _claims(port: int) -> list[list[str]]:
 
 
 def _gateway() -> list[list[str]]:
-    prompt = array("I", range(_PROMPT_TOKENS))
+    prompt = packed(range(_PROMPT_TOKENS))
     alias = Alias(
         name="chat",
         weights={"a": 90, "b": 10},

@@ -10,11 +10,11 @@ prompt.
 
 import hashlib
 import struct
-from array import array
 from bisect import bisect_left
-from collections.abc import Sequence
 from functools import cache
 from typing import Any, Final
+
+from contract.prompts import TokenIds
 
 DIGEST_BYTES: Final = 8
 MOST_PREFIXES: Final = 12
@@ -42,11 +42,11 @@ def _halves(doublings: int) -> tuple[int, int]:
 
 
 def prefix_hash(cache_salt: str) -> Any:
-    """Return the hash of an empty prefix; update it with the bytes of `array("I", token_ids)`."""
+    """Return the hash of an empty prefix; update it with the bytes of `TokenIds`."""
     return hashlib.blake2b(digest_size=DIGEST_BYTES, key=cache_salt.encode()[:64])
 
 
-def prefix_affinity(cache_salt: str, token_ids: Sequence[int], block_tokens: int) -> bytes:
+def prefix_affinity(cache_salt: str, token_ids: TokenIds, block_tokens: int) -> bytes:
     """Return the digests of a prompt's prefixes, the longest first; empty for a short prompt.
 
     `block_tokens` is the size of the cache's blocks; 0 if the model's workers publish no digests.
@@ -56,8 +56,7 @@ def prefix_affinity(cache_salt: str, token_ids: Sequence[int], block_tokens: int
         return b""
     steps = boundaries(block_tokens)
     end = bisect_left(steps, len(token_ids))
-    tokens = token_ids if isinstance(token_ids, array) else array("I", token_ids)
-    content, width = memoryview(tokens).cast("B"), tokens.itemsize
+    content, width = memoryview(token_ids).cast("B"), token_ids.itemsize
     running, done, records = prefix_hash(cache_salt), 0, []
     for step in steps[max(end - MOST_PREFIXES, 0) : end]:
         running.update(content[done * width : step * width])

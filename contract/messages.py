@@ -9,11 +9,13 @@ appended, and need defaults.
 from array import array
 from collections.abc import Sequence
 from enum import StrEnum
+from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
 
 from contract.outcomes import FailureCode, FinishReason
+from contract.prompts import TokenIds, decode_ids, encode_ids
 from contract.sampling import SamplingSpec
 from contract.tier import ServiceTier
 
@@ -125,8 +127,7 @@ class GenerationJob(msgspec.Struct, frozen=True, omit_defaults=True):
     tenant: str
     cache_salt: str
     """Separates prefix caches: jobs share cached prompt blocks only if this value is equal."""
-    prompt_token_ids: Sequence[int]
-    """Gateways store an array: a fifth of the memory, and skipped by the garbage collector."""
+    prompt_token_ids: TokenIds
     max_tokens: int
     """Most completion tokens; prompt + max_tokens fits the context window. 0: score the prompt."""
     sampling: SamplingSpec
@@ -547,16 +548,21 @@ class WorkerCard(msgspec.Struct, frozen=True, omit_defaults=True):
     """Set for a model that generates no text."""
 
 
+_EncodedJob: Any = msgspec.defstruct(
+    "_EncodedJob", [("prompt_token_ids", msgspec.Raw)], bases=(GenerationJob,), kw_only=True
+)
+_values_of: Final = attrgetter(*GenerationJob.__struct_fields__)
+_PROMPT: Final = GenerationJob.__struct_fields__.index("prompt_token_ids")
+
+
 def _encodable(value: object) -> object:
     if isinstance(value, array):
-        return value.tolist()
+        return encode_ids(value)
     raise NotImplementedError(f"cannot encode {type(value).__name__}")
 
 
 encode = msgspec.msgpack.Encoder(enc_hook=_encodable).encode
-_job_decoder: msgspec.msgpack.Decoder[GenerationJob | tuple[GenerationJob]] = (
-    msgspec.msgpack.Decoder(GenerationJob | tuple[GenerationJob])
-)
+_job_decoder: Final[Any] = msgspec.msgpack.Decoder(_EncodedJob | tuple[_EncodedJob])
 decode_frame = msgspec.msgpack.Decoder(Frame).decode
 _decode_logprobs = msgspec.msgpack.Decoder(list[TokenLogprob]).decode
 decode_card = msgspec.msgpack.Decoder(WorkerCard).decode
@@ -574,7 +580,9 @@ def encode_job(job: GenerationJob) -> bytes:
 def decode_job(encoded: bytes | msgspec.Raw) -> GenerationJob:
     """Decode a job, from whichever release. Raises msgspec.MsgspecError."""
     decoded = _job_decoder.decode(encoded)
-    return decoded[0] if isinstance(decoded, tuple) else decoded
+    values = [*_values_of(decoded[0] if isinstance(decoded, tuple) else decoded)]
+    values[_PROMPT] = decode_ids(values[_PROMPT])
+    return GenerationJob(*values)
 
 
 def encode_logprobs(logprobs: Sequence[TokenLogprob]) -> bytes:

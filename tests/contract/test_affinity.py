@@ -1,6 +1,5 @@
 """Jobs go to the workers that hold their prefixes, without a change to what tenants get."""
 
-from array import array
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from contract.affinity import (
     resource_digest,
 )
 from contract.messages import GenerationJob, WorkerCard, WorkerState
+from contract.prompts import packed
 from contract.queue import AFFINITY_QUANTUM, Affinity, ClaimResult, JobQueue, LeaseReport
 from contract.tier import ServiceTier
 from tests.contract.test_queue import LEASE_MS, MODEL, PLENTY, enqueue, job
@@ -38,7 +38,7 @@ def chat(
     job_id: str, number: int, tokens: int = 200, tenant: str = "a", **more: Any
 ) -> GenerationJob:
     """Make a job of a chat: chats of different numbers share no prefix."""
-    token_ids = [number] * tokens
+    token_ids = packed([number] * tokens)
     affinity = prefix_affinity("salt", token_ids, BLOCK) + more.pop("resources", b"")
     return job(job_id, tenant, prompt_tokens=tokens, affinity=affinity, **more)
 
@@ -49,7 +49,9 @@ def digests_of(affinity: bytes) -> list[bytes]:
 
 def digests(*numbers: int, tokens: int = 200) -> list[bytes]:
     """Return the digests of what a worker holds that has run the last turns of these chats."""
-    return digests_of(b"".join(prefix_affinity("salt", [n] * tokens, BLOCK) for n in numbers))
+    return digests_of(
+        b"".join(prefix_affinity("salt", packed([n] * tokens), BLOCK) for n in numbers)
+    )
 
 
 async def claim(
@@ -74,8 +76,8 @@ async def counters(redis: "Redis") -> dict[str, float]:
 
 
 def test_prompts_share_the_digests_of_their_common_prefix() -> None:
-    start, tokens = list(range(300)), [*range(300), *range(1000)]
-    records = [prefix_affinity("salt", each, BLOCK) for each in (start, array("I", tokens))]
+    start, tokens = packed(range(300)), packed([*range(300), *range(1000)])
+    records = [prefix_affinity("salt", each, BLOCK) for each in (start, tokens)]
     first, second = (
         {each[i + 8 : i + 12]: each[i : i + 8] for i in range(0, len(each), RECORD)}
         for each in records
@@ -87,9 +89,9 @@ def test_prompts_share_the_digests_of_their_common_prefix() -> None:
     assert len(set(second.values())) == len(second)
     # What fills only a part of a block is not cached, and the last token is never.
     assert boundaries(128)[:4] == (128, 256, 384, 512)
-    assert len(prefix_affinity("salt", range(10_000), 1)) == MOST_PREFIXES * RECORD
+    assert len(prefix_affinity("salt", packed(range(10_000)), 1)) == MOST_PREFIXES * RECORD
     for length, number in ((64, 0), (65, 1), (96, 1), (97, 2)):
-        assert len(prefix_affinity("salt", range(length), BLOCK)) == number * RECORD
+        assert len(prefix_affinity("salt", packed(range(length)), BLOCK)) == number * RECORD
     assert prefix_affinity("salt", start, 0) == b""
 
 

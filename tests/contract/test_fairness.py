@@ -15,6 +15,7 @@ from redis.asyncio import Redis
 from contract import keys
 from contract.affinity import DIGEST_BYTES, boundaries, prefix_affinity
 from contract.messages import AdapterRef, GenerationJob
+from contract.prompts import packed
 from contract.queue import (
     AFFINITY_QUANTUM,
     COMPLETION_COST,
@@ -531,14 +532,14 @@ def _job(entry: Entry) -> GenerationJob:
         prompt_tokens=entry.prompt,
         max_tokens=entry.need - entry.prompt,
         service_tier=entry.tier,
-        affinity=prefix_affinity("salt", [entry.chat] * entry.prompt, BLOCK),
+        affinity=prefix_affinity("salt", packed([entry.chat] * entry.prompt), BLOCK),
         adapter=AdapterRef(entry.adapter, 8, 1000) if entry.adapter else None,
     )
 
 
 def _digest(prefix: Prefix) -> bytes:
     chat, step = prefix
-    return prefix_affinity("salt", [chat] * (step + 1), BLOCK)[:DIGEST_BYTES]
+    return prefix_affinity("salt", packed([chat] * (step + 1)), BLOCK)[:DIGEST_BYTES]
 
 
 @pytest.mark.parametrize(
@@ -649,7 +650,7 @@ class Pool:
 
     async def enqueue(self, job_id: str, tenant: str, chat: int) -> None:
         self.waiting[tenant].append(job_id)
-        affinity = prefix_affinity("salt", [chat] * PROMPT, BLOCK)
+        affinity = prefix_affinity("salt", packed([chat] * PROMPT), BLOCK)
         sent = job(job_id, tenant, prompt_tokens=PROMPT, affinity=affinity, handle=chat)
         await enqueue(self.queue, sent, weight=WEIGHTS[tenant])
 

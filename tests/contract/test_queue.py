@@ -13,6 +13,7 @@ from contract import keys, messages
 from contract import queue as queue_module
 from contract.messages import GenerationJob, Resumption, SequenceProgress, WorkerCard, WorkerState
 from contract.outcomes import FinishReason
+from contract.prompts import packed
 from contract.queue import (
     JOBS_AT_ONCE,
     EnqueueReport,
@@ -44,7 +45,10 @@ def job(job_id: str, tenant: str = "a", *, prompt_tokens: int = 10, **fields: An
         "deadline_ms": clock.now_ms() + 60_000,
     }
     return GenerationJob(
-        id=job_id, tenant=tenant, prompt_token_ids=list(range(prompt_tokens)), **(defaults | fields)
+        id=job_id,
+        tenant=tenant,
+        prompt_token_ids=packed(range(prompt_tokens)),
+        **(defaults | fields),
     )
 
 

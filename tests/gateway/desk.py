@@ -11,6 +11,7 @@ from common import clock
 from contract import keys
 from contract.messages import Delta, GenerationJob, JobFailed
 from contract.outcomes import FailureCode
+from contract.prompts import packed
 from contract.queue import JobClaim, JobQueue
 from contract.sampling import SamplingSpec
 from gateway.completions.queue import dispatcher as dispatching
@@ -96,7 +97,7 @@ class Desk:
         handle = self.dispatcher.next_handle()
         known: dict[str, Any] = {
             "cache_salt": "salt",
-            "prompt_token_ids": [1, 2, 3],
+            "prompt_token_ids": packed([1, 2, 3]),
             "max_tokens": 16,
             "sampling": SamplingSpec(seed=1),
         }

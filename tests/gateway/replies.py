@@ -14,6 +14,7 @@ from contract.messages import (
     encode_logprobs,
 )
 from contract.outcomes import FailureCode, FinishReason
+from contract.prompts import packed
 from contract.sampling import SamplingSpec
 from gateway.completions.queue.generation import Generation, Reply
 from gateway.completions.rendering.completion import Completion
@@ -58,7 +59,7 @@ def completion(
         created=1_700_000_000,
         fingerprint="fp_1",
         request=GenerationRequest(**(request | fields)),
-        prompt_token_ids=prompt_token_ids or [[5, 6, 7]] * prompts,
+        prompt_token_ids=[packed(each) for each in prompt_token_ids or [[5, 6, 7]] * prompts],
         prompt_texts=prompt_texts if prompt_texts is not None else [""] * prompts,
         started_at=started_at,
     )

@@ -31,6 +31,7 @@ from contract.messages import (
     Resumption,
     SequenceProgress,
 )
+from contract.prompts import packed
 from contract.queue import JobQueue
 from contract.sampling import SamplingSpec
 from tests.support.patience import PATIENCE_SECONDS
@@ -123,7 +124,8 @@ def make_job(**changes: Any) -> GenerationJob:
     }
     if "n" in changes:
         fields["best_of"] = changes["n"]
-    return GenerationJob(**{**fields, **changes})
+    fields |= changes
+    return GenerationJob(**fields | {"prompt_token_ids": packed(fields["prompt_token_ids"])})
 
 
 class Gateway:

@@ -10,6 +10,7 @@ import pytest_asyncio
 from tokenizers import Tokenizer
 
 from contract.messages import ContextExcess, Feature, GenerationJob, JobFinished, decode_logprobs
+from contract.prompts import packed
 from contract.sampling import SamplingSpec
 from tests.support.vision_model import IMAGE_TOKEN, TOKENS_OF_IMAGE
 from tests.worker.conftest import make_job
@@ -145,7 +146,7 @@ async def test_images_reduce_max_tokens(engine: VllmEngine) -> None:
     assert e.value.excess == ContextExcess(end.prompt_tokens, 240, CONTEXT_WINDOW)
     full = seeing(engine, "<image>" * 8, *[RED] * 8, max_tokens=1)
     prompt = [*full.prompt_token_ids, *[300] * (CONTEXT_WINDOW - 20)]
-    full = msgspec.structs.replace(full, prompt_token_ids=prompt)
+    full = msgspec.structs.replace(full, prompt_token_ids=packed(prompt))
     with pytest.raises(InvalidRequestError, match="must be less than the context window of 256"):
         await answers(engine, full)
 

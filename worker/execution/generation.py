@@ -62,8 +62,8 @@ class Stage(IntEnum):
 
 
 def _prepare(parsers: Parsers, job: GenerationJob, parsing: Parsing) -> MakeParser | None:
-    opening = job.prompt_token_ids[-parsing.opening_tokens :] if parsing.opening_tokens else []
-    return parsers.prepare(parsing, opening)
+    opening = job.prompt_token_ids[-parsing.opening_tokens :] if parsing.opening_tokens else ()
+    return parsers.prepare(parsing, [*opening])
 
 
 class RunningJob:
@@ -162,7 +162,7 @@ class RunningJob:
             job.resumption is not None and job.resumption.is_prompt_scored
         )
         logprobs = 0 if self._is_ranked and job.logprobs is None else job.logprobs
-        prompt_token_ids = list(job.prompt_token_ids)
+        prompt_token_ids = job.prompt_token_ids.tolist()
         return [
             EngineRequest(
                 id=sequence.id,
@@ -193,9 +193,9 @@ class RunningJob:
         return [
             EngineRequest(
                 id=sequence.id,
-                prompt_token_ids=list(
-                    job.prompt_token_ids[ends[index] - pooling.lengths[index] : ends[index]]
-                ),
+                prompt_token_ids=job.prompt_token_ids[
+                    ends[index] - pooling.lengths[index] : ends[index]
+                ].tolist(),
                 max_tokens=0,
                 sampling=job.sampling,
                 seed=0,

@@ -1,7 +1,7 @@
 """Prepare the inputs of a pooling model: token ids that fit the context window, in jobs."""
 
-from array import array
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Final, NamedTuple
 
 import msgspec
@@ -9,6 +9,7 @@ from tokenizers import Encoding, Tokenizer
 
 from common.present import present
 from contract.messages import PairForm, Pooling, PoolingSupport, WorkerCard
+from contract.prompts import packed
 from gateway.completions.prompt.preparation import PROMPT_SIZE, PreparedPrompt, PreparedRequest
 from gateway.completions.prompt.tokenizers import PromptEncoder
 from gateway.dialects.request import FIT, GenerationRequest, PoolingRequest, Prompt
@@ -107,9 +108,7 @@ class _Preparation:
         return [*jobs, self._job(job)]
 
     def _job(self, inputs: list[_Input]) -> PreparedPrompt:
-        token_ids = array("I")
-        for each in inputs:
-            token_ids.extend(each.token_ids)
+        token_ids = packed(chain.from_iterable(each.token_ids for each in inputs))
         seconds = [each.second_text for each in inputs if each.second_text is not None]
         return PreparedPrompt(
             token_ids=token_ids,

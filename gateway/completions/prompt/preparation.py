@@ -1,7 +1,6 @@
 """Prepare a request's prompts for the engine: token ids that fit the context window."""
 
 import math
-from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
@@ -10,6 +9,7 @@ from tokenizers import Tokenizer
 
 from contract.messages import Pooling, WorkerCard
 from contract.pieces import REPLACEMENT
+from contract.prompts import TokenIds, packed
 from contract.sampling import MAX_LOGIT_BIAS_ENTRIES, SamplingSpec
 from gateway.completions.prompt.infill import find_template
 from gateway.completions.prompt.tokenizers import PromptEncoder
@@ -40,7 +40,7 @@ CONTEXT_TOKENS = 16
 class PreparedPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """A prompt in the engine's form."""
 
-    token_ids: "array[int]"
+    token_ids: TokenIds
     max_tokens: int
     """Maximum completion tokens; together with the prompt they fit into the context window."""
     cut_tokens: int
@@ -153,7 +153,7 @@ class _Preparation:
         elif request.is_native:
             shown = self._encoder.decode(token_ids)
         return PreparedPrompt(
-            token_ids=array("I", token_ids),
+            token_ids=packed(token_ids),
             max_tokens=max_tokens,
             cut_tokens=len(lost),
             plain_tokens=self._plain_tokens(token_ids, has_images=bool(request.images[index])),

@@ -4,6 +4,7 @@ import msgspec
 
 from common.tracing import span_of
 from contract.messages import GenerationJob, decode_job, encode
+from contract.prompts import packed
 from contract.sampling import SamplingSpec
 from gateway.platform import tracing
 from gateway.platform.settings import Settings
@@ -23,7 +24,7 @@ def job(**changes: object) -> GenerationJob:
         gateway="gw",
         tenant="acme",
         cache_salt="salt",
-        prompt_token_ids=[1, 2],
+        prompt_token_ids=packed([1, 2]),
         max_tokens=3,
         sampling=SamplingSpec(seed=1),
         deadline_ms=4,

@@ -7,12 +7,12 @@ of a prefix that ends with it continues the parent's hash.
 
 import asyncio
 import itertools
-from array import array
 from typing import Any, Final
 
 import msgspec
 
 from contract.affinity import boundaries, prefix_hash
+from contract.prompts import packed
 from worker.engine.base import Held
 
 _MESSAGES_AT_ONCE: Final = 50
@@ -74,7 +74,7 @@ class CachedPrefixes:
             parent: _Block | None = _root(extra_keys[0], event.lora_name)
         else:
             parent = self._blocks.get(event.parent_block_hash)
-        content = array("I", event.token_ids).tobytes()
+        content = packed(event.token_ids).tobytes()
         width = len(content) // len(hashes)
         for number, (block_hash, keys) in enumerate(zip(hashes, extra_keys, strict=True)):
             if parent is None or (parent.tokens and not _is_plain(keys, event.lora_name)):

@@ -1,8 +1,7 @@
 """The most that a request may use, which is reserved for it."""
 
-from array import array
-
 from contract.messages import WorkerCard, WorkerState
+from contract.prompts import packed
 from contract.sampling import SamplingSpec
 from contract.tier import ServiceTier
 from gateway.completions.admission.check import CheckedRequest
@@ -22,7 +21,7 @@ def plan(images: list[int], *, image_tokens: int) -> CheckedRequest:
     )
     prompts = [
         PreparedPrompt(
-            token_ids=array("I", [5] * 5), max_tokens=7, cut_tokens=0, plain_tokens=5, shown=""
+            token_ids=packed([5] * 5), max_tokens=7, cut_tokens=0, plain_tokens=5, shown=""
         )
         for _ in images
     ]

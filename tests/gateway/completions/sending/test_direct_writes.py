@@ -13,6 +13,7 @@ from typing_extensions import override
 from uvicorn.protocols.http.flow_control import FlowControl
 
 from contract.messages import Delta, Frame, GenerationJob, JobFinished
+from contract.prompts import packed
 from contract.sampling import SamplingSpec
 from gateway.completions.queue.generation import Generation, Reply
 from gateway.completions.queue.jobs import JobsInFlight
@@ -91,7 +92,9 @@ class Job:
     """A job that generates, and whose messages arrive in frames."""
 
     def __init__(self, generation: Generation, *, n: int) -> None:
-        job = GenerationJob("j", 1, "g", "t", "", [1], 100, SamplingSpec(seed=1), 0, n=n, best_of=n)
+        job = GenerationJob(
+            "j", 1, "g", "t", "", packed([1]), 100, SamplingSpec(seed=1), 0, n=n, best_of=n
+        )
         self.generation = generation
         self.ticket = Ticket.of(job, "m", 0, generation, 1.0)
         jobs = JobsInFlight(cast("Catalogue", None))

@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 from common import clock
 from contract import keys
 from contract.messages import Delta, GenerationJob, JobFailed, JobFinished, Ranking
+from contract.prompts import packed
 from contract.queue import JobClaim
 from contract.sampling import SamplingSpec
 from gateway.completions.queue.dispatcher import Dispatcher
@@ -195,7 +196,7 @@ class House:
                 gateway=self.name,
                 tenant=TENANT,
                 cache_salt="salt",
-                prompt_token_ids=PROMPT,
+                prompt_token_ids=packed(PROMPT),
                 max_tokens=max_tokens,
                 sampling=SamplingSpec(seed=1, temperature=1.0),
                 deadline_ms=clock.now_ms() + 60_000,
@@ -213,7 +214,7 @@ class House:
             created=clock.now_seconds(),
             fingerprint="fp_1",
             request=request,
-            prompt_token_ids=[PROMPT] * prompts,
+            prompt_token_ids=[packed(PROMPT)] * prompts,
             prompt_texts=[""] * prompts,
         )
         if is_kept:

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from contract.messages import GenerationJob
+from contract.prompts import packed
 from contract.sampling import SamplingSpec
 from gateway.completions.rendering.completion import Completion, Usage
 from gateway.completions.sealing import Sealer
@@ -42,7 +43,7 @@ def completion_of(request: GenerationRequest) -> Completion:
         created=17,
         fingerprint="fp_1",
         request=request,
-        prompt_token_ids=[[1, 2], [3]],
+        prompt_token_ids=[packed([1, 2]), packed([3])],
         prompt_texts=["a", "b"],
         cost_of=lambda _: 0,
     )
@@ -56,7 +57,7 @@ def head_of(completion: Completion) -> ResponseHead:
             gateway="gw",
             tenant="acme",
             cache_salt="salt",
-            prompt_token_ids=token_ids,
+            prompt_token_ids=packed(token_ids),
             max_tokens=4,
             sampling=SamplingSpec(seed=1),
             deadline_ms=99,

@@ -12,6 +12,7 @@ from contract.messages import (
     PromptScored,
 )
 from contract.outcomes import FailureCode
+from contract.prompts import packed
 from contract.sampling import SamplingSpec
 from gateway.completions.stored.history import History, frame_messages
 from gateway.completions.stored.journal import (
@@ -29,7 +30,7 @@ def job(**fields: Any) -> GenerationJob:
         "gateway": "gw",
         "tenant": "acme",
         "cache_salt": "salt",
-        "prompt_token_ids": [1, 2, 3],
+        "prompt_token_ids": packed([1, 2, 3]),
         "max_tokens": 8,
         "sampling": SamplingSpec(seed=1, temperature=1.0),
         "deadline_ms": 1,

@@ -8,6 +8,7 @@ from redis.asyncio import Redis
 
 from contract import keys
 from contract.messages import Delta
+from contract.prompts import packed
 from gateway.completions.stored import store as store_module
 from gateway.completions.stored.journal import (
     MESSAGES_OF_ENTRY,
@@ -171,7 +172,7 @@ async def test_unknown_response_cannot_be_adopted(store: ResponseStore, any_redi
 async def test_large_heads_and_entries_are_compressed(
     store: ResponseStore, any_redis: "Redis"
 ) -> None:
-    large = msgspec.structs.replace(HEAD.jobs[0], prompt_token_ids=[7] * 100_000)
+    large = msgspec.structs.replace(HEAD.jobs[0], prompt_token_ids=packed([7] * 100_000))
     head = msgspec.structs.replace(HEAD, jobs=[large])
     await store.open(head, owner="a", term=1, status=RUNNING, ttl_ms=60_000)
     delta = Delta(1, 1, 0, 0, "a" * 100_000, [1])
