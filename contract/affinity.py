@@ -6,6 +6,9 @@ engine's cache. Both compute them at the same boundaries, so a claim compares di
 The boundaries are 64, 96, 128, 192, 256 tokens and so on, two for each doubling, as far as they are
 multiples of the cache's blocks. A job carries the longest 12, which span the last 97 % of any
 prompt.
+
+A job can also name its session. The worker that served the session last is taken to hold the whole
+prompt, also before it has published digests.
 """
 
 import hashlib
@@ -26,8 +29,10 @@ MOST_HELD: Final = 16_384
 _FIRST_BOUNDARY: Final = 64
 _DOUBLINGS: Final = 20
 _ADDS: Final = 2**31
+_SESSION: Final = 2**30
 _RECORD: Final = struct.Struct(f">{DIGEST_BYTES}sI")
-"""A digest, and the tokens that it saves. `_ADDS` marks what is independent of the prefixes."""
+"""A digest, and the tokens that it saves. `_ADDS` marks what is independent of the prefixes, and
+`_SESSION` a session."""
 
 
 @cache
@@ -78,3 +83,18 @@ def resource_affinity(name: str, tokens: int) -> bytes:
     those of the longest prefix, but does not change what the job is charged.
     """
     return _RECORD.pack(resource_digest(name), _ADDS | tokens)
+
+
+def session_affinity(cache_salt: str, session: str, token_ids: TokenIds) -> bytes:
+    """Return the affinity of a prompt to the worker that served its session last.
+
+    It must be the last part of `GenerationJob.affinity`. It is empty without a session or for a
+    short prompt. Only prompts with the same first tokens count as one session: others of an agent,
+    such as for titles, share no cached blocks.
+    """
+    if not session or len(token_ids) <= _FIRST_BOUNDARY:
+        return b""
+    digest = prefix_hash(cache_salt)
+    digest.update(token_ids[:_FIRST_BOUNDARY].tobytes())
+    digest.update(session.encode(errors="surrogatepass"))
+    return _RECORD.pack(digest.digest(), _SESSION)

@@ -116,6 +116,10 @@ held = _ModelKeys("held")
 """Set with expiry: digests that the worker holds (see `contract.affinity`)."""
 holders = _Key("m", "holders")
 """Hash: digest -> a worker that has published it, and may have lost it since."""
+sessions = _ModelKeys("sessions")
+"""Hash with expiry: digest of a tenant's session -> `TIME WORKER` that claimed its last job."""
+hinted = _Key("m", "hinted")
+"""String with expiry: exists while a tenant has `sessions`."""
 
 
 def queue_prefix(model: str, lane: Lane = Lane.REQUESTS) -> str:

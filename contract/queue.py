@@ -186,9 +186,11 @@ class Affinity(NamedTuple):
     """How far claims follow what workers hold."""
 
     patience_ms: int = 0
-    """Time after which a job that was passed over or kept goes first; 0 disables affinity."""
+    """Time after which a job that was passed over goes first; 0 disables affinity."""
     prefill_us: float = 0.0
     """Time in which the worker processes a prompt token; 0 keeps no job for other workers."""
+    longest_keep_ms: int = 0
+    """Time after which a job is not kept for another worker; at least `patience_ms`."""
 
 
 NO_AFFINITY: Final = Affinity()
@@ -266,6 +268,7 @@ class JobQueue:
         self._enqueue_names = lru_cache(maxsize=10_000)(self._names_to_enqueue)
         self._held_prefix = keys.held.prefix(model)
         self._worker_doorbell_prefix = keys.worker_doorbell.prefix(model)
+        self._session_prefix = keys.sessions.prefix(model)
 
     async def enqueue(
         self,
@@ -368,6 +371,8 @@ class JobQueue:
             self._executor,
             leases=self._leases,
             holders=self._holders,
+            workers=keys.workers(self.model),
+            hinted=keys.hinted(self.model),
             keys=self._keys_of_lanes,
             job_prefix=self._job_prefix,
             worker=worker,
@@ -386,7 +391,9 @@ class JobQueue:
             **self._lane_prefixes,
             held_prefix=self._held_prefix,
             doorbell_prefix=self._worker_doorbell_prefix,
+            session_prefix=self._session_prefix,
             patience=affinity.patience_ms,
+            longest_keep=max(affinity.longest_keep_ms, affinity.patience_ms),
             prefill_us=affinity.prefill_us,
             quantum=AFFINITY_QUANTUM,
             free_slots=-1 if adapters is None else adapters.free_slots,
@@ -604,6 +611,7 @@ class JobQueue:
             workers=keys.workers(self.model),
             card_key=keys.worker_card(self.model, card.id),
             held=keys.held(self.model, card.id),
+            doorbell=keys.doorbell(self.model),
             worker=card.id,
             card=messages.encode(card),
             ttl_ms=ttl_ms,
@@ -665,6 +673,7 @@ class JobQueue:
             watched=keys.watched_workers(self.model),
             workers=keys.workers(self.model),
             leases=self._leases,
+            doorbell=keys.doorbell(self.model),
             channel_prefix=keys.worker_channel.prefix(self.model),
             card_prefix=keys.worker_card.prefix(self.model),
             job_prefix=self._job_prefix,

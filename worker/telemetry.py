@@ -52,7 +52,8 @@ PASSED_JOBS = Counter(
 )
 KEPT_JOBS = Counter(
     "sluice_worker_affinity_kept_jobs",
-    "Jobs that this worker left for a worker that had cached more of their prompts.",
+    "Jobs that this worker left for a worker that had cached more of their prompts, or had served "
+    "their sessions.",
 )
 AFFINITY_WAIT = Counter(
     "sluice_worker_affinity_wait_seconds",

@@ -1,7 +1,8 @@
 -- What a claim knows of waiting jobs, and what its worker holds of them (see contract.affinity).
 -- @include server
+-- @include sessions
 
-local digest_bytes, record_bytes, adds = 8, 12, 2 ^ 31
+local digest_bytes, adds = 8, 2 ^ 31
 
 -- Return the tokens of a record, and whether they add to the tokens of prefixes.
 local function tokens_of(records, number)
@@ -12,6 +13,7 @@ end
 
 -- Note what of a job the worker holds: prompt tokens in its cache, and their sum with other tokens.
 local function match(affinity, job)
+  if not job.digests[1] then return end
   job.is_held = call('SMISMEMBER', affinity.held_prefix .. affinity.worker, unpack(job.digests))
   job.is_complete = job.is_held[1] == 1
   for number = #job.digests, 1, -1 do
@@ -32,20 +34,28 @@ local function look_at(affinity, id)
   local job = affinity.seen[id]
   if job then return job end
   local key = affinity.job_prefix .. id
-  local tokens, sequences, records, passed_at, kept_for, kept_until = unpack(call('HMGET', key,
-    'need_tokens', 'sequences', 'affinity', 'passed_at', 'kept_for', 'kept_until'))
+  local tokens, sequences, records, passed_at, kept_for, kept_until, tenant, prompt = unpack(
+    call('HMGET', key, 'need_tokens', 'sequences', 'affinity', 'passed_at', 'kept_for',
+      'kept_until', 'tenant', 'prompt_tokens'))
   job = {
     key = key, exists = tokens, tokens = tonumber(tokens), sequences = tonumber(sequences),
-    passed_at = passed_at, is_due = passed_at and affinity.now - passed_at >= affinity.patience,
-    kept_for = kept_for, kept_until = tonumber(kept_until), score = 0, cached = 0
+    passed_at = passed_at, kept_for = kept_for, kept_until = tonumber(kept_until),
+    prompt_tokens = tonumber(prompt), score = 0, cached = 0
   }
   affinity.seen[id] = job
   if records then
+    local session = session_of(records)
     job.records, job.digests = records, {}
-    for i = 1, #records, record_bytes do
+    for i = 1, #records - (session and record_bytes or 0), record_bytes do
       job.digests[#job.digests + 1] = string.sub(records, i, i + digest_bytes - 1)
     end
     if affinity.holds_any then match(affinity, job) end
+    -- The server of its session is taken to hold all of it. The charge does not depend on this.
+    job.server = session and server_of(affinity, tenant, session)
+    if job.server then job.is_complete = job.server == affinity.worker end
+    if job.server == affinity.worker then
+      job.score = job.score + job.prompt_tokens - job.cached
+    end
   end
   return job
 end

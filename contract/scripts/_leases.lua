@@ -1,7 +1,8 @@
 -- What a claim changes: jobs are leased, and leave the queues of their tenants.
 --
 -- `claim` is the state of one claim, for all lanes: leases, job_prefix, worker, engine, now, expiry,
--- prompt_cost, room (see _room), and the reply, `out`. The lane has what is written at its end:
+-- prompt_cost, room (see _room), has_affinity, hinted and session_prefix (see _sessions), and the
+-- reply, `out`. The lane has what is written at its end:
 --   jobs: how many were leased, by tenant
 --   leased: expiries and ids of leases
 --   removed: the ids that left the queues; `waits` has the places of their waits in the reply
@@ -10,14 +11,15 @@
 -- @include counters
 -- @include pace
 -- @include room
+-- @include sessions
 
 -- Lease a job of a tenant; `cached` of its prompt tokens are in the worker's cache. Return what the
 -- engine lacks, if so.
 local function lease(claim, lane, tenant, id, cached, is_last)
   local key, out, room = claim.job_prefix .. id, claim.out, claim.room
-  local need_tokens, sequences, prompt_tokens, weight, payload, reported, adapter = unpack(
+  local need_tokens, sequences, prompt_tokens, weight, payload, reported, adapter, records = unpack(
     call('HMGET', key, 'need_tokens', 'sequences', 'prompt_tokens', 'weight', 'payload',
-      'reported', 'adapter'))
+      'reported', 'adapter', 'affinity'))
   -- A job without a hash has expired: its id is dropped without a charge.
   if not need_tokens then return nil end
   local lacks = take(room, tonumber(need_tokens), tonumber(sequences), tonumber(prompt_tokens),
@@ -33,6 +35,7 @@ local function lease(claim, lane, tenant, id, cached, is_last)
     call('HSET', key, 'worker', claim.worker, 'engine', claim.engine)
   end
   if reported then call('HDEL', key, 'reported') end
+  if claim.has_affinity then note_session(claim, tenant, records) end
   local leased, at = lane.leased, #out
   leased[#leased + 1], leased[#leased + 2] = claim.expiry, id
   lane.jobs[tenant] = (lane.jobs[tenant] or 0) + 1

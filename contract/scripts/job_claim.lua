@@ -13,20 +13,22 @@
 -- first, but none of their jobs with an adapter: the running ones then leave a slot for it. A worker
 -- without adapters leaves all of these jobs to others.
 --
--- Batch jobs are claimed only when no request waits, in the same order by counters of their own.
--- The room of running batch jobs counts as free for requests: the worker gives these jobs back.
+-- Batch jobs are claimed only when no request waits but kept ones, in the same order by counters of
+-- their own. The room of running batch jobs counts as free for requests: the worker gives them back.
 --
--- KEYS leases, holders, then eight of each lane (see _lanes): of requests, and of batch jobs
+-- KEYS leases, holders, workers: those that claim jobs  hinted: exists if a session is known; then
+--   eight of each lane (see _lanes): of requests, and of batch jobs
 -- ARGV tokens, sequences: free KV-cache tokens and sequences of the engine
 --   most_sequences: that one job is counted for  is_empty: 1 if the engine is empty
 --   most_prompt_tokens: of all claimed jobs, if there are several
 --   preemptible_tokens, preemptible_sequences: for requests only: those of batch jobs that requests
 --     may replace, and sequences that batch jobs leave free
 --   batch_prompt_tokens: of batch jobs after which no more of them are claimed
---   held_prefix: of what workers hold  doorbell_prefix: of the workers' own doorbells
---   patience: milliseconds from when a job is first passed over or kept; 0: no affinity
+--   held_prefix, doorbell_prefix: of what workers hold, and of their own doorbells
+--   session_prefix: of the tenants' sessions  quantum: in service units  engine: for receipts
+--   patience: milliseconds from when a job is first passed over; 0: no affinity
+--   longest_keep: likewise, of a job that is kept
 --   prefill_us: microseconds in which this worker processes a prompt token; 0: keep no job
---   quantum: in service units  engine: its name, for receipts
 --   free_slots: for adapters; -1: the worker has none; then the digests of adapters with a slot
 -- Output {blocked, claimed requests, milliseconds until a kept job may be claimed, jobs first passed
 -- over by this call, jobs kept by this call, 1 if a job waits for a slot, else 0, milliseconds that
@@ -37,12 +39,12 @@
 -- @include lanes
 -- @include leases
 -- @include affinity
-local leases, holders = unpack(KEYS, 1, 2)
+local leases, holders, workers, hinted = unpack(KEYS, 1, 4)
 local job_prefix, worker, engine, most_jobs, lease_ms, prompt_cost, tokens, sequences,
   most_sequences, is_empty, most_prompt_tokens, preemptible_tokens, preemptible_sequences, batch_prompt_tokens,
   queue_prefix, pace_prefix, batch_queue_prefix, batch_pace_prefix, held_prefix, doorbell_prefix,
-  patience, prefill_us, quantum, free_slots = unpack(ARGV, 1, 24)
-local first_lane, lane_keys, first_adapter = 3, 8, 25
+  session_prefix, patience, longest_keep, prefill_us, quantum, free_slots = unpack(ARGV, 1, 26)
+local first_lane, lane_keys, first_adapter = 5, 8, 27
 local most_visits, most_kept_tenants, most_slotless_tenants = 1000, 8, 100
 local now, blocked, delay_ms, affinity = now_ms(), 0, 0, nil
 
@@ -57,18 +59,20 @@ for i = first_adapter, #ARGV do room.has_slot[ARGV[i]] = true end
 
 local claim = {
   leases = leases, job_prefix = job_prefix, worker = worker, engine = engine, now = now,
-  expiry = now + lease_ms, prompt_cost = prompt_cost, room = room, out = {0, 0, 0, 0, 0, 0, 0}
+  expiry = now + lease_ms, prompt_cost = prompt_cost, room = room, out = {0, 0, 0, 0, 0, 0, 0},
+  has_affinity = tonumber(patience) > 0, hinted = hinted, session_prefix = session_prefix
 }
 
--- One command for two keys that often are absent: published digests, and batch jobs.
+-- One command for keys that often are absent: published digests, sessions, and batch jobs.
 local batch_active = KEYS[first_lane + lane_keys]
-local has_extras = call('EXISTS', holders, batch_active) > 0
-if tonumber(patience) > 0 and has_extras and call('EXISTS', holders) == 1 then
+local has_extras = call('EXISTS', holders, hinted, batch_active) > 0
+if claim.has_affinity and has_extras and call('EXISTS', holders, hinted) > 0 then
   affinity = {
-    worker = worker, now = now, job_prefix = job_prefix, holders = holders,
-    held_prefix = held_prefix, doorbell_prefix = doorbell_prefix, patience = tonumber(patience),
-    prefill_us = tonumber(prefill_us), holds_any = call('EXISTS', held_prefix .. worker) == 1,
-    keeps_jobs = true, seen = {}, passed = 0, kept = 0, kept_ms = 0
+    worker = worker, now = now, job_prefix = job_prefix, holders = holders, workers = workers,
+    held_prefix = held_prefix, doorbell_prefix = doorbell_prefix, session_prefix = session_prefix,
+    patience = tonumber(patience), longest_keep = tonumber(longest_keep),
+    prefill_us = tonumber(prefill_us), keeps_jobs = true, seen = {}, is_claiming = {},
+    holds_any = call('EXISTS', held_prefix .. worker, hinted) > 0, passed = 0, kept = 0, kept_ms = 0
   }
 end
 
@@ -119,7 +123,7 @@ local function claim_from(lane, code, may_keep)
   return visits > 0 or call('ZCARD', lane.active) > 0, false
 end
 
--- Claim from the lane whose keys start at this key. Return whether jobs are left in it.
+-- Claim from the lane whose keys start at this key. Return whether jobs that are not kept are left.
 local function claim_lane(k, queues, paces, code)
   local lane = lane_at(k, queues, paces)
   lane.jobs, lane.leased, lane.removed, lane.waits, lane.changed = {}, {}, {}, {}, {}
@@ -129,15 +133,13 @@ local function claim_lane(k, queues, paces, code)
   -- If jobs remain, wake the next worker; else remove the wake-up tokens. This worker claims again
   -- when a kept job is free. It may then be full, if it has claimed others, so wake the next.
   if not is_backlog then call('DEL', lane.doorbell) end
-  if is_backlog or only_kept and #lane.leased > 0 then
-    if call('LLEN', lane.doorbell) == 0 then call('RPUSH', lane.doorbell, 1) end
-  end
-  return has_more
+  if is_backlog or only_kept and #lane.leased > 0 then ring(lane.doorbell) end
+  return is_backlog
 end
 
-local has_more = claim_lane(first_lane, queue_prefix, pace_prefix, 1)
+local is_backlog = claim_lane(first_lane, queue_prefix, pace_prefix, 1)
 local claimed_requests = room.jobs
-if not has_more and has_extras and call('EXISTS', batch_active) == 1 then
+if not is_backlog and has_extras and call('EXISTS', batch_active) == 1 then
   room.tokens = room.tokens - preemptible_tokens
   room.sequences = room.sequences - preemptible_sequences
   room.is_empty = room.is_empty and preemptible_tokens == '0'

@@ -2,13 +2,14 @@
 --
 -- A worker is missing if its lease has expired, or if Redis has lost its connection to its channel.
 -- It is gone if no heartbeat arrives within a grace period after it was first found missing. So
--- neither a pause of Redis nor a new connection of a live worker costs the worker its jobs.
+-- neither a pause of Redis nor a new connection of a live worker costs the worker its jobs. Another
+-- worker looks after the jobs that are kept for it.
 --
--- KEYS watched: watched workers  workers, leases
+-- KEYS watched: watched workers  workers, leases, doorbell: of requests
 -- ARGV grace_ms: grace period in milliseconds  held_prefix: of what workers hold
 -- Output the workers that are gone; no later call returns them
--- @include server
-local watched, workers, leases = unpack(KEYS, 1, 3)
+-- @include doorbell
+local watched, workers, leases, doorbell = unpack(KEYS, 1, 4)
 local channel_prefix, card_prefix, job_prefix, held_prefix, grace_ms = unpack(ARGV, 1, 5)
 local now, gone, is_gone = now_ms(), {}, {}
 
@@ -34,6 +35,7 @@ for i = 1, #scores, 2 do
 end
 
 if #gone > 0 then
+  ring(doorbell)
   for _, id in ipairs(call('ZRANGE', leases, 0, -1)) do
     local worker = call('HGET', job_prefix .. id, 'worker')
     if worker and is_gone[worker] then call('ZADD', leases, now, id) end

@@ -138,7 +138,7 @@ def build() -> Dashboard:
                 "Jobs passed over",
                 "cps",
                 "Jobs to which a younger job of their tenant was preferred, because a worker had "
-                "cached more of its prompt. SLUICE_AFFINITY_SECONDS bounds how long.",
+                "cached more of its prompt. They wait for at most a second more.",
                 Query(rate("sluice_worker_affinity_passed_jobs_total", POOL, "pool"), "{{pool}}"),
             ),
             graph(

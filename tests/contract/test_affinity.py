@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from redis.asyncio import Redis
 
@@ -13,17 +14,26 @@ from contract.affinity import (
     prefix_affinity,
     resource_affinity,
     resource_digest,
+    session_affinity,
 )
 from contract.messages import GenerationJob, WorkerCard, WorkerState
 from contract.prompts import packed
-from contract.queue import AFFINITY_QUANTUM, Affinity, ClaimResult, JobQueue, LeaseReport
+from contract.queue import (
+    AFFINITY_QUANTUM,
+    MISSING_MS,
+    Affinity,
+    ClaimResult,
+    JobQueue,
+    LeaseReport,
+)
 from contract.tier import ServiceTier
+from tests.contract.test_fairness import announce
 from tests.contract.test_queue import LEASE_MS, MODEL, PLENTY, enqueue, job
 from tests.gateway.limits.building import TestClock
 from tests.support.kinds import every_redis
 
 BLOCK = 16
-PATIENCE_MS = 1_000
+PATIENCE_MS, KEEP_MS = 1_000, 15_000
 TTL_MS = 60_000
 RECORD = DIGEST_BYTES + 4
 
@@ -40,6 +50,7 @@ def chat(
     """Make a job of a chat: chats of different numbers share no prefix."""
     token_ids = packed([number] * tokens)
     affinity = prefix_affinity("salt", token_ids, BLOCK) + more.pop("resources", b"")
+    affinity += session_affinity("salt", more.pop("session", ""), token_ids)
     return job(job_id, tenant, prompt_tokens=tokens, affinity=affinity, **more)
 
 
@@ -62,7 +73,7 @@ async def claim(
         PLENTY._replace(**room),
         most_jobs=most_jobs,
         lease_ms=LEASE_MS,
-        affinity=Affinity(PATIENCE_MS, prefill_us),
+        affinity=Affinity(PATIENCE_MS, prefill_us, KEEP_MS),
     )
 
 
@@ -93,6 +104,21 @@ def test_prompts_share_the_digests_of_their_common_prefix() -> None:
     for length, number in ((64, 0), (65, 1), (96, 1), (97, 2)):
         assert len(prefix_affinity("salt", packed(range(length)), BLOCK)) == number * RECORD
     assert prefix_affinity("salt", start, 0) == b""
+
+
+def test_session_is_named_by_its_tenant_and_the_first_tokens() -> None:
+    named = [
+        session_affinity(salt, name, token_ids)
+        for salt in ("salt", "other")
+        for name in ("s", "s" * 10_000, "\ud800")
+        for token_ids in (list(range(70)), array("I", range(1, 71)))
+    ]
+    assert len({*named}) == 12
+    assert {len(each) for each in named} == {RECORD}
+    assert session_affinity("salt", "s", range(400)) == named[0]
+    assert (
+        session_affinity("salt", "s", range(64)) == session_affinity("salt", "", range(70)) == b""
+    )
 
 
 @every_redis
@@ -143,14 +169,138 @@ async def test_job_waits_once_for_the_worker_that_holds_more(
     await enqueue(queue, chat("j2", 1))
     assert await claim_ids(queue, "w2", prefill_us=500) == []
     assert await claim_ids(queue, "w1", prefill_us=500) == ["j2"]
-    for pace, wait in ((5, 0), (11_000, PATIENCE_MS / 1000)):
+    # It waits for as long as w2 would process the difference, up to a bound.
+    for pace, wait in ((5, 0), (50_000, 96 * 50 / 1000), (200_000, KEEP_MS / 1000)):
         await enqueue(queue, chat(f"pace-{pace}", 1))
         result = await claim(queue, "w2", prefill_us=pace)
         assert (len(result.claims), result.kept_seconds) == (not wait, wait)
-    # A worker that is gone holds nothing.
+        assert await claim_ids(queue, "w1") == [f"pace-{pace}"] * bool(wait)
+    await enqueue(queue, chat("left", 1))
+    assert (await claim(queue, "w2", prefill_us=50_000)).kept_jobs == 1
+    # A worker that is gone holds nothing, and no job waits for it.
     await any_redis.delete(keys.held(MODEL, "w1"))
     await enqueue(queue, chat("j3", 1))
-    assert await claim_ids(queue, "w2", prefill_us=500) == ["j3"]
+    assert await claim_ids(queue, "w2", 2, prefill_us=500) == ["left", "j3"]
+
+
+@every_redis
+async def test_turn_goes_to_the_worker_of_its_session_before_that_publishes_digests(
+    queue: JobQueue, clock: TestClock, any_redis: "Redis"
+) -> None:
+    for worker in ("w1", "w2"):
+        await announce(queue, worker)
+    await enqueue(queue, chat("turn-1", 1, session="s"))
+    assert await claim_ids(queue, "w1") == ["turn-1"]
+    # Others of the tenant, a title of the same session, and another tenant's session of that name.
+    await enqueue(queue, chat("other", 1), chat("title", 2, session="s"))
+    await enqueue(queue, chat("of-b", 1, tenant="b", session="s"))
+    kept = await claim(queue, "w2", 9, prefill_us=500)
+    assert (len(kept.claims), kept.kept_jobs) == (3, 0)
+
+    await enqueue(queue, chat("first", 3), chat("turn-2", 1, tokens=300, session="s"))
+    kept = await claim(queue, "w2", 9, prefill_us=500)
+    assert [each.job.id for each in kept.claims] == ["first"]
+    assert (kept.kept_jobs, kept.kept_seconds) == (1, 0.15)
+    assert await any_redis.lrange(keys.worker_doorbell(MODEL, "w1"), 0, -1) == [b"1"]
+    # It precedes the jobs of which w1 holds nothing, but all of its prompt is charged.
+    await enqueue(queue, chat("rest", 4))
+    before = (await counters(any_redis))["a"]
+    assert await claim_ids(queue, "w1") == ["turn-2"]
+    assert (await counters(any_redis))["a"] == before + 300
+    # A client may name any session: it waits no longer than a job may be passed over, unless the
+    # worker holds the longest prefix of it, such as all text before an image, and w2 little more.
+    assert await claim_ids(queue, "w2") == ["rest"]
+    await enqueue(queue, chat("turn-3", 1, session="s"))
+    kept = await claim(queue, "w2", prefill_us=20_000)
+    assert (kept.claims, kept.kept_seconds) == ([], PATIENCE_MS / 1000)
+    assert await claim_ids(queue, "w1") == ["turn-3"]
+    for worker in ("w1", "w2"):
+        await queue.hold(worker, added=digests(1), ttl_ms=TTL_MS)
+    for size, wait in ((392, (392 - 192) * 20 / 1000), (383, PATIENCE_MS / 1000)):
+        image = chat(f"image-{size}", 1, session="s")
+        await enqueue(queue, msgspec.structs.replace(image, prompt_token_ids=[1] * size))
+        kept = await claim(queue, "w2", prefill_us=20_000)
+        assert (kept.claims, kept.kept_seconds) == ([], wait)
+    # The session moves with its jobs.
+    await clock.advance(4_000)
+    assert await claim_ids(queue, "w2", 2, prefill_us=20_000) == ["image-392", "image-383"]
+    await enqueue(queue, chat("turn-4", 1, session="s"))
+    assert (await claim(queue, "w1", prefill_us=500)).kept_jobs == 1
+
+
+@pytest.mark.parametrize("holds", [True, False])
+async def test_no_job_waits_for_a_worker_that_is_gone_or_drains(
+    queue: JobQueue, clock: TestClock, any_redis: "Redis", holds: bool
+) -> None:
+    await announce(queue, "w1")
+    await enqueue(queue, chat("turn-1", 1, session="s"))
+    assert await claim_ids(queue, "w1") == ["turn-1"]
+
+    async def is_kept(job_id: str) -> bool:
+        if holds:
+            await queue.hold("w1", added=digests(1), starts_over=True, ttl_ms=TTL_MS)
+        await enqueue(queue, chat(job_id, 1, session="s"))
+        result = await claim(queue, "w2", prefill_us=500)
+        assert await any_redis.llen(keys.doorbell(MODEL)) == 0
+        return result.kept_jobs == 1
+
+    assert await is_kept("drains")
+    await announce(queue, "w1", is_draining=True)
+    assert await any_redis.lrange(keys.doorbell(MODEL), 0, -1) == [b"1"]
+    assert await claim_ids(queue, "w2", prefill_us=500) == ["drains"]
+    await announce(queue, "w1", is_draining=True)
+    assert await any_redis.llen(keys.doorbell(MODEL)) == 0, "it has left before"
+
+    await announce(queue, "w1")
+    await enqueue(queue, chat("turn-2", 1, session="s"))
+    assert await claim_ids(queue, "w1") == ["turn-2"]
+    assert await is_kept("gone")
+    # As after a missed heartbeat.
+    await any_redis.zadd(keys.watched_workers(MODEL), {"w1": 1})
+    assert await queue.gone_workers() == []
+    await clock.advance(MISSING_MS)
+    assert await queue.gone_workers() == ["w1"]
+    assert await any_redis.lrange(keys.doorbell(MODEL), 0, -1) == [b"1"]
+    assert await claim_ids(queue, "w2", prefill_us=500) == ["gone"]
+
+
+async def test_sessions_are_forgotten_and_bounded_for_each_tenant(
+    queue: JobQueue, clock: TestClock, any_redis: "Redis"
+) -> None:
+    await announce(queue, "w1")
+    await enqueue(queue, chat("old", 1, session="s"), chat("new", 2, session="t"))
+    assert await claim_ids(queue, "w1") == ["old"]
+    await clock.advance(400_000)
+    assert await claim_ids(queue, "w1") == ["new"]
+    await clock.advance(300_000)
+    await announce(queue, "w1")
+    await enqueue(queue, chat("old-2", 1, session="s"), chat("new-2", 2, session="t"))
+    result = await claim(queue, "w2", 9, prefill_us=500)
+    assert ([each.job.id for each in result.claims], result.kept_jobs) == (["old-2"], 1)
+    key = keys.sessions(MODEL, "b")
+    await any_redis.hset(key, mapping={f"{number}": "1 w9" for number in range(1_024)})
+    await enqueue(queue, *(chat(f"b{n}", n, tenant="b", session="s") for n in range(3)))
+    assert len(await claim_ids(queue, "w1", 9)) == 4
+    assert await any_redis.hlen(key) == 1_024
+    assert 0 < await any_redis.pttl(key) <= 600_000
+    assert await any_redis.hlen(keys.sessions(MODEL, "a")) == 2
+
+
+async def test_kept_jobs_keep_neither_their_tenant_nor_batches_waiting(
+    queue: JobQueue, clock: TestClock
+) -> None:
+    await queue.hold("w1", added=digests(1), ttl_ms=TTL_MS)
+    await enqueue(queue, *(chat(f"kept-{number}", 1) for number in range(20)))
+    await enqueue(queue, job("short"), job("other", "b", service_tier=ServiceTier.BATCH))
+    result = await claim(queue, "w2", 13, prefill_us=50_000)
+    # Half of the oldest sixteen wait. The others do not wait for a worker that may be full.
+    assert result.kept_jobs == 8
+    assert [each.job.id for each in result.claims] == [
+        *(f"kept-{n}" for n in range(8, 20)),
+        "short",
+    ]
+    assert await claim_ids(queue, "w2", prefill_us=50_000) == ["other"]
+    assert await claim_ids(queue, "w1", 9) == [f"kept-{n}" for n in range(8)]
 
 
 async def test_others_overtake_kept_jobs_by_a_quantum(

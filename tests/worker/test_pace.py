@@ -1,5 +1,8 @@
-"""How often new text is sent."""
+"""How often new text is sent, and how fast prompts are processed."""
 
+import pytest
+
+from worker.execution.prefill import PrefillPace
 from worker.execution.steps import Pace
 
 
@@ -25,3 +28,16 @@ def test_text_of_fast_steps_of_a_full_batch_is_gathered() -> None:
 
 def test_zero_interval_sends_every_step() -> None:
     assert all(due(Pace(0.0), sequences=512, step_seconds=0.0, steps=5))
+
+
+def test_short_prompts_do_not_hide_what_long_ones_show() -> None:
+    pace = PrefillPace()
+    assert pace.microseconds == 50.0, "a guess, so that a new worker leaves jobs to others"
+    pace.note(100_000, 10.0)
+    for _ in range(20):
+        pace.note(100, 0.1)
+        pace.note(63, 5.0)
+    assert 100.0 < pace.microseconds < 125.0
+    for _ in range(3):
+        pace.note(30_000, 9.0)
+    assert pace.microseconds == pytest.approx(300, rel=0.1)

@@ -25,7 +25,7 @@ from contract.messages import (
     ReturnReason,
 )
 from contract.outcomes import FailureCode, FinishReason
-from contract.queue import RequeueResult, Room
+from contract.queue import Affinity, ClaimResult, JobQueue, RequeueResult, Room
 from contract.sampling import SamplingSpec
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.redis_server import RedisServer
@@ -745,3 +745,20 @@ async def test_stop_tokens_and_min_tokens(redis_server: RedisServer, gateway: Ga
         assert delta.text == ""
         assert len(gateway.token_ids(late)) == 6
         assert gateway.token_ids(late)[-1] in engine.info.eos_token_ids
+
+
+async def test_patience_is_a_second_and_jobs_are_kept_for_the_setting(
+    redis_server: RedisServer, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim, asked = JobQueue.claim, list[Affinity]()
+
+    async def note(queue: JobQueue, worker: str, room: Room, **more: Any) -> ClaimResult:
+        asked.append(more["affinity"])
+        return await claim(queue, worker, room, **more)
+
+    monkeypatch.setattr(JobQueue, "claim", note)
+    for seconds, milliseconds in ((15.0, (1_000, 15_000)), (0.5, (500, 500)), (0.0, (0, 0))):
+        asked.clear()
+        async with running_worker(redis_server, STEADY, affinity_seconds=seconds):
+            await until(lambda: bool(asked))
+        assert (asked[0].patience_ms, asked[0].longest_keep_ms) == milliseconds

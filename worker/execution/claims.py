@@ -32,6 +32,9 @@ _log = logging.getLogger(__name__)
 
 MOST_JOBS_PER_CLAIM = 16
 
+PASSED_SECONDS = 1.0
+"""Longest time for which a job is passed over for cached ones of its tenant."""
+
 SLOT_SECONDS = 0.05
 """Time after which a worker claims again whose adapters use all slots, if no job ends before."""
 
@@ -61,7 +64,8 @@ class Claimer:
         self._texts = TokenTexts(self._tokenizer)
         self._adapters = adapters
         self._preemption = preemption
-        self._patience_ms = round(affinity_seconds * 1000)
+        self._keep_ms = round(affinity_seconds * 1000)
+        self._patience_ms = round(min(affinity_seconds, PASSED_SECONDS) * 1000)
         self._prefill_pace = PrefillPace()
         self._doorbells = Doorbells(
             link.redis, link.queue.model, link.worker, timeout_seconds=REDIS_TIMEOUT_SECONDS
@@ -106,7 +110,9 @@ class Claimer:
                 room,
                 most_jobs=MOST_JOBS_PER_CLAIM,
                 lease_ms=link.lease_ms,
-                affinity=Affinity(self._patience_ms, self._prefill_pace.microseconds),
+                affinity=Affinity(
+                    self._patience_ms, self._prefill_pace.microseconds, self._keep_ms
+                ),
                 adapters=self._adapters.room(),
                 engine=self._engine.info.name,
             )
@@ -120,17 +126,18 @@ class Claimer:
             # Other workers need the doorbell, which rings for the job that waits.
             await self._doorbells.wait([], self._jobs.room_changed, seconds=SLOT_SECONDS)
         elif result.blocked is not None:
-            await self._wait([Lane.REQUESTS] if result.blocked is Lane.BATCH else [])
+            lanes = [Lane.REQUESTS] if result.blocked is Lane.BATCH else []
+            await self._wait(lanes, kept_seconds=result.kept_seconds)
         elif len(result.claims) < MOST_JOBS_PER_CLAIM and not self.is_stopping:
             self._has_rung = await self._doorbells.wait(Lane, seconds=result.kept_seconds)
-            if result.kept_seconds:
-                # If it has no room when the kept job is free, its claim wakes another worker.
-                self._has_rung = True
+        # If it has no room when a kept job is free, its claim wakes another worker.
+        self._has_rung = self._has_rung or result.kept_seconds > 0
 
-    async def _wait(self, lanes: Iterable[Lane]) -> None:
-        """Wait for room in the engine, or for jobs in these lanes."""
+    async def _wait(self, lanes: Iterable[Lane], *, kept_seconds: float = 0.0) -> None:
+        """Wait for room in the engine, for jobs in these lanes, or until a kept job is free."""
+        seconds = filter(None, (self._preemption.pause_seconds, kept_seconds))
         self._has_rung = await self._doorbells.wait(
-            lanes, self._jobs.room_changed, seconds=self._preemption.pause_seconds
+            lanes, self._jobs.room_changed, seconds=min(seconds, default=0.0)
         )
 
     async def _charge_start(self, claim: JobClaim) -> None:

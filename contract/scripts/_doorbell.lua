@@ -1,0 +1,7 @@
+-- Doorbells: lists on which idle workers block.
+-- @include server
+
+-- Wake a worker, unless one is about to wake.
+local function ring(doorbell)
+  if call('LLEN', doorbell) == 0 then call('RPUSH', doorbell, 1) end
+end
