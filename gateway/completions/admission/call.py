@@ -9,6 +9,7 @@ from fastapi import Request
 
 from contract.tier import ServiceTier
 from gateway.completions.admission.model_choice import ModelChoice, Models
+from gateway.completions.admission.session import Session, session_of
 from gateway.dialects.bodies import require_model
 from gateway.dialects.profile import Profile
 from gateway.dialects.profile_choice import DIALECT_HEADER
@@ -44,6 +45,7 @@ class Call(msgspec.Struct, frozen=True):
     body: dict[str, Any]
     beside: Beside
     """Runs work whose time grows with the size of the body."""
+    session: Session = Session()
     line: BatchLine | None = None
     """Set for a line of a batch."""
 
@@ -128,7 +130,7 @@ class RequestReader:
         choice, profile = await self._models.choose(principal, body, header=header)
         exchange = exchange_of(request.scope)
         exchange.error_style = exchange.error_style or profile.error_style
-        return Call(principal, profile, choice, body, beside)
+        return Call(principal, profile, choice, body, beside, session_of(request, body))
 
 
 def require_native_paths(request: Request, profile: Profile) -> None:

@@ -16,7 +16,7 @@ import msgspec
 from common import clock, logs
 from common.tracing import RESERVE
 from contract.adapters import LOAD_TOKENS, cache_salt_of
-from contract.affinity import prefix_affinity, resource_affinity
+from contract.affinity import prefix_affinity, resource_affinity, session_affinity
 from contract.dialect import Dialect
 from contract.messages import AdapterRef, GenerationJob, Ranking
 from gateway.completions.admission.call import Call
@@ -273,10 +273,10 @@ class RequestSubmitter:
             principal.tenant_id,
             request.cache_isolation_key,
         )
-        # A job that reads no cache gains nothing from a worker that holds its prefix. Images take
-        # more tokens in the engine than in the prompt.
+        # A job that reads no cache gains nothing from a worker that holds its prefix.
         reads_cache = request.reads_prefix_cache and request.scored_alternatives is None
         block_tokens = checked.card.cache_block_tokens if reads_cache else 0
+        session = call.session.key if reads_cache and request.pooling is None else ""
         adapter, ref, adapter_affinity = checked.adapter, None, b""
         if adapter is not None:
             adapter_affinity = resource_affinity(adapter.sha256, LOAD_TOKENS)
@@ -317,7 +317,9 @@ class RequestSubmitter:
                 pooling=prompt.pooling,
                 request_id=logs.request_id.get(),
                 traceparent=tracing.traceparent(),
-                affinity=_affinity(prompt, salt, block_tokens) + adapter_affinity,
+                affinity=_affinity(prompt, salt, block_tokens)
+                + adapter_affinity
+                + session_affinity(salt, session, prompt.token_ids),
             )
             for index, prompt in enumerate(checked.prepared.prompts)
         ]

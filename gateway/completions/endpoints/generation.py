@@ -17,6 +17,7 @@ from gateway.completions.admission.idempotency import (
     EarlierResponses,
     read_idempotent_request,
 )
+from gateway.completions.admission.session import Session
 from gateway.completions.admission.submit import RequestSubmitter, Submission
 from gateway.completions.endpoints.event_ids import read_event_ids, read_last_event_id
 from gateway.completions.endpoints.stored import StoredCompletions
@@ -47,11 +48,8 @@ from gateway.platform import tracing
 from gateway.platform.settings import Settings
 from gateway.records.principal import Principal
 
-SESSION_HEADERS: Final = ("x-claude-code-session-id", "session_id", "session-id")
-AGENT_HEADERS: Final = ("x-claude-code-agent-id", "x-openai-subagent")
-"""What Claude Code and Codex send."""
 MOST_SESSION: Final = 256
-"""Maximum characters of such an id in a trace."""
+"""Maximum characters of the id of a session or an agent in a trace."""
 COST_HEADER: Final = "x-include-cost"
 """`true` or `false` overrides the account's default for one request."""
 
@@ -174,7 +172,7 @@ class Completions:
             checked = await self._checker.check(call, endpoint)
         measure.checked_model = checked.card.model
         note_request(checked, request_id)
-        _note_session(request, call)
+        _note_session(call.session)
         return await self._submitter.submit(
             call,
             checked,
@@ -282,15 +280,11 @@ def note_request(checked: CheckedRequest, completion_id: str) -> None:
     tracing.note(attributes)
 
 
-def _note_session(request: Request, call: Call) -> None:
+def _note_session(session: Session) -> None:
     """Set the attributes of an agent's session, by which its requests can be found in traces."""
-    metadata = call.body.get("metadata")
-    user = metadata.get("user_id") if isinstance(metadata, dict) else None
-    sessions = (*map(request.headers.get, SESSION_HEADERS), user, call.body.get("prompt_cache_key"))
-    session = next(filter(None, sessions), None)
-    agent = next(filter(None, map(request.headers.get, AGENT_HEADERS)), None)
-    given = {names.GEN_AI_CONVERSATION: session, names.GEN_AI_AGENT: agent}
-    noted = {name: text[:MOST_SESSION] for name, text in given.items() if isinstance(text, str)}
+    attributes = (names.GEN_AI_CONVERSATION, names.GEN_AI_AGENT, names.PARENT_AGENT)
+    pairs = zip(attributes, session, strict=True)
+    noted = {name: text[:MOST_SESSION] for name, text in pairs if text}
     if noted and tracing.is_on():
         tracing.note(noted)
 

@@ -58,8 +58,8 @@ class LabelParameters(Parameters):
     safety_identifier: str | None = None
     """Another name of `user`."""
     prompt_cache_key: str | None = None
-    """A routing hint for OpenAI's cache; no effect here, where requests with a common prefix share
-    cached work automatically."""
+    """Names the session of the request: it goes to the worker that served the session last, if
+    that has room. Requests with a common prefix share cached work without it."""
 
 
 class ChatCompletionRequest(

@@ -107,7 +107,11 @@ def test_session_of_an_agent_is_traced(stack: Stack, collector: Collector) -> No
         "messages": [{"role": "user", "content": PROMPT}],
         "metadata": {"user_id": "by-user"},
     }
-    headers = {"x-claude-code-session-id": "by-header", "x-claude-code-agent-id": "agent"}
+    headers = {
+        "x-claude-code-session-id": "by-header",
+        "x-claude-code-agent-id": "agent",
+        "x-claude-code-parent-agent-id": "parent",
+    }
     for given, session in ((headers, "by-header"), ({}, "by-user")):
         reply = ask(stack, **asked, headers=given)
         assert reply.response.status_code == 200
@@ -115,6 +119,8 @@ def test_session_of_an_agent_is_traced(stack: Stack, collector: Collector) -> No
         attributes = trace["POST /v1/messages"].attributes
         assert attributes["gen_ai.conversation.id"] == session
         assert attributes.get("gen_ai.agent.id") == given.get("x-claude-code-agent-id")
+        parent = given.get("x-claude-code-parent-agent-id")
+        assert attributes.get("sluice.agent.parent_id") == parent
 
 
 def test_each_prompt_of_a_request_has_an_attempt(stack: Stack, collector: Collector) -> None:
