@@ -262,6 +262,10 @@ class Settings(BaseSettings):
     max_held_bytes_of_tenant: Annotated[int, Field(gt=0)] = 64 * KIBIBYTE * KIBIBYTE
     """Per tenant: body bytes that a gateway reads at once, and body bytes that wait to be
     parsed."""
+    prompt_cache_bytes: Annotated[int, Field(ge=0)] = 128 * 1024 * KIBIBYTE
+    """Memory for the token ids of prompts, so that the next turn of a session encodes only what is
+    new in it. The tenant that has most loses segments first."""
+    prompt_cache_bytes_of_tenant: Annotated[int, Field(ge=0)] = 32 * 1024 * KIBIBYTE
     max_prompts: Annotated[int, Field(gt=0)] = 1024
     """Maximum prompts in one request, and maximum sequences (prompts times best_of)."""
     header_timeout: Duration = timedelta(seconds=10)

@@ -50,6 +50,9 @@ REQUESTS: Final = LightCounter(
 REQUESTS_IN_PROGRESS = Gauge(
     "sluice_gateway_requests_in_progress", "Generation requests in progress."
 )
+PROMPT_CACHE_BYTES: Final = Gauge(
+    "sluice_gateway_prompt_cache_bytes", "Memory of token ids that later prompts can reuse."
+)
 BATCH_LINES_RUNNING: Final = Gauge(
     "sluice_gateway_batch_lines_running", "Lines of batches that this gateway runs."
 )

@@ -33,6 +33,7 @@ from gateway.completions.endpoints.tokenize import Tokenization
 from gateway.completions.idempotency.registry import IdempotencyRegistry
 from gateway.completions.prompt.chat_templates import ChatTemplates
 from gateway.completions.prompt.images.fetcher import ImageFetcher
+from gateway.completions.prompt.segments import SegmentCache
 from gateway.completions.prompt.tokenizers import TokenizerStore
 from gateway.completions.queue.dispatcher import Dispatcher
 from gateway.completions.sealing import Sealer
@@ -165,6 +166,11 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> Services:
     most_held = max(settings.max_held_bytes_of_tenant, settings.max_body_bytes)
     large_work = LargeWork(most_waiting_bytes=most_held, processes=settings.processes)
     stack.callback(large_work.close)
+    segments = SegmentCache(
+        most_bytes=settings.prompt_cache_bytes,
+        most_bytes_of_tenant=settings.prompt_cache_bytes_of_tenant,
+    )
+    telemetry.PROMPT_CACHE_BYTES.set_function(lambda: segments.bytes)
     grammars = GrammarChecker(SandboxSettings())
     stack.push_async_callback(grammars.aclose)
     quotas = QuotaStore(executor)
@@ -187,7 +193,7 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> Services:
         catalogue,
         adapters,
         aliases,
-        TokenizerStore(lambda digest: catalogue.file(keys.tokenizer(digest))),
+        TokenizerStore(lambda digest: catalogue.file(keys.tokenizer(digest)), segments),
         ChatTemplates(
             lambda digest: catalogue.file(keys.chat_template(digest)), grammars.try_template
         ),

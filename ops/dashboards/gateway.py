@@ -234,8 +234,12 @@ def build() -> Dashboard:
             graph(
                 "Memory",
                 "bytes",
-                "Resident memory of each gateway.",
+                "Resident memory of each gateway, and its token ids of prompts to reuse.",
                 Query(total("process_resident_memory_bytes", PROCESS, "instance"), "{{instance}}"),
+                Query(
+                    total("sluice_gateway_prompt_cache_bytes", NAMESPACE, "instance"),
+                    "{{instance}} prompts",
+                ),
             ),
             graph(
                 "Open files",

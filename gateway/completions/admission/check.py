@@ -156,7 +156,7 @@ class RequestChecker:
         rendered = await self.render(call, endpoint)
         chat, card = rendered.chat, rendered.card
         choice = call.choice
-        request, prepared = await self._prepare(rendered, call.beside)
+        request, prepared = await self._prepare(rendered, call)
         tier = call.principal.service_tier
         if call.line is not None:
             tier = ServiceTier.BATCH
@@ -194,7 +194,7 @@ class RequestChecker:
         """
         rendered = await self.render(call, endpoint)
         try:
-            _, prepared = await self._prepare(rendered, call.beside)
+            _, prepared = await self._prepare(rendered, call)
         except ContextLengthExceededError as error:
             if error.n_prompt_tokens is None:
                 raise
@@ -248,17 +248,22 @@ class RequestChecker:
         return RenderedRequest(chat, card, tokenizer)
 
     async def _prepare(
-        self, rendered: RenderedRequest, beside: Beside
+        self, rendered: RenderedRequest, call: Call
     ) -> tuple[GenerationRequest, PreparedRequest]:
         chat, card, tokenizer = rendered
-        request, literal = chat.request, None
+        request, literal, beside = chat.request, None, call.beside
         if request.infill_param or (request.chat is not None and MARK in request.prompts[0]):
             literal = await self._tokenizers.get_literal(
                 card.tokenizer_digest, is_inner=request.chat is not None
             )
         if request.pooling is not None:
             return await prepare_inputs(request, tokenizer, card, beside, literal=literal)
-        return request, await prepare(request, tokenizer, card, beside, literal=literal)
+        known = None
+        if request.parses_special_tokens:
+            known = self._tokenizers.known(card.tokenizer_digest, call.principal.tenant_id)
+        return request, await prepare(
+            request, tokenizer, card, beside, literal=literal, known=known
+        )
 
     async def _check_chat(
         self,

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -12,6 +13,7 @@ from contract.pieces import REPLACEMENT
 from contract.prompts import TokenIds, packed
 from contract.sampling import MAX_LOGIT_BIAS_ENTRIES, SamplingSpec
 from gateway.completions.prompt.infill import find_template
+from gateway.completions.prompt.segments import KnownSegments
 from gateway.completions.prompt.tokenizers import PromptEncoder
 from gateway.completions.prompt.window import (
     Layout,
@@ -77,16 +79,17 @@ async def prepare(
     beside: Beside,
     *,
     literal: Tokenizer | None = None,
+    known: KnownSegments | None = None,
 ) -> PreparedRequest:
     """Encode the prompts and apply the context rule to each of them.
 
     `literal` is the tokenizer for the texts of infill, and for the protected texts of a chat, in
-    which special tokens are text.
+    which special tokens are text. `known` encodes long texts with `tokenizer`.
 
     Raises an ApiError that names the prompt or the parameter; one invalid prompt rejects the whole
     request.
     """
-    preparation = _Preparation(request, tokenizer, card, literal or tokenizer)
+    preparation = _Preparation(request, tokenizer, card, literal, known)
     # A small body may have many prompts, and a template may render a long text from it.
     has_chat = request.chat is not None
     size = len(request.prompts[0]) if has_chat else (len(request.prompts) - 1) * PROMPT_SIZE
@@ -105,19 +108,20 @@ class _Preparation:
         request: GenerationRequest,
         tokenizer: Tokenizer,
         card: WorkerCard,
-        literal: Tokenizer,
+        literal: Tokenizer | None,
+        known: KnownSegments | None,
     ) -> None:
         self._request = request
         self._card = card
-        self._encoder, self._literal_encoder = (
-            PromptEncoder(
-                each,
-                vocabulary_size=card.vocabulary_size,
-                bos_token_id=card.bos_token_id,
-                inner=literal,
-            )
-            for each in (tokenizer, literal)
+        self._encoder = PromptEncoder(
+            tokenizer,
+            vocabulary_size=card.vocabulary_size,
+            bos_token_id=card.bos_token_id,
+            # The mark of a protected text is a character of others.
+            inner=None if request.chat is None else literal,
+            known=known,
         )
+        self._literal_encoder = replace(self._encoder, tokenizer=literal or tokenizer, known=None)
 
     def run(self) -> PreparedRequest:
         """Prepare all prompts."""
@@ -133,7 +137,8 @@ class _Preparation:
         is_only = len(request.prompts) == 1
         param = _param(request) if is_only else f"prompt[{index}]"
         whole = self._layout(index, param)
-        layout, lost = whole, list[int]()
+        layout = whole
+        lost: Sequence[int] = ()
         if kept is not None:
             keep = tokens_to_keep(whole.length, kept, max_tokens=request.max_tokens, window=window)
             layout, lost = cut(whole, keep, window=window, keeps_start=request.keeps_prompt_start)
@@ -151,7 +156,7 @@ class _Preparation:
         if request.echo:
             shown = self._echo(index, layout, is_cut=bool(lost))
         elif request.is_native:
-            shown = self._encoder.decode(token_ids)
+            shown = self._encoder.decode([*token_ids])
         return PreparedPrompt(
             token_ids=packed(token_ids),
             max_tokens=max_tokens,
@@ -160,7 +165,7 @@ class _Preparation:
             shown=shown,
         )
 
-    def _plain_tokens(self, token_ids: list[int], *, has_images: bool) -> int:
+    def _plain_tokens(self, token_ids: Sequence[int], *, has_images: bool) -> int:
         if not has_images:
             return len(token_ids)
         images = self._image_ids
@@ -251,7 +256,7 @@ class _Preparation:
         pieces = [prompt] if isinstance(prompt, str) else prompt
         return sum(p.count(token) if isinstance(p, str) else p in ids for p in pieces)
 
-    def _check_images_are_whole(self, lost_ids: list[int], param: str) -> None:
+    def _check_images_are_whole(self, lost_ids: Sequence[int], param: str) -> None:
         if not self._image_ids.isdisjoint(lost_ids):
             raise self._loses_image(param)
 

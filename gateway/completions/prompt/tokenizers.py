@@ -10,6 +10,12 @@ import msgspec
 from tokenizers import Encoding, Tokenizer
 
 from gateway.completions.prompt import literal_text
+from gateway.completions.prompt.segments import (
+    LEAST_CHARACTERS,
+    KnownSegments,
+    SegmentCache,
+    Segmenter,
+)
 from gateway.dialects.request import Prompt
 from gateway.records.errors import InvalidParameterError, ServiceUnavailableError
 
@@ -35,15 +41,24 @@ class PromptEncoder:
     vocabulary_size: int
     bos_token_id: int | None
     inner: Tokenizer | None = None
-    """Encodes what `literal_text` protects."""
+    """Encodes what `literal_text` protects; None if nothing is protected."""
+    known: KnownSegments | None = None
+    """None encodes every text as a whole."""
 
-    def encode(self, prompt: Prompt, *, param: str, adds_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of one prompt, at least one.
+    def encode(
+        self, prompt: Prompt, *, param: str, adds_special_tokens: bool = True
+    ) -> Sequence[int]:
+        """Return the token ids of one prompt, at least one; packed if `known` has encoded them.
 
         Raises InvalidParameterError, which names `param`.
         """
         if isinstance(prompt, str):
-            ids = self.text_ids(prompt, adds_special_tokens=adds_special_tokens)
+            is_known = len(prompt) >= LEAST_CHARACTERS and not adds_special_tokens
+            ids = (
+                self.known.encode(prompt, self.tokenizer, self.inner)
+                if is_known and self.known is not None
+                else self.text_ids(prompt, adds_special_tokens=adds_special_tokens)
+            )
             return ids or self._empty(param, adds_special_tokens=adds_special_tokens)
         ids = self.piece_ids(prompt, param=param, adds_special_tokens=adds_special_tokens)
         if not ids:
@@ -216,9 +231,14 @@ def _has_text(pieces: Sequence[str | int]) -> bool:
 class TokenizerStore:
     """The tokenizers of all served models; each digest is fetched once."""
 
-    def __init__(self, fetch: Callable[[str], Awaitable[bytes | None]]) -> None:
+    def __init__(
+        self, fetch: Callable[[str], Awaitable[bytes | None]], segments: SegmentCache | None = None
+    ) -> None:
+        """Create an empty store; without a cache of segments, all texts are encoded as a whole."""
         self._fetch = fetch
+        self._segments = segments
         self._tokenizers: dict[str, Tokenizer] = {}
+        self._segmenters: dict[str, Segmenter | None] = {}
         self._literal: dict[tuple[str, bool], Tokenizer] = {}
         self._lock = asyncio.Lock()
 
@@ -232,8 +252,21 @@ class TokenizerStore:
             return tokenizer
         async with self._lock:
             if digest not in self._tokenizers:
-                self._tokenizers[digest] = await self._load(digest)
+                file = await self.file(digest)
+                self._tokenizers[digest], self._segmenters[digest] = await asyncio.to_thread(
+                    _build, file
+                )
             return self._tokenizers[digest]
+
+    def known(self, digest: str, tenant_id: str) -> KnownSegments | None:
+        """Return what encodes a tenant's texts with a tokenizer of `get`, each segment once.
+
+        None if this would not be exact.
+        """
+        segmenter = self._segmenters.get(digest)
+        if segmenter is None or self._segments is None:
+            return None
+        return KnownSegments(self._segments, segmenter, digest, tenant_id)
 
     async def get_literal(self, digest: str, *, is_inner: bool = False) -> Tokenizer:
         """Return a copy of a tokenizer that treats the text of an added token as ordinary text.
@@ -263,16 +296,13 @@ class TokenizerStore:
             )
         return await asyncio.to_thread(zlib.decompress, compressed)
 
-    async def _load(self, digest: str) -> Tokenizer:
-        return await asyncio.to_thread(_build, await self.file(digest))
 
-
-def _build(file: bytes) -> Tokenizer:
+def _build(file: bytes) -> tuple[Tokenizer, Segmenter | None]:
     tokenizer = Tokenizer.from_str(file.decode())
     # A file may enable truncation or padding; only the context rule applies here.
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    return tokenizer
+    return tokenizer, Segmenter.of(tokenizer)
 
 
 def _literal_copy(tokenizer: Tokenizer, *, is_inner: bool) -> Tokenizer:

@@ -1,5 +1,6 @@
 """Context window rule: prompt and completion share one window."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from gateway.dialects.profile import ContextLengthBehavior
@@ -12,9 +13,9 @@ UNLIMITED = -1
 class Layout(NamedTuple):
     """A prompt's token ids. Only the body may be cut, at one of its ends."""
 
-    head: list[int]
-    body: list[int]
-    tail: list[int]
+    head: Sequence[int]
+    body: Sequence[int]
+    tail: Sequence[int]
 
     @property
     def length(self) -> int:
@@ -22,9 +23,10 @@ class Layout(NamedTuple):
         return len(self.head) + len(self.body) + len(self.tail)
 
     @property
-    def token_ids(self) -> list[int]:
+    def token_ids(self) -> Sequence[int]:
         """All token ids in order."""
-        return [*self.head, *self.body, *self.tail]
+        is_only = not (self.head or self.tail)
+        return self.body if is_only else [*self.head, *self.body, *self.tail]
 
 
 def tokens_to_keep(length: int, kept: int | None, *, max_tokens: int, window: int) -> int:
@@ -45,7 +47,7 @@ def tokens_to_keep(length: int, kept: int | None, *, max_tokens: int, window: in
 
 def cut(
     layout: Layout, keep: int, *, window: int, keeps_start: bool = False
-) -> tuple[Layout, list[int]]:
+) -> tuple[Layout, Sequence[int]]:
     """Return the layout with `keep` tokens, and the tokens cut from its body.
 
     These are the body's first tokens, or its last ones if the prompt `keeps_start`. Raises

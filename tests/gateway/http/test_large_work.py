@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from inspect import iscoroutinefunction
 from types import SimpleNamespace
@@ -219,7 +219,7 @@ async def test_many_short_prompts_are_large_work(work: LargeWork) -> None:
 
     class Noting(PromptEncoder):
         @override
-        def encode(self, prompt: Prompt, **options: Any) -> list[int]:
+        def encode(self, prompt: Prompt, **options: Any) -> Sequence[int]:
             threads.add(threading.current_thread())
             return super().encode(prompt, **options)
 

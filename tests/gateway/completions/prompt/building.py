@@ -16,6 +16,9 @@ from tests.support.stack import CHECKPOINT
 T = TypeVar("T")
 
 BOS = 0
+END = "<|user|>"
+TEXT = " abcxyz.:☺\n<|>▁"
+"""Letters of the tokenizers with END."""
 LETTERS = "▁abcdefghijklmnopqrstuvwxyz☺.:\n"
 
 
@@ -35,6 +38,27 @@ def letter_tokenizer(*special: str, adds_bos: bool = False, spaces: bool = False
         tokenizer.post_processor = TemplateProcessing(
             single="<s> $A", special_tokens=[("<s>", BOS)]
         )
+    return tokenizer
+
+
+def sentencepiece(scheme: str) -> Tokenizer:
+    """Return a Unigram tokenizer with SentencePiece's spaces."""
+    pieces = [("<unk>", 0.0), *((each, -2.0) for each in TEXT), ("▁a", -1.0), ("bc", -1.0)]
+    tokenizer = Tokenizer(models.Unigram(pieces, 0, byte_fallback=False))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme=scheme)
+    tokenizer.add_special_tokens([END])
+    return tokenizer
+
+
+def word_piece() -> Tokenizer:
+    """Return a WordPiece tokenizer that ignores case."""
+    letters = [*TEXT, *(f"##{each}" for each in TEXT), "abc", "##xyz", "[UNK]", "user"]
+    vocabulary = {token: place for place, token in enumerate(dict.fromkeys(letters))}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.add_special_tokens([AddedToken(END, normalized=True)])
     return tokenizer
 
 

@@ -7,37 +7,25 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, models
 
-from gateway.completions.prompt.literal_text import MARK, protected, token_ids, unmarked
+from gateway.completions.prompt.literal_text import (
+    MARK,
+    pattern_of,
+    protected,
+    token_ids,
+    unmarked,
+)
 from gateway.completions.prompt.tokenizers import _literal_copy
-from tests.gateway.completions.prompt.building import letter_tokenizer, tiny_tokenizer
+from tests.gateway.completions.prompt.building import (
+    END,
+    TEXT,
+    letter_tokenizer,
+    sentencepiece,
+    tiny_tokenizer,
+    word_piece,
+)
 from tests.support.examples import examples
-
-END = "<|user|>"
-LETTERS = " abcxyz.:☺\n<|>▁"
-
-
-def sentencepiece(scheme: str) -> Tokenizer:
-    """Return a Unigram tokenizer with SentencePiece's spaces."""
-    pieces = [("<unk>", 0.0), *((each, -2.0) for each in LETTERS), ("▁a", -1.0), ("bc", -1.0)]
-    tokenizer = Tokenizer(models.Unigram(pieces, 0, byte_fallback=False))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
-    tokenizer.decoder = decoders.Metaspace(prepend_scheme=scheme)
-    tokenizer.add_special_tokens([END])
-    return tokenizer
-
-
-def word_piece() -> Tokenizer:
-    """Return a WordPiece tokenizer that ignores case."""
-    letters = [*LETTERS, *(f"##{each}" for each in LETTERS), "abc", "##xyz", "[UNK]", "user"]
-    vocabulary = {token: place for place, token in enumerate(dict.fromkeys(letters))}
-    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer()
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.add_special_tokens([AddedToken(END, normalized=True)])
-    return tokenizer
-
 
 TOKENIZERS = {
     "byte-level BPE": tiny_tokenizer(),
@@ -46,7 +34,7 @@ TOKENIZERS = {
     "Unigram, always": sentencepiece("always"),
     "WordPiece": word_piece(),
 }
-TEXTS = st.text(LETTERS, max_size=12)
+TEXTS = st.text(TEXT, max_size=12)
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -88,3 +76,21 @@ def test_allowed_tokens_stay_and_other_values_are_not_copied() -> None:
     )
     plain = {"a": [1, None, "b"]}
     assert protected(plain, tokenizer) is plain
+
+
+def test_only_what_the_tokenizer_would_find_is_protected() -> None:
+    tokenizer = word_piece()
+    tokenizer.add_special_tokens([AddedToken("<x>", normalized=False), AddedToken("<x>y>")])
+    # The normalizer changes the case of the text in which it looks for a normalized token only.
+    given = f"{END.upper()} <X> <x>y> {MARK}<x>"
+    assert protected(given, tokenizer) == (
+        f"<{MARK}{END[1:].upper()} <X> <{MARK}x>y> {MARK}{MARK}<{MARK}x>"
+    )
+    assert protected("<s>", Tokenizer(models.BPE({}, []))) == "<s>"
+
+
+@examples(200, long=5000)
+@given(st.sets(st.text("a<|.", min_size=1, max_size=4), min_size=1), st.text("a<|.b", max_size=40))
+def test_pattern_finds_the_longest_token(tokens: set[str], text: str) -> None:
+    plain = "|".join(map(re.escape, sorted(tokens, key=len, reverse=True)))
+    assert re.findall(pattern_of(tokens), text) == re.findall(plain, text)
