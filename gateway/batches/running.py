@@ -197,7 +197,7 @@ class LineRunner:
         choice, profile = await self._models.choose(principal, body, header=None)
         deadline_ms = to_ms(line.batch.expires_at) + GRACE_MS
         batch_line = BatchLine(line.id, deadline_ms, tier)
-        return Call(principal, profile, choice, body, beside, batch_line)
+        return Call(principal, profile, choice, body, beside, line=batch_line)
 
     def _parse(self, content: bytes) -> dict[str, Any]:
         if len(content) > INLINE_SIZE:
