@@ -311,12 +311,20 @@ async def test_failure_before_the_head_has_a_status_and_after_it_an_event(
     client: httpx.AsyncClient, store: "Redis", *, streams: bool
 ) -> None:
     worker, name = await serve_chats(store)
-    request, claim = await claimed(worker, client, name, stream=streams)
-    if streams:
-        await worker.say(claim, "Hi")
-        await asyncio.sleep(0.1)
-    await worker.fail(claim, FailureCode.ENGINE_ERROR)
-    response = await request
+    has_begun = asyncio.Event()
+
+    async def fail() -> None:
+        claim = await worker.claim_one()
+        if streams:
+            await worker.say(claim, "Hi")
+            await has_begun.wait()
+        await worker.fail(claim, FailureCode.ENGINE_ERROR)
+
+    failing = asyncio.create_task(fail())
+    async with client.stream("POST", MESSAGES, json=asking(name, stream=streams)) as response:
+        has_begun.set()
+        await response.aread()
+    await failing
     if not streams:
         assert error_of(response)[:2] == (529, "overloaded_error")
         return

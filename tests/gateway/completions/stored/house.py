@@ -96,6 +96,8 @@ class House:
             Sealer(["secret"]),
             Settings(journal_interval=timedelta(seconds=journal_seconds)),
         )
+        self.has_handed_over = asyncio.Event()
+        """Set while it stops, when other gateways may take its responses over."""
         self._tasks: list[asyncio.Task[None]] = []
         self._readers: WeakSet[ResponseReader] = WeakSet()
 
@@ -123,6 +125,7 @@ class House:
     async def leave(self) -> None:
         """Stop as on SIGTERM."""
         await self.responses.aclose()
+        self.has_handed_over.set()
         await self.settlements.aclose()
         await self.dispatcher.aclose()
         await self.kill()

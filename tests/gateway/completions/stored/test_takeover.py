@@ -562,7 +562,7 @@ async def test_stopping_gateway_hands_its_responses_over_and_settles_the_others(
     first.dispatcher.fail_all(FailureCode.GATEWAY_STOPPING)
     cut.settlement.end(Ending(Outcome.FAILED, "gateway_stopping"))
     leaving = asyncio.create_task(first.leave())
-    await asyncio.sleep(0.1)
+    await first.has_handed_over.wait()
     await worker.drop(ending, tokens=1)
     await leaving
     assert list(await usage_records(redis)) == [cut.id]
