@@ -13,7 +13,7 @@ from tests.gateway.completions.structure.test_checker import BOUNDED, HOSTILE
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stack import MODEL, Stack
 
-HEALTHY_STREAMS = 8
+HEALTHY_STREAMS = 4
 HEALTHY = {
     "model": MODEL,
     "prompt": "The harbour",
