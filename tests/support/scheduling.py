@@ -49,9 +49,14 @@ EARLY: Final = (
     "tests/gateway/completions/",
     "tests/gateway/dialects/",
     "tests/gateway/http/",
-    "tests/worker/samplers/",
+    "tests/gateway/batches/",
+    "tests/worker/",
+    "tests/contract/",
+    "tests/telemetry/",
+    "tests/deploy/",
+    "tests/gateway/jobs/",
 )
-"""Folders that come next."""
+"""Folders that come next; the rest has short files, of which every process ends with some."""
 
 
 class FileScheduling(LoadScopeScheduling):  # type: ignore[misc] # xdist has no types
