@@ -466,7 +466,12 @@ def _asked_of_chats(request: GenerationRequest) -> Iterable[tuple[str, Need]]:
         yield request.tools_param, Need.CALLS
         if request.tool_use.mode is not ToolMode.AUTO:
             yield request.tool_choice_param, Need.STRUCTURE
-        elif any(tool.is_strict for tool in request.tool_use.tools) and not request.structure:
+        elif (
+            any(tool.is_strict for tool in request.tool_use.tools)
+            and not request.structure
+            # It would end the session of an agent, so it is named as ignored instead.
+            and request.form_options is None
+        ):
             yield request.tools_param, Need.STRICT_CALLS
 
 

@@ -306,8 +306,9 @@ class RequestChecker:
                 "template with 'chat_template_kwargs', or hide it with 'include_reasoning' false.",
                 param=switch,
             )
-        if use is not None and enforced is None and any(each.grammar for each in use.tools):
-            ignored = [*ignored, "tools.format"]
+        if use is not None and enforced is None:
+            ignored += ["tools.format"] * any(each.grammar for each in use.tools)
+            ignored += ["tools.strict"] * any(each.is_strict for each in use.tools)
         parsing = Parsing(
             tools=chat.tools if use is not None else [],
             has_hermes_calls=enforced is not None and Feature.STRICT_TOOLS not in card.features,

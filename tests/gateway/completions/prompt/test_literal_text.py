@@ -17,6 +17,7 @@ from gateway.completions.prompt.literal_text import (
     unmarked,
 )
 from gateway.completions.prompt.tokenizers import _literal_copy
+from gateway.dialects.wire import WrittenObject
 from tests.gateway.completions.prompt.building import (
     END,
     TEXT,
@@ -62,6 +63,11 @@ def test_special_tokens_of_a_text_are_no_tokens(name: str, text: str) -> None:
     assert json.loads(unmarked(json.dumps(shielded, ensure_ascii=False))) == {
         "content": [text, {"b": text}]
     }
+    # A call keeps the text in which the model wrote its arguments.
+    called = WrittenObject({"a": text}, f'{{"a":{json.dumps(text, ensure_ascii=False)}}}')
+    written = protected(called, tokenizer)
+    assert json.loads(written.text) == written == {"a": shielded["content"][0]}
+    assert unmarked(written.text) == called.text
     ids = token_ids(f"{END}{shielded['content'][0]}{END}x", tokenizer, inner)
     end = tokenizer.token_to_id(END)
     places = [place for place, token in enumerate(ids) if token == end]

@@ -318,12 +318,23 @@ async def test_response_of_the_maximum_length_is_incomplete(client: httpx.AsyncC
     assert last["response"]["usage"] == body["usage"] | last["response"]["usage"]
 
 
-async def test_grammar_that_cannot_be_enforced_is_named(client: httpx.AsyncClient) -> None:
+async def test_what_cannot_be_enforced_is_named(client: httpx.AsyncClient) -> None:
     lark = {"type": "grammar", "syntax": "lark", "definition": "start: /a/"}
     tools = [{"type": "custom", "name": "patch", "format": lark}, {"type": "web_search"}]
     answer = await client.post(RESPONSES, json=ASKED | {"tools": tools})
     assert answer.status_code == 200
     assert answer.headers["x-ignored-params"] == "tools.format,tools.web_search"
+    strict = {"name": "f", "strict": True}
+    tools = [{"type": "function", "parameters": {"type": "object"}, **strict}]
+    answer = await client.post(RESPONSES, json=ASKED | {"tools": tools})
+    message = {"max_tokens": 8, "messages": [{"role": "user", "content": "Hello"}]}
+    tools = [{"input_schema": {"type": "object"}, **strict}]
+    answers = [
+        answer,
+        await client.post("/v1/messages", json={"model": MODEL, **message, "tools": tools}),
+    ]
+    for answer in answers:
+        assert (answer.status_code, answer.headers["x-ignored-params"]) == (200, "tools.strict")
 
 
 async def test_input_tokens_are_those_that_are_billed(client: httpx.AsyncClient) -> None:
