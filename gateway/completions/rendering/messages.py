@@ -12,7 +12,7 @@ from gateway.completions.rendering.assembler import PartsAssembler
 from gateway.completions.rendering.completion import Completion, Usage
 from gateway.completions.rendering.events import EVENT_END, PartsRenderer
 from gateway.completions.rendering.parts import Part, PartKind, PartStream
-from gateway.completions.rendering.tool_calls import derived_id
+from gateway.completions.rendering.tool_calls import decoded, derived_id
 from gateway.dialects.messages.json_styles import style_of
 from gateway.dialects.request import MessagesOptions
 from gateway.records.errors import ApiError, ErrorStyle
@@ -112,7 +112,10 @@ class _Blocks:
             # max_tokens may be more than the window had room for.
             is_cut = usage.completion_tokens >= request.max_tokens
             reason = "max_tokens" if is_cut else "model_context_window_exceeded"
-        elif any(part.kind is PartKind.CALL and _is_whole(part) for part in stream.parts):
+        elif any(
+            part.kind is PartKind.CALL and decoded(part.text or "{}") is not None
+            for part in stream.parts
+        ):
             reason = "tool_use"
         elif isinstance(stream.stop_reason, str) and stream.stop_reason in request.stop:
             reason, sequence = "stop_sequence", stream.stop_reason
@@ -210,15 +213,6 @@ class MessageAssembler(PartsAssembler):
             **blocks.ending(stream, usage),
             "usage": blocks.usage(usage),
         }
-
-
-def _is_whole(call: Part) -> bool:
-    """Whether the model has written all arguments of a call."""
-    try:
-        msgspec.json.decode(call.text or "{}")
-    except (msgspec.DecodeError, RecursionError):
-        return False
-    return True
 
 
 def _read_input(arguments: str) -> Any:

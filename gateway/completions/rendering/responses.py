@@ -18,7 +18,7 @@ from gateway.completions.rendering.assembler import PartsAssembler, WholeRespons
 from gateway.completions.rendering.completion import Completion, Usage
 from gateway.completions.rendering.events import PartsRenderer
 from gateway.completions.rendering.parts import Part, PartKind, PartStream
-from gateway.completions.rendering.tool_calls import call_id, derived_id
+from gateway.completions.rendering.tool_calls import call_id, decoded, derived_id
 from gateway.dialects.request import CallForm, CallKind, ResponsesOptions
 from gateway.dialects.responses.failures import event, event_data, failure_of
 from gateway.records.errors import ApiError
@@ -70,7 +70,7 @@ class TextArgument:
                 return ""
             self.is_open, self._unread = True, self._unread[found.end() :]
         found = _WHOLE.match(self._unread)
-        new = "" if found is None else _decoded(f'"{found[0]}"', "")
+        new = "" if found is None else decoded(f'"{found[0]}"', "")
         if new:
             self._unread = self._unread[len(found[0] if found else "") :]
             self.text += new
@@ -86,20 +86,13 @@ class TextArgument:
 
 def text_argument(arguments: str) -> str:
     """Return the text in a call's arguments; the arguments themselves if they have another form."""
-    value = _decoded(arguments, None)
+    value = decoded(arguments)
     if isinstance(value, dict) and isinstance(value.get(TEXT_ARGUMENT), str):
         text: str = value[TEXT_ARGUMENT]
         return text
     reader = TextArgument()
     reader.add(arguments)
     return reader.text if reader.is_open else arguments
-
-
-def _decoded(text: str, otherwise: Any) -> Any:
-    try:
-        return msgspec.json.decode(text)
-    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
-        return otherwise
 
 
 class ResponseObjects:
@@ -206,7 +199,7 @@ def is_incremental(kind: CallKind) -> bool:
 
 
 def _given(arguments: str) -> dict[str, Any]:
-    given = _decoded(arguments, None)
+    given = decoded(arguments)
     return given if isinstance(given, dict) else {}
 
 
@@ -228,7 +221,7 @@ def _status(stream: PartStream, part: Part) -> str:
     """Return the status of an ended part: incomplete if the end of the response cut it off."""
     is_cut = stream.finish_reason is FinishReason.LENGTH and part is stream.parts[-1]
     if is_cut and part.kind is PartKind.CALL:
-        is_cut = _decoded(part.text, None) is None
+        is_cut = decoded(part.text) is None
     return "incomplete" if is_cut else "completed"
 
 

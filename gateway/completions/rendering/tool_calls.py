@@ -58,6 +58,14 @@ def merged(pieces: Iterable[CallPiece]) -> list[CallPiece]:
     return [CallPiece(index, name, "".join(arguments[index])) for index, name in names.items()]
 
 
+def decoded(arguments: str, otherwise: Any = None) -> Any:
+    """Return arguments as JSON; `otherwise` if the model has not written all of them."""
+    try:
+        return msgspec.json.decode(arguments)
+    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
+        return otherwise
+
+
 def derived_id(prefix: str, request_id: str, *place: int) -> str:
     """Return the id of a part of a response. Every replay of the response produces the same id."""
     text = ":".join([request_id, *map(str, place)]).encode()
