@@ -182,6 +182,8 @@ def read_response(body: dict[str, Any], profile: Profile, *, max_prompts: int) -
         structure = formatted
     use = read_use(wire.tool_choice, toolbox, is_parallel=wire.parallel_tool_calls is not False)
     arguments, params = read_template_arguments(_template(wire, text), thinking)
+    if params.get("verbosity") == "verbosity":
+        params["verbosity"] = "text.verbosity"
     summary = _one_of(
         reasoning.get("summary") or reasoning.get("generate_summary"),
         "reasoning.summary",

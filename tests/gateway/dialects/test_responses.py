@@ -214,6 +214,7 @@ def test_body_of_codex_is_taken() -> None:
     assert request.chat is not None
     assert request.chat.template_arguments["reasoning_effort"] == "high"
     assert request.chat.template_arguments["verbosity"] == "low"
+    assert request.chat.argument_params["verbosity"] == "text.verbosity"
     assert request.structure is not None
     assert request.structure.place == "text.format.schema"
     assert (request.max_tokens, request.stream) == (-1, True)
