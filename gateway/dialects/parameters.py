@@ -7,7 +7,8 @@ and the checks of requests are made from the tables here and from the fields of 
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from enum import Flag, StrEnum, auto
 from itertools import islice
 from typing import Any, Final, NamedTuple
@@ -17,7 +18,7 @@ import msgspec
 from contract.messages import Feature
 from contract.sampling import DEFAULT_SAMPLERS, SamplerChain
 from gateway.dialects.profile import Profile
-from gateway.dialects.request import GenerationRequest, ResponseForm, ToolMode
+from gateway.dialects.request import ChatRequest, GenerationRequest, ResponseForm, ToolMode
 from gateway.records.errors import (
     MAX_SHOWN_CHARACTERS,
     UnknownParameterError,
@@ -29,6 +30,9 @@ from gateway.records.errors import (
 IGNORED_HEADER: Final = "x-ignored-params"
 MAX_NAMED: Final = 32
 """Maximum names in the header, and maximum entries per object that are reported."""
+
+UNSEEN_IMAGE: Final = "[An image, which this model cannot see.]"
+"""Replaces an image in the result of a tool, for models without vision."""
 
 _SAFE_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _NOTHING: Final[tuple[Any, ...]] = (None, "", [], {})
@@ -370,7 +374,7 @@ def _supported(names: Iterable[str], met: set[Need]) -> list[str]:
 
 def check_supported(
     request: GenerationRequest,
-    features: Iterable[Feature],
+    features: Collection[Feature],
     *,
     has_infill: bool = False,
     has_tools: bool = False,
@@ -380,11 +384,15 @@ def check_supported(
 
     Raises a BadRequestError if the model cannot serve it.
 
-    The result drops at most two things. One is a convention of the dialect: if an engine has no
-    sampler chain, plain sampling follows the engine's own order. The other is the reasoning budget
-    of a model that does not reason, which becomes one of the ignored parameters. `has_infill` and
-    `has_tools` concern completions only. `max_images` limits the images of one prompt.
+    The result drops at most three things. One is a convention of the dialect: if an engine has no
+    sampler chain, plain sampling follows the engine's own order. The others become ignored
+    parameters: the reasoning budget of a model that does not reason, and what tools of an agent
+    show to a model without vision. `has_infill` and `has_tools` concern completions only.
+    `max_images` limits the images of one prompt.
     """
+    chat = request.chat
+    if chat and chat.image_sources and request.form_options and Feature.IMAGES not in features:
+        request = _without_images_of_tools(request, chat)
     asked, sampling = _asked(request), request.sampling
     # Most completions need no feature.
     if not asked and sampling.chain is None and sampling.thinking_budget is None:
@@ -400,6 +408,30 @@ def check_supported(
     if request.sampling.thinking_budget is not None and Need.THINKING_BUDGET not in met:
         request = _without_thinking_budget(request, met)
     return request
+
+
+def _without_images_of_tools(request: GenerationRequest, chat: ChatRequest) -> GenerationRequest:
+    """Replace the images in results of tools by a text, so that they do not end a session."""
+    sources = iter(chat.image_sources)
+    seen = [each for each in chat.image_sources if not each.is_of_tool]
+    if len(seen) == len(chat.image_sources):
+        return request
+
+    def shown(part: dict[str, str]) -> dict[str, str]:
+        is_unseen = part["type"] == "image" and next(sources).is_of_tool
+        return {"type": "text", "text": UNSEEN_IMAGE} if is_unseen else part
+
+    messages = [
+        {**each, "content": [shown(part) for part in each["content"]]}
+        if isinstance(each["content"], list)
+        else each
+        for each in chat.messages
+    ]
+    return msgspec.structs.replace(
+        request,
+        chat=replace(chat, messages=messages, image_sources=seen),
+        ignored_parameters=tuple(sorted({*request.ignored_parameters, f"{chat.param}.image"})),
+    )
 
 
 def _met(

@@ -165,6 +165,8 @@ class ImageSource:
     url: str = ""
     """As the client gave it: an http or https URL, which the gateway fetches, or any other string
     that is not a data URI."""
+    is_of_tool: bool = field(default=False, compare=False)
+    """Whether it is in the result of a tool."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,6 +129,8 @@ class Conversation:
     """Whether the last message is marked as one that the response continues."""
     ignored: list[str] = field(default_factory=list)
     """The first paths of entries that have no effect."""
+    is_in_result: bool = False
+    """Whether the result of a tool is being read."""
     last_function_call: str = ""
     """The generated id of the last `function_call`, which its result uses."""
 
@@ -331,9 +333,10 @@ def add_image(value: object, path: str, conversation: Conversation) -> None:
         raise must(url_path, "be a string", url)
     if url[: len(_DATA_SCHEME)].lower() == _DATA_SCHEME:
         content = decoded_image(url, url_path, param=url_path)
-        conversation.image_sources.append(ImageSource(file=content, param=url_path))
+        source = ImageSource(file=content, param=url_path, is_of_tool=conversation.is_in_result)
     else:
-        conversation.image_sources.append(ImageSource(url=url, param=url_path))
+        source = ImageSource(url=url, param=url_path, is_of_tool=conversation.is_in_result)
+    conversation.image_sources.append(source)
 
 
 def _check_detail(value: object, path: str) -> None:

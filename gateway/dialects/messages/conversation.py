@@ -150,7 +150,9 @@ class _Reader:
         content, is_error = block.get("content"), block.get("is_error")
         if not isinstance(is_error, bool | None):
             raise must(f"{path}.is_error", "be a boolean", is_error)
+        self._conversation.is_in_result = True
         parts = [] if content is None else self._parts(content, f"{path}.content", _OF_RESULTS)
+        self._conversation.is_in_result = False
         text = "\n".join(part["text"] for part in parts if part["type"] == "text")
         result = {"role": "tool", "content": f"{_ERROR * bool(is_error)}{text}"}
         self._messages.append({**result, "tool_call_id": call})

@@ -240,8 +240,11 @@ class _Reader:
         self._uncalled.add(call_id)
 
     def _read_output(self, item: dict[str, Any], path: str) -> None:
+        if self._is_uncalled(item, path):
+            return
         output, place = item.get("output"), f"{path}.output"
         parts: list[_Part] = []
+        self._conversation.is_in_result = True
         match output:
             case None:
                 pass
@@ -251,11 +254,13 @@ class _Reader:
                 parts = self._parts(output, place, takes_images=True)
             case _:
                 parts = [_text_part(json.dumps(output, ensure_ascii=False))]
+        self._conversation.is_in_result = False
         self._add_output(item, path, parts)
 
     def _read_found_tools(self, item: dict[str, Any], path: str) -> None:
         described = self._toolbox.add(item.get("tools"), f"{path}.tools")
-        self._add_output(item, path, [_text_part(_listed(described))])
+        if not self._is_uncalled(item, path):
+            self._add_output(item, path, [_text_part(_listed(described))])
 
     def _read_more_tools(self, item: dict[str, Any], path: str) -> None:
         described = self._toolbox.add(item.get("tools"), f"{path}.tools")
@@ -263,11 +268,15 @@ class _Reader:
             "developer", [_text_part(f"These tools are available, too:\n{_listed(described)}")]
         )
 
+    def _is_uncalled(self, item: dict[str, Any], path: str) -> bool:
+        """Return whether no call waits for an output, which is then left out."""
+        if _call_id(item, path) in self._uncalled:
+            return False
+        self._ignore("output_without_call")
+        return True
+
     def _add_output(self, item: dict[str, Any], path: str, parts: list[_Part]) -> None:
         call_id = _call_id(item, path)
-        if call_id not in self._uncalled:
-            self._ignore("output_without_call")
-            return
         self._uncalled.discard(call_id)
         texts = [part["text"] for part in parts if part["type"] == "text"]
         result = {"role": "tool", "content": "\n".join(texts), "tool_call_id": call_id}

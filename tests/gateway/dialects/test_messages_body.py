@@ -15,7 +15,7 @@ from gateway.dialects.messages.request import (
     read_counted_message,
     read_message,
 )
-from gateway.dialects.parameters import check_supported
+from gateway.dialects.parameters import UNSEEN_IMAGE, check_supported
 from gateway.dialects.request import (
     ChatRequest,
     GenerationRequest,
@@ -474,3 +474,14 @@ def test_huge_value_is_refused_at_once(name: str) -> None:
     body = {"model": "m", "max_tokens": 9, "messages": [HELLO]} | HUGE[name]()
     error = at_once(lambda: read_any(body), seconds=0.075)
     assert isinstance(error, BadRequestError)
+
+
+def test_images_of_tools_are_texts_for_models_without_vision() -> None:
+    features = [feature for feature in Feature if feature is not Feature.IMAGES]
+    request = check_supported(read(messages=[HELLO, user(result([IMAGE, text()]))]), features)
+    assert request.chat is not None
+    assert request.chat.messages[-1]["content"] == [part(UNSEEN_IMAGE)]
+    assert (request.chat.image_sources, request.ignored_parameters) == ([], ("messages.image",))
+    # An image of the user needs a model that sees it.
+    with pytest.raises(BadRequestError, match="requires a model with image input"):
+        check_supported(read(messages=[user(result([IMAGE]), IMAGE)]), features)

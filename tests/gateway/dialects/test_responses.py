@@ -11,6 +11,7 @@ from gateway.dialects.profile import PROFILES
 from gateway.dialects.request import GenerationRequest, StructureKind, ToolMode
 from gateway.dialects.responses.request import read_response
 from gateway.records.errors import BadRequestError
+from tests.gateway.dialects.chat_reading import PNG_URI
 from tests.support.cases import all_cases
 
 LARK = {"type": "grammar", "syntax": "lark", "definition": "start: /a+/"}
@@ -82,6 +83,11 @@ def test_calls_and_outputs_without_each_other_are_left_out() -> None:
     assert {"input.output_without_call", "input.calls_without_output"} <= set(
         request.ignored_parameters
     )
+    # Nothing of an output that is left out remains.
+    shown = [{"type": "input_image", "image_url": PNG_URI}]
+    request = read(input=[{**OUTPUT, "output": shown}, user("a")])
+    assert request.chat is not None
+    assert (request.chat.messages, request.chat.image_sources) == ([user("a")], [])
     # A turn that was nothing but an interrupted call.
     assert messages_of([user("a"), CALL, user("b")]) == [user("a"), user("b")]
 
