@@ -496,6 +496,8 @@ class PoolingSupport(msgspec.Struct, frozen=True, omit_defaults=True):
     labels: list[str] = []
     pairs: PairForm | None = None
     """Set for a classifier with one label, which scores pairs."""
+    has_score_template: bool = False
+    """Whether the model's chat template makes a pair one text, in place of `pairs`."""
     lowercases: bool = False
     """Whether texts are lowercased before they are tokenized."""
 

@@ -15,7 +15,7 @@ import worker.hosting.settings
 import worker.settings
 from gateway.dialects.chat.request import ChatCompletionRequest
 from gateway.dialects.completions import CompletionRequest
-from gateway.dialects.parameters import PARAMETERS
+from gateway.dialects.parameters import ROWS
 from gateway.records import errors
 from tests.support.cases import all_cases
 from tests.support.stack import REPOSITORY
@@ -233,7 +233,7 @@ TABLE = re.compile(r"(?<=\n\n)\| parameters \| rejected by \|.*?\n(?=\n)", re.DO
 def table_of_parameters() -> str:
     """Return the table of docs/api.md with the parameters that are rejected or have no effect."""
     groups: dict[tuple[str, str], list[str]] = {}
-    for name, row in PARAMETERS.items():
+    for name, row in ROWS:
         accepted = f" (except {row.accepted_json})" if row.accepted else ""
         group = ((row.endpoints.name or "").lower(), row.markdown)
         groups.setdefault(group, []).append(f"`{name}`{accepted}")

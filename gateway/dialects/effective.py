@@ -4,11 +4,13 @@ import math
 from typing import Any
 
 from contract.sampling import SamplerChain, SamplingSpec
-from gateway.dialects.request import ChatRequest, GenerationRequest
+from gateway.dialects.request import ChatRequest, GenerationRequest, PoolingKind, PoolingRequest
 
 
 def effective_parameters(request: GenerationRequest, sampling: SamplingSpec) -> dict[str, Any]:
     """Return every parameter that has an effect, with aliases resolved and defaults filled in."""
+    if request.pooling is not None:
+        return _of_pooling(request, request.pooling)
     parameters: dict[str, Any] = {
         "n": request.n,
         "context_length_exceeded_behavior": str(request.context_length_behavior),
@@ -31,6 +33,27 @@ def effective_parameters(request: GenerationRequest, sampling: SamplingSpec) -> 
         parameters["parallel_tool_calls"] = request.tool_use.is_parallel
     if sampling.chain is not None:
         parameters |= _chain(sampling.chain)
+    return parameters
+
+
+def _of_pooling(request: GenerationRequest, pooling: PoolingRequest) -> dict[str, Any]:
+    parameters: dict[str, Any] = {
+        "use_activation": pooling.is_activated,
+        "add_special_tokens": request.adds_special_tokens,
+        "truncate_prompt_tokens": request.prompt_tokens_kept,
+        "truncation_side": "right" if request.keeps_prompt_start else "left",
+    }
+    if pooling.kind is PoolingKind.EMBEDDINGS:
+        parameters["dimensions"] = pooling.dimensions
+        parameters["encoding_format"] = "base64" if pooling.is_base64 else "float"
+    if pooling.queries:
+        parameters["max_tokens_per_query"] = pooling.most_query_tokens
+        parameters["max_tokens_per_doc"] = pooling.most_document_tokens
+        parameters["instruction"] = pooling.instruction
+        parameters["chat_template_kwargs"] = pooling.template_arguments
+    if pooling.kind is PoolingKind.RERANK:
+        parameters["top_n"] = pooling.top_n
+        parameters["return_documents"] = bool(pooling.documents)
     return parameters
 
 

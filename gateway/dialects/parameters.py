@@ -45,7 +45,9 @@ class Endpoints(Flag):
     NONE = 0
     COMPLETIONS = auto()
     CHATS = auto()
+    POOLING = auto()
     BOTH = COMPLETIONS | CHATS
+    ALL = BOTH | POOLING
 
 
 class RefusedParameter(NamedTuple):
@@ -82,7 +84,7 @@ class RefusedParameter(NamedTuple):
 
 
 _TABLE: Final = """
-both: adapter lora lora_path
+all: adapter lora lora_path
   = A request cannot load weights. Name a model that has them as 'model'.
 both: adaptive_target=-1
   = The sampler chain has no adaptive-p step. Use 'mirostat'.
@@ -159,7 +161,7 @@ both: post_sampling_probs
   = Use POST /completion in dialect llamacpp, or 'logprobs' for the model's own.
 both: prediction speculation
   = It cannot speed up the response here. Without it, the response is the same.
-both: priority=0
+all: priority=0
   = Use 'service_tier'.
 both: prompt.multimodal_data
   = Use 'images' (in chats 'messages').
@@ -226,6 +228,31 @@ completions: function_call="none"|"auto"
   = Use 'tool_choice'.
 completions: functions
   = Use 'tools'.
+pooling: background stream
+  = The response comes as a whole.
+pooling: chat_template
+  = The model's own template renders texts. Set its variables with 'chat_template_kwargs'.
+pooling: embed_dtype="float32" embedding_type="float" embedding_types=["float"]
+  endianness="native"|"little" output_dtype="float"|"float32"
+  = Vectors have float32 numbers, little-endian in base64. Convert them yourself.
+pooling: image images media_io_kwargs mm_processor_kwargs
+  = The models read text only.
+pooling: input_type task="embed"|"classify"
+  = Write the task's instruction into each text.
+pooling: late_chunking
+  = Texts are read one by one.
+pooling: max_chunks_per_doc
+  = Use 'max_tokens_per_doc'.
+pooling: normalize=true
+  = Use 'use_activation'.
+pooling: output_dimension
+  = Use 'dimensions'.
+pooling: padding="do_not_pad"
+  = Texts are not padded.
+pooling: rank_fields
+  = Send each of 'documents' as a text, or as an object with a 'text'.
+pooling: truncate="NONE"
+  = Use 'truncate_prompt_tokens' and 'truncation_side'.
 none: adaptive_decay backend_sampling cache_control compliance custom_labels data_parallel_rank
   debug disagg_prefill_dp_rank extra_key id_slot inference_geo metadata n_cache_reuse n_discard
   n_keep ngram_corpus_id prompt_cache_key prompt_cache_max_len prompt_cache_options
@@ -247,21 +274,21 @@ def _rows() -> Iterable[tuple[str, RefusedParameter]]:
             yield name, RefusedParameter(Endpoints[endpoints[:-1].upper()], values, reason)
 
 
-PARAMETERS: Final[Mapping[str, RefusedParameter]] = dict(_rows())
-"""The documented parameters of other APIs that the gateway rejects or that have no effect."""
+ROWS: Final = tuple(_rows())
+"""The documented parameters of other APIs that the gateway rejects or that have no effect. Pooling
+models have rows of their own, also for names that completions have."""
+PARAMETERS: Final = {name: row for name, row in ROWS if row.endpoints is not Endpoints.POOLING}
+"""The rows of completions and chats."""
 
 
 def rejected_by(endpoint: Endpoints) -> dict[str, RefusedParameter]:
     """Return the parameters that an endpoint rejects, without those inside of objects."""
-    return {
-        name: row
-        for name, row in PARAMETERS.items()
-        if endpoint & row.endpoints and "." not in name
-    }
+    return {name: row for name, row in ROWS if endpoint & row.endpoints and "." not in name}
 
 
 REJECTED: Final = rejected_by(Endpoints.COMPLETIONS)
 REJECTED_BY_CHATS: Final = rejected_by(Endpoints.CHATS)
+REJECTED_BY_POOLING: Final = rejected_by(Endpoints.POOLING)
 
 
 def unread(

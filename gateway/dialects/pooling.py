@@ -1,5 +1,6 @@
 """Embeddings, classification, scores and reranking: the bodies of the pooling endpoints."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
@@ -11,9 +12,10 @@ from pydantic import Field
 from contract.sampling import Range, SamplingSpec
 from gateway.dialects.bodies import read_model
 from gateway.dialects.chat.request import ChatCompletionRequest, to_chat_generation_request
+from gateway.dialects.chat.template_arguments import KWARGS_SCHEMA, read_template_kwargs
 from gateway.dialects.fields import COUNT, agreed, bounded
 from gateway.dialects.json_types import schema_of
-from gateway.dialects.parameters import Endpoints, RefusedParameter, unread
+from gateway.dialects.parameters import REJECTED_BY_POOLING, unread
 from gateway.dialects.profile import ContextLengthBehavior, Profile
 from gateway.dialects.prompts import TruncationParameters, TruncationSide, read_prompt_tokens_kept
 from gateway.dialects.request import (
@@ -32,25 +34,7 @@ MAX_INPUTS: Final = 2_048
 _DIMENSIONS: Final = Range(1, 65_536)
 _TEXTS: Final = f"str | list[str, 1:{MAX_INPUTS}]"
 _DOCUMENT: Final = 'str | {"text": str}'
-_CHAT_FIELDS: Final = ("messages", "chat_template_kwargs", "continue_final_message")
-
-_REFUSED: Final = {
-    name: RefusedParameter(Endpoints.BOTH, accepted, reason)
-    for names, accepted, reason in (
-        ("stream background", (), "The response is short and comes as a whole. Omit it."),
-        ("padding", ("do_not_pad",), "Texts are not padded. Omit it."),
-        ("embed_dtype", ("float32",), "Convert the vectors yourself."),
-        ("endianness", ("native", "little"), "Convert the vectors yourself."),
-        ("output_dimension", (), "Use 'dimensions'."),
-        ("output_dtype", ("float", "float32"), "Convert the vectors yourself."),
-        ("normalize", (), "Use 'use_activation'."),
-        ("chat_template", (), "The model's own template renders the messages."),
-        ("rank_fields", (), "Send the text of each document as a string or as 'text'."),
-        ("instruction", (), "Write it into the query."),
-        ("mm_processor_kwargs media_io_kwargs", (), "The models read text only."),
-    )
-    for name in names.split()
-}
+_CHAT_FIELDS: Final = ("chat_template_kwargs", "continue_final_message")
 
 
 class EncodingFormat(StrEnum):
@@ -118,7 +102,7 @@ class InputParameters(PoolingParameters):
     chat_template_kwargs: Any = Field(
         default=None,
         description="Variables of the chat template.",
-        json_schema_extra=schema_of("dict"),
+        json_schema_extra=KWARGS_SCHEMA,
     )
 
 
@@ -149,6 +133,16 @@ class ComparisonParameters(PoolingParameters):
     max_tokens_per_doc: Annotated[int, bounded(COUNT), INTEGRAL] | None = Field(
         default=None,
         description="Keep this many first tokens of each document; 0: all. Default: 0.",
+    )
+    instruction: str | None = Field(
+        default=None,
+        description="What the model judges: the variable `instruction` of its score template. "
+        "Models without that variable reject it. Default: the template's.",
+    )
+    chat_template_kwargs: Any = Field(
+        default=None,
+        description="Variables of the score template.",
+        json_schema_extra=KWARGS_SCHEMA,
     )
 
 
@@ -266,21 +260,22 @@ def _read_inputs(
     body: InputParameters, profile: Profile, pooling: PoolingRequest, *, max_prompts: int
 ) -> GenerationRequest:
     if body.messages is None:
-        prompts = _read_input(body.input)
-        return _request(body, profile, pooling, prompts)
+        unused = [each for each in (*_CHAT_FIELDS, "add_generation_prompt") if getattr(body, each)]
+        return _request(body, profile, pooling, _read_input(body.input), unused=unused)
     if body.input is not None:
         raise InvalidParameterError(
             "'input' cannot be combined with 'messages': use one of them.", param="input"
         )
-    fields = {name: getattr(body, name) for name in _CHAT_FIELDS}
-    wire = validate(ChatCompletionRequest, fields | {"model": body.model})
+    fields = {name: getattr(body, name) for name in (*_CHAT_FIELDS, "messages", "model")}
+    wire = validate(ChatCompletionRequest, fields)
     chat = to_chat_generation_request(wire, profile, max_prompts=max_prompts)
     pooling = msgspec.structs.replace(pooling, param="messages")
     request = _request(body, profile, pooling, [""])
-    opens = bool(body.add_generation_prompt)
     return msgspec.structs.replace(
         request,
-        chat=None if chat.chat is None else replace(chat.chat, opens_message=opens),
+        chat=None
+        if chat.chat is None
+        else replace(chat.chat, opens_message=bool(body.add_generation_prompt)),
         adds_special_tokens=bool(body.add_special_tokens),
         parses_special_tokens=chat.parses_special_tokens,
         ignored_parameters=tuple(sorted({*request.ignored_parameters, *chat.ignored_parameters})),
@@ -299,12 +294,19 @@ def _read_comparison(
         is_activated=body.use_activation,
         most_query_tokens=body.max_tokens_per_query or 0,
         most_document_tokens=body.max_tokens_per_doc or 0,
+        instruction=body.instruction,
+        template_arguments=read_template_kwargs(body.chat_template_kwargs),
     )
     return _request(body, profile, pooling, [*queries, *documents])
 
 
 def _request(
-    body: PoolingParameters, profile: Profile, pooling: PoolingRequest, prompts: list[Prompt]
+    body: PoolingParameters,
+    profile: Profile,
+    pooling: PoolingRequest,
+    prompts: Sequence[Prompt],
+    *,
+    unused: Sequence[str] = (),
 ) -> GenerationRequest:
     if len(prompts) > MAX_INPUTS:
         raise InvalidParameterError(
@@ -313,13 +315,13 @@ def _request(
             param=pooling.param,
         )
     kept = read_prompt_tokens_kept(body)
-    ignored = unread(body.model_extra, _REFUSED)
+    ignored = [*unread(body.model_extra, REJECTED_BY_POOLING), *unused]
     if body.truncation_side is not None and kept is None:
         ignored.append("truncation_side")
     return GenerationRequest(
         profile=profile,
         model=read_model(body.model, profile),
-        prompts=prompts,
+        prompts=[*prompts],
         form=ResponseForm.POOLED,
         pooling=pooling,
         images=[[]],

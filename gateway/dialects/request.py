@@ -255,6 +255,9 @@ class PoolingRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """How many inputs each job has."""
     labels: list[str] = []
     """The model's labels, for `classify`."""
+    instruction: str | None = None
+    """A variable of the score template, unless `template_arguments` has it."""
+    template_arguments: dict[str, Any] = {}
     compares_vectors: bool = False
     """Whether a score is the similarity of two vectors, and not the model's result for a pair."""
 

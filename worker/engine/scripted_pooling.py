@@ -24,8 +24,13 @@ def scripted_pooling(settings: WorkerSettings) -> PoolingSupport:
     if arguments.get("convert") != "classify":
         return PoolingSupport(PoolingTask.EMBED, _DIMENSIONS, has_dimensions=True)
     number = arguments.get("hf_overrides", {}).get("num_labels", len(_LABELS))
-    pairs = PairForm.JOINED if number == 1 else None
-    return PoolingSupport(PoolingTask.CLASSIFY, number, labels=_LABELS[:number], pairs=pairs)
+    return PoolingSupport(
+        PoolingTask.CLASSIFY,
+        number,
+        labels=_LABELS[:number],
+        pairs=PairForm.JOINED if number == 1 else None,
+        has_score_template=number == 1 and settings.chat_template is not None,
+    )
 
 
 def pooled(request: EngineRequest, support: PoolingSupport, *, seed: int) -> bytes:

@@ -18,9 +18,10 @@ from gateway.completions.prompt.chat import render_chat
 from gateway.completions.prompt.chat_templates import ChatTemplates
 from gateway.completions.prompt.images.fetcher import ImageFetcher, fetch_images
 from gateway.completions.prompt.infill import find_template
-from gateway.completions.prompt.inputs import prepare_inputs
+from gateway.completions.prompt.inputs import check_template_arguments, prepare_inputs
 from gateway.completions.prompt.literal_text import MARK
 from gateway.completions.prompt.preparation import PreparedRequest, prepare
+from gateway.completions.prompt.templates.template import ChatTemplate
 from gateway.completions.prompt.tokenizers import PromptEncoder, TokenizerStore
 from gateway.completions.sealing import Sealer
 from gateway.completions.structure.checker import GrammarChecker
@@ -138,6 +139,8 @@ class RenderedRequest(NamedTuple):
     chat: CheckedChat
     card: WorkerCard
     tokenizer: Tokenizer
+    score_template: ChatTemplate | None = None
+    """Renders the pairs of texts that a pooling model compares."""
 
 
 @dataclass(eq=False)
@@ -242,22 +245,41 @@ class RequestChecker:
             request = msgspec.structs.replace(
                 request, chat=await call.beside(opened), sealed_for=model
             )
+        template = await self._score_template(request, card)
+        if request.pooling is not None:
+            request = check_template_arguments(request, template, card.model)
         chat = await self._check_chat(request, card, tokenizer, call.beside)
         if principal.is_strict:
             reject_ignored(chat.request.ignored_parameters)
-        return RenderedRequest(chat, card, tokenizer)
+        return RenderedRequest(chat, card, tokenizer, template)
+
+    async def _score_template(
+        self, request: GenerationRequest, card: WorkerCard
+    ) -> ChatTemplate | None:
+        pooling, support, form = request.pooling, card.pooling, card.chat
+        if pooling is None or support is None or form is None:
+            return None
+        if not (pooling.queries and support.has_score_template):
+            return None
+        try:
+            templates = await self._chat_templates.get(form.template_digest)
+        except RedisError:
+            raise queue_unavailable() from None
+        return templates.choose(has_tools=False)
 
     async def _prepare(
         self, rendered: RenderedRequest, call: Call
     ) -> tuple[GenerationRequest, PreparedRequest]:
-        chat, card, tokenizer = rendered
+        chat, card, tokenizer, template = rendered
         request, literal, beside = chat.request, None, call.beside
-        if request.infill_param or (request.chat is not None and MARK in request.prompts[0]):
-            literal = await self._tokenizers.get_literal(
-                card.tokenizer_digest, is_inner=request.chat is not None
-            )
+        is_inner = request.chat is not None or template is not None
+        has_marks = template is not None or (is_inner and MARK in request.prompts[0])
+        if request.infill_param or has_marks:
+            literal = await self._tokenizers.get_literal(card.tokenizer_digest, is_inner=is_inner)
         if request.pooling is not None:
-            return await prepare_inputs(request, tokenizer, card, beside, literal=literal)
+            return await prepare_inputs(
+                request, tokenizer, card, beside, literal=literal, template=template
+            )
         known = None
         if request.parses_special_tokens:
             known = self._tokenizers.known(card.tokenizer_digest, call.principal.tenant_id)

@@ -325,6 +325,6 @@ for _endpoint in (*ENDPOINTS, *_OTHERS):
     _add_route(_endpoint.path, Completions.create, _endpoint)
 for _prefix in ("", ANTHROPIC_PREFIX):
     _add_route(f"{_prefix}{COUNTED_MESSAGES.path}", Completions.count, COUNTED_MESSAGES)
-for _endpoint in ENDPOINTS:
+for _endpoint in (*ENDPOINTS, *POOLING_ENDPOINTS):
     _add_route(f"{_endpoint.path}:estimate", Completions.estimate, _endpoint)
 _add_route(f"{RESPONSES.path}/input_tokens", Completions.count, RESPONSES)

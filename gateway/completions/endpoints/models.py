@@ -25,6 +25,7 @@ from gateway.dialects.endpoint import served_endpoints
 from gateway.dialects.parameters import (
     REJECTED,
     REJECTED_BY_CHATS,
+    REJECTED_BY_POOLING,
     supported_chat_parameters,
     supported_parameters,
 )
@@ -411,7 +412,7 @@ def _pooling(support: PoolingSupport) -> dict[str, Any]:
         "labels": support.labels,
         "supported_parameters": sorted({name for each in bodies for name in each.model_fields}),
         "supported_chat_parameters": [],
-        "unsupported_parameters": [],
+        "unsupported_parameters": sorted(REJECTED_BY_POOLING),
         "unsupported_chat_parameters": [],
     }
 

@@ -124,7 +124,7 @@ class _Rendering:
 
     def run(self) -> RenderedChat:
         """Render the chat."""
-        if _size(self._chat) > _most_characters(self._card):
+        if _size(self._chat) > most_characters(self._card):
             raise _too_long(self._card, self._param)
         try:
             self._variables = self._protected_variables()
@@ -227,7 +227,7 @@ class _Rendering:
         text = self._template.render(
             {**self._variables, "messages": messages, "add_generation_prompt": opens},
             now=self._now,
-            most_characters=_most_characters(self._card),
+            most_characters=most_characters(self._card),
         )
         return without_json_ends(text) if self._text_tools else text
 
@@ -324,7 +324,8 @@ def _common(one: str, other: str) -> int:
     )
 
 
-def _most_characters(card: WorkerCard) -> int:
+def most_characters(card: WorkerCard) -> int:
+    """Return the characters of a rendered prompt beyond which none fits the context window."""
     return card.context_window * CHARACTERS_PER_TOKEN + SLACK_CHARACTERS
 
 
@@ -333,7 +334,7 @@ def _too_long(card: WorkerCard, param: str) -> ContextLengthExceededError:
     return ContextLengthExceededError(
         f"you requested at least {least} tokens (at least {least} in the {param})",
         advice=f"Please reduce the length of the {param}. '{param}' and 'tools' must have at "
-        f"most {_most_characters(card)} characters; more cannot fit.",
+        f"most {most_characters(card)} characters; more cannot fit.",
         window=window,
         param=param,
         requested=f"at least {least}",

@@ -1,16 +1,25 @@
 """Prepare the inputs of a pooling model: token ids that fit the context window, in jobs."""
 
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from itertools import chain
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from tokenizers import Encoding, Tokenizer
 
+from common.clock import now_seconds
 from common.present import present
 from contract.messages import PairForm, Pooling, PoolingSupport, WorkerCard
 from contract.prompts import packed
+from gateway.completions.prompt.chat import most_characters
+from gateway.completions.prompt.literal_text import protected
 from gateway.completions.prompt.preparation import PROMPT_SIZE, PreparedPrompt, PreparedRequest
+from gateway.completions.prompt.templates.template import (
+    ChatTemplate,
+    RefusedMessagesError,
+    TooLongError,
+)
 from gateway.completions.prompt.tokenizers import PromptEncoder
 from gateway.dialects.request import FIT, GenerationRequest, PoolingRequest, Prompt
 from gateway.platform.concurrency.large_work import Beside
@@ -41,10 +50,12 @@ async def prepare_inputs(
     beside: Beside,
     *,
     literal: Tokenizer | None = None,
+    template: ChatTemplate | None = None,
 ) -> tuple[GenerationRequest, PreparedRequest]:
     """Encode the inputs and divide them into jobs, which become the prompts of the request.
 
-    `literal` is the tokenizer for the protected texts of a chat.
+    `literal` is the tokenizer for the protected texts of a chat or of a pair that a score
+    `template` renders.
 
     Raises an ApiError that names the input or the parameter.
     """
@@ -56,7 +67,7 @@ async def prepare_inputs(
         bos_token_id=card.bos_token_id,
         inner=literal,
     )
-    preparation = _Preparation(request, pooling, support, encoder, card.context_window)
+    preparation = _Preparation(request, pooling, card, encoder, template)
     jobs = await beside(preparation.run, size=(len(request.prompts) - 1) * PROMPT_SIZE)
     groups = [len(job.pooling.lengths) for job in jobs if job.pooling is not None]
     pooling = msgspec.structs.replace(
@@ -83,13 +94,24 @@ class _Preparation:
         self,
         request: GenerationRequest,
         pooling: PoolingRequest,
-        support: PoolingSupport,
+        card: WorkerCard,
         encoder: PromptEncoder,
-        window: int,
+        template: ChatTemplate | None,
     ) -> None:
-        self._request, self._pooling, self._support = request, pooling, support
+        self._request, self._pooling, self._card = request, pooling, card
+        self._support = present(card.pooling)
         self._encoder, self._tokenizer = encoder, encoder.tokenizer
-        self._window = window
+        self._window = card.context_window
+        self._template, self._variables = template, dict[str, Any]()
+        if template is not None:
+            given = {} if pooling.instruction is None else {"instruction": pooling.instruction}
+            self._variables = {
+                **present(card.chat).special_tokens,
+                **protected(given | pooling.template_arguments, self._tokenizer),
+                "tools": None,
+                "documents": None,
+                "add_generation_prompt": False,
+            }
         kept = request.prompt_tokens_kept
         self._most = self._window if kept in (None, FIT) else min(kept, self._window)
 
@@ -172,10 +194,49 @@ class _Preparation:
             query = queries[index if len(queries) > 1 else 0][1]
             first = str(self._start_of(query, pooling.most_query_tokens))
             second = str(self._start_of(document, pooling.most_document_tokens))
-            if self._support.pairs is PairForm.JOINED:
+            if self._template is not None:
+                yield self._templated(self._template, first, second, param)
+            elif self._support.pairs is PairForm.JOINED:
                 yield self._encode(first + second, param)
             else:
                 yield self._pair(first, second, param)
+
+    def _templated(self, template: ChatTemplate, query: str, text: str, param: str) -> _Input:
+        """Return the text that a template makes of a pair. If it is too long, cut the document."""
+        document = str(self._part_of(text, param))
+        query = str(self._encoder.start_of(query, tokens=self._most))
+        adds, cut_tokens = self._request.adds_special_tokens, 0
+        while True:
+            rendered = self._rendered(template, query, document, param)
+            ids = self._encoder.encode(rendered, param=param, adds_special_tokens=adds)
+            if len(ids) <= self._most:
+                return _Input(ids, cut_tokens)
+            self._check_length(ids, param)
+            excess = len(ids) - self._most
+            document = self._without(document, excess)
+            if not document:
+                raise self._too_long(len(ids), param, is_least=True)
+            cut_tokens += excess
+
+    def _rendered(self, template: ChatTemplate, query: str, document: str, param: str) -> str:
+        sent = (("query", query), ("document", document))
+        messages = [
+            {"role": role, "content": protected(text, self._tokenizer)} for role, text in sent
+        ]
+        try:
+            return template.render(
+                {**self._variables, "messages": messages},
+                now=datetime.fromtimestamp(now_seconds(), UTC),
+                most_characters=most_characters(self._card),
+            )
+        except RefusedMessagesError as error:
+            reason = str(error).rstrip(".")
+            raise InvalidParameterError(
+                f"'{param}' was rejected by the model's score template: {reason}.",
+                param=param.partition("[")[0],
+            ) from None
+        except TooLongError:
+            raise self._too_long(self._window + 1, param, is_least=True) from None
 
     def _pair(self, query: str, document: str, param: str) -> _Input:
         part = str(self._part_of(document, param))
@@ -220,8 +281,21 @@ class _Preparation:
         if not tokens or not isinstance(prompt, str):
             return prompt
         text = str(self._encoder.start_of(prompt, tokens=tokens))
+        offsets = self._offsets(text)
+        return text if len(offsets) <= tokens else text[: offsets[tokens][0]]
+
+    def _without(self, text: str, tokens: int) -> str:
+        """Return a text that is so many tokens shorter, at least one character."""
+        offsets = self._offsets(text)
+        if tokens >= len(offsets):
+            return ""
+        if self._request.keeps_prompt_start:
+            return text[: min(offsets[-tokens][0], len(text) - 1)]
+        return text[max(offsets[tokens][0], 1) :]
+
+    def _offsets(self, text: str) -> list[tuple[int, int]]:
         [encoding] = self._tokenizer.encode_batch([text], add_special_tokens=False)
-        return text if len(encoding.ids) <= tokens else text[: encoding.offsets[tokens][0]]
+        return encoding.offsets
 
     def _check_length(self, token_ids: Sequence[int], param: str) -> None:
         if self._request.prompt_tokens_kept is None and len(token_ids) > self._window:
@@ -240,6 +314,26 @@ class _Preparation:
             requested=given,
             n_prompt_tokens=None if is_least else tokens,
         )
+
+
+def check_template_arguments(
+    request: GenerationRequest, template: ChatTemplate | None, model: str
+) -> GenerationRequest:
+    """Name the variables that the model's score template does not read.
+
+    Raises UnsupportedParameterError for an instruction, without which scores have another meaning.
+    """
+    pooling = present(request.pooling)
+    read = frozenset() if template is None else template.variables
+    if pooling.instruction is not None and "instruction" not in read:
+        raise UnsupportedParameterError(
+            f"'instruction' is not supported by the model '{model}', which has no score template "
+            "that reads it. Write it into the query.",
+            param="instruction",
+        )
+    unread = (f"chat_template_kwargs.{name}" for name in pooling.template_arguments.keys() - read)
+    ignored = tuple(sorted({*request.ignored_parameters, *unread}))
+    return msgspec.structs.replace(request, ignored_parameters=ignored)
 
 
 def _check_dimensions(dimensions: int | None, support: PoolingSupport, model: str) -> None:

@@ -68,9 +68,17 @@ class PromptEncoder:
     def text_ids(self, text: str, *, adds_special_tokens: bool) -> list[int]:
         """Return the token ids of a text; empty if the text is empty and no token is added."""
         if self.inner is not None and literal_text.MARK in text:
-            return literal_text.token_ids(text, self.tokenizer, self.inner)
+            ids = literal_text.token_ids(text, self.tokenizer, self.inner)
+            return self._with_added(ids) if adds_special_tokens else ids
         [encoding] = self._encode_batch([text], adds_special_tokens=adds_special_tokens)
         return list(encoding.ids)
+
+    def _with_added(self, ids: list[int]) -> list[int]:
+        """Put the tokenizer's own tokens around the ids of a text."""
+        bare, whole = (self.text_ids("a", adds_special_tokens=adds) for adds in (False, True))
+        size = len(bare)
+        start = next(at for at in range(len(whole)) if whole[at : at + size] == bare)
+        return [*whole[:start], *ids, *whole[start + size :]]
 
     def piece_ids(
         self, pieces: list[str | int], *, param: str, adds_special_tokens: bool

@@ -98,7 +98,7 @@ def read_template_arguments(
     `chat_template_kwargs` wins if the reasoning parameters have another value for
     `enable_thinking`. Raises a BadRequestError.
     """
-    given = _given(body.chat_template_kwargs)
+    given = read_template_kwargs(body.chat_template_kwargs)
     arguments: dict[str, Any] = {}
     params: dict[str, str] = {}
     if thinking.is_enabled is not None:
@@ -156,7 +156,8 @@ def unread_parameters(chat: ChatRequest, variables: AbstractSet[str]) -> list[st
     return sorted(set(params.values()) - effective)
 
 
-def _given(value: object) -> dict[str, Any]:
+def read_template_kwargs(value: object) -> dict[str, Any]:
+    """Return the variables in `chat_template_kwargs`. Raises a BadRequestError."""
     if value is None:
         return {}
     if not isinstance(value, dict):

@@ -317,13 +317,17 @@ def _pooling_operations() -> dict[str, Operation]:
     operations = {}
     for each in POOLING_ENDPOINTS:
         summary, body, response = texts[each.name]
+        name = "_".join(each.path.strip("/").split("/"))
         operations[f"post {each.path}"] = _operation(
             summary,
-            "_".join(each.path.strip("/").split("/")),
+            name,
             _POOLING_TAG,
             _response(f"{response}.", response, headers=_CREATED_TEXT),
             body=_body(body),
             parameters=_parameters("header", "_CreationHeaders"),
+        ) | _refusals(Endpoints.POOLING)
+        operations[f"post {each.path}:estimate"] = _estimate(
+            "a request", name, _POOLING_TAG, _body(body)
         )
     return operations
 
@@ -348,13 +352,7 @@ def _operations_of(kind: _Kind, summary: str, body: Operation) -> dict[str, Oper
     reading["responses"]["204"] = received
     return {
         f"post {path}": _creation(kind, summary, f"create_{name}", body),
-        f"post {path}:estimate": _operation(
-            f"Estimate the tokens and cost of a {noun}",
-            f"estimate_{name}",
-            kind.tag,
-            _response("Token counts, cost and effective parameters.", "CompletionEstimate"),
-            body=body,
-        ),
+        f"post {path}:estimate": _estimate(f"a {noun}", name, kind.tag, body),
         f"get {stored}": reading,
         f"post {stored}/cancel": _operation(
             f"Cancel a stored {noun}",
@@ -365,6 +363,13 @@ def _operations_of(kind: _Kind, summary: str, body: Operation) -> dict[str, Oper
             errors=_OF_STORED,
         ),
     }
+
+
+def _estimate(what: str, name: str, tag: str, body: Operation) -> Operation:
+    response = _response("Token counts, cost and effective parameters.", "CompletionEstimate")
+    return _operation(
+        f"Estimate the tokens and cost of {what}", f"estimate_{name}", tag, response, body=body
+    )
 
 
 def _creation(kind: _Kind, summary: str, operation_id: str, body: Operation) -> Operation:

@@ -3,14 +3,36 @@
 import itertools
 import json
 import re
+from functools import partial
 from typing import Any
+
+import pytest
+from pydantic import BaseModel
 
 from gateway.dialects.chat.request import ChatCompletionRequest
 from gateway.dialects.completions import CompletionRequest
-from gateway.dialects.parameters import PARAMETERS, REJECTED, REJECTED_BY_CHATS, Endpoints
+from gateway.dialects.parameters import (
+    PARAMETERS,
+    REJECTED,
+    REJECTED_BY_CHATS,
+    REJECTED_BY_POOLING,
+    ROWS,
+    Endpoints,
+)
+from gateway.dialects.pooling import (
+    ClassificationRequest,
+    EmbeddingRequest,
+    RerankRequest,
+    ScoreRequest,
+    read_classification,
+    read_embedding,
+    read_rerank,
+    read_score,
+)
 from gateway.dialects.profile import Profile
+from gateway.records.errors import BadRequestError
 from tests.gateway.dialects.chat_reading import chat_refusal
-from tests.gateway.dialects.reading import EVERY_PROFILE, read, refusal, unsupported
+from tests.gateway.dialects.reading import EVERY_PROFILE, VLLM, read, refusal, unsupported
 from tests.support.cases import all_cases
 
 
@@ -124,7 +146,68 @@ def test_parameters_of_other_apis_are_refused_with_what_to_use_instead() -> None
             assert instead in error.message
 
 
+_OF_TEXTS = "input messages use_activation add_special_tokens add_generation_prompt"
+_OF_CHATS = "continue_final_message chat_template_kwargs; chat_template media_io_kwargs"
+_OF_PAIRS = "documents use_activation max_tokens_per_query max_tokens_per_doc instruction"
+POOLING: dict[str, tuple[Any, type[BaseModel], dict[str, Any], str]] = {
+    "embeddings": (
+        read_embedding,
+        EmbeddingRequest,
+        {"input": "a"},
+        f"{_OF_TEXTS} encoding_format dimensions {_OF_CHATS} embed_dtype endianness",
+    ),
+    "classify": (
+        read_classification,
+        ClassificationRequest,
+        {"input": "a"},
+        f"{_OF_TEXTS} {_OF_CHATS}",
+    ),
+    "score": (
+        read_score,
+        ScoreRequest,
+        {"text_1": "a", "text_2": "b"},
+        f"text_1 text_2 queries items data_1 data_2 {_OF_PAIRS} chat_template_kwargs;",
+    ),
+    "rerank": (
+        read_rerank,
+        RerankRequest,
+        {"query": "a", "documents": ["b"]},
+        f"query top_n {_OF_PAIRS} chat_template_kwargs;",
+    ),
+}
+"""Each endpoint of pooling models, with a body, and with vLLM's parameters that are served, and
+after the semicolon, those that are refused. Others have no effect: `request_id`, `cache_salt`."""
+OF_EVERY_POOLING_ENDPOINT = ("model", "user", "truncate_prompt_tokens", "truncation_side")
+
+
+@all_cases("name", POOLING)
+def test_each_pooling_parameter_of_vllm_is_classified(name: str) -> None:
+    read_body, fields, body, listed = POOLING[name]
+    served, refused = (each.split() for each in listed.split(";"))
+    assert {*served, *OF_EVERY_POOLING_ENDPOINT} <= fields.model_fields.keys()
+    every = {*refused, "padding", "priority", "mm_processor_kwargs", "normalize", "task"}
+    assert every <= REJECTED_BY_POOLING.keys()
+    read_pooling = partial(read_body, profile=VLLM, max_prompts=1)
+    for param, row in REJECTED_BY_POOLING.items():
+        with pytest.raises(BadRequestError) as caught:
+            read_pooling(body | {param: "something"})
+        assert caught.value.message == unsupported(param, "something", row)
+        assert (caught.value.param, caught.value.code) == (param, "unsupported_parameter")
+        for accepted in (None, *row.accepted):
+            assert read_pooling(body | {param: accepted}).ignored_parameters == (), param
+    unread = read_pooling(body | {"request_id": "a", "cache_salt": "b"}).ignored_parameters
+    assert unread == ("cache_salt", "request_id")
+
+
+def test_parameters_of_messages_have_no_effect_on_texts() -> None:
+    given = {"add_generation_prompt": True, "chat_template_kwargs": {"a": 1}}
+    read = read_embedding({"model": "m", "input": "a"} | given, VLLM, max_prompts=1)
+    assert read.ignored_parameters == tuple(given)
+
+
 def test_nothing_is_both_served_and_refused() -> None:
+    for _, fields, *_ in POOLING.values():
+        assert not REJECTED_BY_POOLING.keys() & fields.model_fields.keys()
     assert not REJECTED.keys() & CompletionRequest.model_fields.keys()
     assert not REJECTED_BY_CHATS.keys() & ChatCompletionRequest.model_fields.keys()
 
@@ -140,8 +223,11 @@ def test_reasons_point_to_what_is_served() -> None:
     bodies = {
         Endpoints.COMPLETIONS: CompletionRequest.model_fields,
         Endpoints.CHATS: ChatCompletionRequest.model_fields,
+        Endpoints.POOLING: {
+            name for _, fields, *_ in POOLING.values() for name in fields.model_fields
+        },
     }
-    for name, row in PARAMETERS.items():
+    for name, row in ROWS:
         served = {each for endpoint in row.endpoints for each in bodies[endpoint]}
         named = set(re.findall(r"'(\w+)[\w.]*'", row.reason))
-        assert named - {"strict"} <= served, name
+        assert named - {"strict", "text"} <= served, name

@@ -95,7 +95,10 @@ class VllmEngine:
         self._tasks = await self._llm.get_supported_tasks()
         if self._settings.runner == "pooling":
             support = pooling_support(
-                self._llm.model_config, self._tasks, has_own_pairs=self._has_own_pairs
+                self._llm.model_config,
+                self._tasks,
+                has_own_pairs=self._has_own_pairs,
+                has_given_template=self._settings.chat_template is not None,
             )
             self.info: EngineInfo = replace(self.info, pooling=support)
         await self._warm_up()

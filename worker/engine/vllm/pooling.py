@@ -8,10 +8,13 @@ from contract.messages import PairForm, PoolingSupport, PoolingTask
 from worker.engine.base import EngineRequest, SequenceEnd, SequenceOutput
 
 
-def pooling_support(config: Any, tasks: Sequence[str], *, has_own_pairs: bool) -> PoolingSupport:
+def pooling_support(
+    config: Any, tasks: Sequence[str], *, has_own_pairs: bool, has_given_template: bool
+) -> PoolingSupport:
     """Describe a pooling model by its configuration (`ModelConfig`) and the engine's tasks.
 
-    `has_own_pairs` is whether pairs of texts have a form that only the model's code knows.
+    `has_own_pairs` is whether pairs of texts have a form that only the model's code knows. Of other
+    models, vLLM renders pairs with a template that the operator gives, never with the model's own.
 
     Raises ValueError for a model that neither embeds nor classifies whole texts.
     """
@@ -28,20 +31,16 @@ def pooling_support(config: Any, tasks: Sequence[str], *, has_own_pairs: bool) -
             lowercases=lowercases,
         )
     named, labels = config.hf_config.id2label, int(config.hf_config.num_labels)
+    pairs = PairForm.SEPARATED if config.use_sep_token else PairForm.JOINED
+    has_pairs = labels == 1 and not has_own_pairs and config.score_type == "cross-encoder"
     return PoolingSupport(
         PoolingTask.CLASSIFY,
         labels,
         labels=[str(named.get(index, index)) for index in range(labels)],
-        pairs=_pairs(config) if labels == 1 and not has_own_pairs else None,
+        pairs=pairs if has_pairs else None,
+        has_score_template=has_pairs and has_given_template,
         lowercases=lowercases,
     )
-
-
-def _pairs(config: Any) -> PairForm | None:
-    """Return how the model reads a pair; None if it reads none."""
-    if config.score_type != "cross-encoder":
-        return None
-    return PairForm.SEPARATED if config.use_sep_token else PairForm.JOINED
 
 
 def pooling_arguments(request: EngineRequest, *, has_token_types: bool) -> dict[str, Any]:

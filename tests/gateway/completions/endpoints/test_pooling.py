@@ -10,9 +10,12 @@ from typing import Any
 import httpx
 import pytest
 from openai import AsyncOpenAI
+from redis.asyncio import Redis
 from tokenizers import Tokenizer
 
+from gateway.billing.ledger.drain import Drain
 from gateway.completions.prompt.inputs import JOB_INPUTS
+from gateway.platform.database.engine import Database
 from gateway.records.limits import LimitName
 from tests.failures.chaos.run import RESUMED
 from tests.gateway.conftest import MOST_WAITING_OF_TENANT, eventually, gateway_client
@@ -22,6 +25,8 @@ EMBEDDER, CLASSIFIER, SCORER = "embedder", "classifier", "scorer"
 _CONVERTED = '{"convert": "classify"}'
 _SCORES = '{"convert": "classify", "hf_overrides": {"num_labels": 1}}'
 _ARGUMENTS = {EMBEDDER: "{}", CLASSIFIER: _CONVERTED, SCORER: _SCORES}
+TEMPLATE = "{{ instruction }}{{ messages[0]['content'] }}{{ messages[1]['content'] }}"
+"""How SCORER reads a pair."""
 GENERATING = "/v1/completions, /v1/chat/completions, /v1/messages, /v1/responses"
 WINDOW = 64
 SIZE = 64
@@ -44,9 +49,12 @@ def pooling_worker(arguments: str = "{}", **more: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _workers(stack: Stack) -> None:
+def _workers(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> None:
+    template = tmp_path_factory.mktemp("template") / "score.jinja"
+    template.write_text(TEMPLATE)
     for name, arguments in _ARGUMENTS.items():
-        stack.launch_worker(name, pooling_worker(arguments, SLUICE_MODEL_NAME=name))
+        given = {"SLUICE_CHAT_TEMPLATE": str(template)} if name == SCORER else {}
+        stack.launch_worker(name, pooling_worker(arguments, SLUICE_MODEL_NAME=name, **given))
     for name in _ARGUMENTS:
         stack.await_worker(name)
 
@@ -232,12 +240,19 @@ async def test_scores_of_vectors_are_their_cosines(api: Api, path: str) -> None:
     assert scores[1] == pytest.approx(cosine(*documents), abs=1e-5)
 
 
-async def test_a_scorer_reads_pairs(api: Api) -> None:
+async def test_a_scorer_reads_pairs_in_its_template(api: Api) -> None:
     found = await api.post("/v1/score", SCORER, text_1="ab", text_2=["cd", "ef"])
     assert found["usage"]["prompt_tokens"] == tokens("abcd", "abef")
     same = await api.post("/v1/score", SCORER, text_1=["ab", "ab"], text_2=["ef", "cd"])
     scores = [each["score"] for each in found["data"]]
     assert [each["score"] for each in same["data"]] == scores[::-1]
+    given = {"text_1": "ab", "text_2": "cd", "instruction": "z", "chat_template_kwargs": {"x": 1}}
+    response = await api.client.post("/v1/score", json={"model": SCORER} | given)
+    assert response.headers["x-ignored-params"] == "chat_template_kwargs.x"
+    assert response.json()["usage"]["prompt_tokens"] == tokens("zabcd")
+    code, param, message = await api.refusal("/v1/score", EMBEDDER, **given)
+    assert (code, param) == ("unsupported_parameter", "instruction")
+    assert message.endswith("has no score template that reads it. Write it into the query.")
 
 
 @pytest.mark.parametrize(
@@ -267,6 +282,39 @@ async def test_documents_are_ranked(api: Api, path: str) -> None:
     used = tokens("a query", *texts)
     assert found["usage"] == {"prompt_tokens": used, "total_tokens": used}
     assert found["meta"]["billed_units"] == {"input_tokens": used}
+
+
+ESTIMATES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
+    ("/v1/embeddings", EMBEDDER, {"input": ["a", "b"], "dimensions": 8}, {"dimensions": 8}),
+    ("/v1/classify", CLASSIFIER, {"input": "a"}, {"use_activation": None}),
+    (
+        "/score",
+        SCORER,
+        {"text_1": "a", "text_2": ["b", "c"], "instruction": "d"},
+        {"instruction": "d"},
+    ),
+    ("/v2/rerank", EMBEDDER, {"query": "a", "documents": ["b"], "top_n": 1}, {"top_n": 1}),
+]
+
+
+@pytest.mark.parametrize(("path", "model", "body", "effective"), ESTIMATES)
+async def test_an_estimate_equals_the_bill(
+    api: Api,
+    path: str,
+    model: str,
+    body: dict[str, Any],
+    effective: dict[str, Any],
+) -> None:
+    estimate = await api.post(f"{path}:estimate", model, **body, colour=1)
+    used = await api.post(path, model, **body)
+    assert estimate["prompt_tokens"] == used["usage"]["prompt_tokens"]
+    assert estimate["total_tokens_max"] == used["usage"]["total_tokens"]
+    assert estimate["completion_tokens_max"] == estimate["max_tokens"] == 0
+    assert estimate["ignored_parameters"] == ["colour"]
+    assert effective.items() <= estimate["parameters"].items()
+    assert estimate["cost"]["max_micros"] == estimate["cost"]["prompt_micros"]
+    refused = await api.client.post(f"{path}:estimate", json={"model": model} | body | {"user": 5})
+    assert refused.json()["error"]["param"] == "user"
 
 
 async def test_texts_of_a_comparison_are_cut(api: Api) -> None:
@@ -338,7 +386,9 @@ async def test_prompt_tokens_are_limited(stack: Stack, limited_key: str) -> None
     assert refused.headers["x-ratelimit-remaining-tokens"] == "1"
 
 
-async def test_no_result_is_lost_if_a_worker_is_killed(stack: Stack, api: Api) -> None:
+async def test_no_result_is_lost_if_a_worker_is_killed(
+    stack: Stack, api: Api, store: "Redis"
+) -> None:
     slow = pooling_worker(
         SLUICE_MODEL_NAME="mortal",
         SLUICE_LEASE_SECONDS="1",
@@ -367,3 +417,9 @@ async def test_no_result_is_lost_if_a_worker_is_killed(stack: Stack, api: Api) -
     assert metric(stack.operators, RESUMED) > began
     assert [each["embedding"] for each in found["data"]] == await api.embed(*texts)
     assert found["usage"]["prompt_tokens"] == tokens(*texts)
+    database = Database(stack.database_url)
+    await Drain(store, database).run()
+    await database.aclose()
+    receipt = (await api.client.get(f"/v1/usage/requests/{found['id']}")).json()
+    billed = {"endpoint": "embeddings", "prompt_tokens": tokens(*texts), "completion_tokens": 0}
+    assert billed.items() <= receipt.items()
