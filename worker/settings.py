@@ -251,7 +251,7 @@ class WorkerSettings(ProcessSettings):
 
     @model_validator(mode="after")
     def _check_runner(self) -> Self:
-        named = ("adapter_slots", "tool_parser", "reasoning_parser")
+        named = ("tool_parser", "reasoning_parser")
         if self.runner == "pooling" and (given := [name for name in named if getattr(self, name)]):
             raise ValueError(f"{', '.join(given)}: only a model that generates text can have them")
         return self

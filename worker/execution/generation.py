@@ -201,6 +201,7 @@ class RunningJob:
                 seed=0,
                 cache_salt=job.cache_salt,
                 is_preemptible=self.is_preemptible,
+                adapter=self.adapter,
                 pooling=pooling,
                 second_text=seconds[index] if seconds else None,
             )

@@ -355,13 +355,18 @@ class VllmEngine:
         """Check an input of a pooling model with vLLM. Raises InvalidRequestError."""
         arguments = pooling_arguments(request, has_token_types=self._has_token_types)
         with self._rejecting():
-            return self._llm.input_processor.process_inputs(
-                request.id,
-                self._prompts.make(request),
-                self._pooling_params(**arguments),
-                supported_tasks=self._tasks,
-                priority=int(request.is_preemptible),
-            )
+            prompt, params = self._prompts.make(request), self._pooling_params(**arguments)
+            return self._processed(request, prompt, params)
+
+    def _processed(self, request: EngineRequest, prompt: Any, params: Any) -> Any:
+        return self._llm.input_processor.process_inputs(
+            request.id,
+            prompt,
+            params,
+            supported_tasks=self._tasks,
+            lora_request=None if request.adapter is None else self._lora_request(request.adapter),
+            priority=int(request.is_preemptible),
+        )
 
     @contextmanager
     def _rejecting(self) -> Iterator[None]:
@@ -384,14 +389,7 @@ class VllmEngine:
             params = self._parameters.make(
                 first, prompt_tokens=prompt_tokens, max_tokens=max_tokens
             )
-            made = self._llm.input_processor.process_inputs(
-                first.id,
-                prompt,
-                params,
-                supported_tasks=self._tasks,
-                lora_request=None if first.adapter is None else self._lora_request(first.adapter),
-                priority=int(first.is_preemptible),
-            )
+            made = self._processed(first, prompt, params)
         self._parameters.forbid_words(made.sampling_params)
         is_bounded = first.sampling.thinking_budget is not None
         bans = Bans(first, made.sampling_params, forced=self._forced if is_bounded else ())
