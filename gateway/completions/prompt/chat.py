@@ -23,6 +23,7 @@ from gateway.completions.prompt.literal_text import protected
 from gateway.completions.prompt.templates.template import (
     ChatTemplate,
     RefusedMessagesError,
+    Rendered,
     TooLongError,
 )
 from gateway.completions.prompt.tokenizers import PromptEncoder
@@ -149,13 +150,12 @@ class _Rendering:
             text_tools=self._text_tools,
         )
         continues = self._chat.continues_last_message
-        text = (
-            self._continued(messages)
-            if continues
-            else self._rendered(messages, opens=self._chat.opens_message)
-        )
+        if continues:
+            text, opening = self._continued(messages), None
+        else:
+            text, opening = self._rendered(messages, opens=self._chat.opens_message)
         self._check_text(text)
-        opening = self._opening(text, messages)
+        opening = self._opening(text, messages, opening)
         reasoning = _reasoning(opening, self._form)
         is_content = continues and bool(_marked(messages[-1])[0])
         if is_content and reasoning is not None and not reasoning.is_open:
@@ -204,13 +204,13 @@ class _Rendering:
             has_developer_role=True,
         )
         try:
-            rendered = self._text(messages, opens=True)
+            rendered = self._text(messages, opens=True).text
         except (RefusedMessagesError, TooLongError):
             return False
         places = [rendered.find(text) for _, text in texts]
         return places == sorted(places) and places[0] >= 0
 
-    def _rendered(self, messages: list[dict[str, Any]], *, opens: bool) -> str:
+    def _rendered(self, messages: list[dict[str, Any]], *, opens: bool) -> Rendered:
         """Return the text of messages; with `opens`, add the text that begins a response."""
         try:
             return self._text(messages, opens=opens)
@@ -223,19 +223,19 @@ class _Rendering:
         except TooLongError:
             raise _too_long(self._card, self._param) from None
 
-    def _text(self, messages: list[dict[str, Any]], *, opens: bool) -> str:
-        text = self._template.render(
+    def _text(self, messages: list[dict[str, Any]], *, opens: bool) -> Rendered:
+        rendered = self._template.render(
             {**self._variables, "messages": messages, "add_generation_prompt": opens},
             now=self._now,
             most_characters=most_characters(self._card),
         )
-        return without_json_ends(text) if self._text_tools else text
+        return Rendered(without_json_ends(rendered.text), None) if self._text_tools else rendered
 
     def _continued(self, messages: list[dict[str, Any]]) -> str:
         """Return the text up to the end of the last message's content, as in transformers."""
         *earlier, last = messages
         text, marked = _marked(last)
-        rendered = self._rendered([*earlier, marked], opens=False)
+        rendered = self._rendered([*earlier, marked], opens=False).text
         end = rendered.rfind(_CONTINUATION_MARK.rstrip())
         if end < 0 or text.strip() not in rendered:
             param = f"{self._param}[{len(earlier)}]"
@@ -247,16 +247,22 @@ class _Rendering:
         # A template that trims the mark also trims the text before it.
         return rendered[:end] if is_kept else rendered[:end].rstrip()
 
-    def _opening(self, text: str, messages: list[dict[str, Any]]) -> str:
-        """Return the end of the text that belongs to the response: header and continued text."""
+    def _opening(self, text: str, messages: list[dict[str, Any]], rendered: str | None) -> str:
+        """Return the end of the text that belongs to the response: header and continued text.
+
+        `rendered` is the end that the template has written for it, if that is known.
+        """
         if not (self._form.reasoning_parser or self._form.tool_parser):
             return ""
-        history = messages[:-1] if self._chat.continues_last_message else messages
-        try:
-            before = self._text(history, opens=False)
-        except (RefusedMessagesError, TooLongError):
-            before = ""
-        common = len(before) if text.startswith(before) else _common(text, before)
+        if rendered is None:
+            history = messages[:-1] if self._chat.continues_last_message else messages
+            try:
+                before = self._text(history, opens=False).text
+            except (RefusedMessagesError, TooLongError):
+                before = ""
+            common = len(before) if text.startswith(before) else _common(text, before)
+        else:
+            common = len(text) - len(rendered)
         start = self._form.reasoning_start
         if common == len(text) and start and text.rstrip().endswith(start):
             # This template opens every response this way, even without a generation prompt.

@@ -9,8 +9,14 @@ from typing import Any, Final
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from typing_extensions import override
+
+
+_OF_DICTS: Final = frozenset(dir(dict))
+"""Attributes of an object of JSON, which come before its members."""
+_OF_LOOPS: Final = frozenset({"first", "last", "index", "index0", "length"})
 
 
 class _Generation(Extension):
@@ -77,8 +83,20 @@ def _to_json(
     return text
 
 
+class _Environment(ImmutableSandboxedEnvironment):
+    """The sandbox, with a direct way to what templates read most; no other value is read so."""
+
+    @override
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if type(obj) is dict and attribute not in _OF_DICTS and attribute in obj:
+            return obj[attribute]
+        if type(obj) is LoopContext and attribute in _OF_LOOPS:
+            return getattr(obj, attribute)
+        return super().getattr(obj, attribute)
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
+    environment = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     environment.filters["tojson"] = _to_json

@@ -3,9 +3,10 @@
 import time
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from typing import Any, Final
+from secrets import token_hex
+from typing import Any, Final, NamedTuple
 
-from jinja2 import TemplateError, TemplateSyntaxError, meta
+from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
 
 from gateway.completions.prompt.templates.environment import ENVIRONMENT
 
@@ -14,6 +15,9 @@ MAX_RENDER_SECONDS: Final = 5.0
 MAX_REASON_CHARACTERS: Final = 500
 
 _CLOCK: Final = "strftime_now"
+_OPENS: Final = "add_generation_prompt"
+_OPENING: Final = f"OPENING_{token_hex()}"
+"""Written before the text that begins a response."""
 
 
 class WrongTemplateError(Exception):
@@ -28,6 +32,15 @@ class TooLongError(Exception):
     """The text exceeds its maximum number of characters."""
 
 
+class Rendered(NamedTuple):
+    """What a template renders."""
+
+    text: str
+    opening: str | None
+    """The end of the text that begins a response: without `add_generation_prompt`, the template
+    renders what is before it. None if only rendering both shows where that is."""
+
+
 class ChatTemplate:
     """A compiled template. Any thread may render it."""
 
@@ -35,22 +48,23 @@ class ChatTemplate:
         """Compile a template. Raises WrongTemplateError."""
         try:
             tree = ENVIRONMENT.parse(source)
-            self._template = ENVIRONMENT.from_string(source)
+            variables = meta.find_undeclared_variables(tree)
+            self._marks_opening = _mark_opening(tree)
+            self._template = ENVIRONMENT.from_string(tree)
         except TemplateSyntaxError as error:
             raise WrongTemplateError(f"line {error.lineno}: {error.message}") from None
         except (TemplateError, RecursionError, SyntaxError, ValueError) as error:
             # Jinja compiles a template to Python, which has its own rules about nesting and names.
             raise WrongTemplateError(_described(error)) from None
-        self.variables: Final = meta.find_undeclared_variables(tree) - {
-            _CLOCK,
-            *ENVIRONMENT.globals,
-        }
+        self.variables: Final = variables - {_CLOCK, *ENVIRONMENT.globals}
         """The variables that the template reads and does not set itself."""
         self.has_developer_role: Final = '"developer"' in source or "'developer'" in source
         """Whether the template handles the role of that name."""
         self.source: Final = source
 
-    def render(self, variables: Mapping[str, Any], *, now: datetime, most_characters: int) -> str:
+    def render(
+        self, variables: Mapping[str, Any], *, now: datetime, most_characters: int
+    ) -> Rendered:
         """Return the text for these variables.
 
         Args:
@@ -65,7 +79,9 @@ class ChatTemplate:
         """
         pieces = self._template.generate(**{**variables, _CLOCK: now.strftime})
         try:
-            return "".join(_bounded(pieces, most_characters))
+            text = "".join(_bounded(pieces, most_characters + len(_OPENING)))
+            before, _, opening = text.partition(_OPENING)
+            return Rendered(before + opening, opening if self._marks_opening else None)
         except (RefusedMessagesError, TooLongError):
             raise
         except MemoryError:
@@ -85,6 +101,34 @@ def _bounded(pieces: Iterator[str], most_characters: int) -> Iterator[str]:
         if time.monotonic() > end:
             raise RefusedMessagesError("it takes too long")
         yield piece
+
+
+def _mark_opening(tree: nodes.Template) -> bool:
+    """Write a mark before the text that begins a response, if it is known where that is.
+
+    It is if the template reads the variable only to decide whether it renders its last node: what
+    is before this node does not depend on it. A template that never reads it has no such text.
+    """
+    names = [each for each in tree.find_all(nodes.Name) if each.name == _OPENS]
+    last = tree.body[-1] if tree.body else None
+    if not names or not isinstance(last, nodes.If) or last.elif_ or last.else_:
+        return not names
+    conditions = [*_conditions(last.test)]
+    deciding = [each for each in conditions if isinstance(each, nodes.Name) and each in names]
+    tests = [each.node for each in conditions if isinstance(each, nodes.Test)]
+    if len(names) != sum(each in names for each in [*deciding, *tests]) or not deciding:
+        return False
+    last.body.insert(0, nodes.Output([nodes.TemplateData(_OPENING)]))
+    return True
+
+
+def _conditions(test: nodes.Expr) -> Iterator[nodes.Node]:
+    """Return the conditions that must all be true."""
+    if isinstance(test, nodes.And):
+        yield from _conditions(test.left)
+        yield from _conditions(test.right)
+    else:
+        yield test
 
 
 def _described(error: Exception) -> str:

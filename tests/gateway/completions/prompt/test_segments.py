@@ -117,7 +117,7 @@ def known(tokenizer: Tokenizer, tenant_id: str = "t1", **bounds: int) -> KnownSe
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@examples(30, long=4000)
+@examples(30, long=1000)
 @given(first=TEXTS, second=TEXTS, is_protected=st.booleans())
 def test_segments_have_the_ids_of_the_whole(
     name: str, first: str, second: str, *, is_protected: bool
