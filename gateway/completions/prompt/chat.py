@@ -224,7 +224,7 @@ class _Rendering:
             raise _too_long(self._card, self._param) from None
 
     def _text(self, messages: list[dict[str, Any]], *, opens: bool) -> Rendered:
-        rendered = self._template.render(
+        rendered = self._template.render_opening(
             {**self._variables, "messages": messages, "add_generation_prompt": opens},
             now=self._now,
             most_characters=most_characters(self._card),

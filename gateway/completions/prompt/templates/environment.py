@@ -13,7 +13,6 @@ from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from typing_extensions import override
 
-
 _OF_DICTS: Final = frozenset(dir(dict))
 """Attributes of an object of JSON, which come before its members."""
 _OF_LOOPS: Final = frozenset({"first", "last", "index", "index0", "length"})

@@ -49,7 +49,7 @@ class ChatTemplate:
         try:
             tree = ENVIRONMENT.parse(source)
             variables = meta.find_undeclared_variables(tree)
-            self._marks_opening = _mark_opening(tree)
+            self._mark_size = _mark_opening(tree)
             self._template = ENVIRONMENT.from_string(tree)
         except TemplateSyntaxError as error:
             raise WrongTemplateError(f"line {error.lineno}: {error.message}") from None
@@ -62,7 +62,11 @@ class ChatTemplate:
         """Whether the template handles the role of that name."""
         self.source: Final = source
 
-    def render(
+    def render(self, variables: Mapping[str, Any], *, now: datetime, most_characters: int) -> str:
+        """Return the text of `render_opening`."""
+        return self.render_opening(variables, now=now, most_characters=most_characters).text
+
+    def render_opening(
         self, variables: Mapping[str, Any], *, now: datetime, most_characters: int
     ) -> Rendered:
         """Return the text for these variables.
@@ -79,9 +83,9 @@ class ChatTemplate:
         """
         pieces = self._template.generate(**{**variables, _CLOCK: now.strftime})
         try:
-            text = "".join(_bounded(pieces, most_characters + len(_OPENING)))
+            text = "".join(_bounded(pieces, most_characters + (self._mark_size or 0)))
             before, _, opening = text.partition(_OPENING)
-            return Rendered(before + opening, opening if self._marks_opening else None)
+            return Rendered(before + opening, None if self._mark_size is None else opening)
         except (RefusedMessagesError, TooLongError):
             raise
         except MemoryError:
@@ -103,23 +107,24 @@ def _bounded(pieces: Iterator[str], most_characters: int) -> Iterator[str]:
         yield piece
 
 
-def _mark_opening(tree: nodes.Template) -> bool:
+def _mark_opening(tree: nodes.Template) -> int | None:
     """Write a mark before the text that begins a response, if it is known where that is.
 
     It is if the template reads the variable only to decide whether it renders its last node: what
     is before this node does not depend on it. A template that never reads it has no such text.
+    Returns the characters of the mark, or None if it is unknown.
     """
     names = [each for each in tree.find_all(nodes.Name) if each.name == _OPENS]
     last = tree.body[-1] if tree.body else None
     if not names or not isinstance(last, nodes.If) or last.elif_ or last.else_:
-        return not names
+        return None if names else 0
     conditions = [*_conditions(last.test)]
     deciding = [each for each in conditions if isinstance(each, nodes.Name) and each in names]
     tests = [each.node for each in conditions if isinstance(each, nodes.Test)]
     if len(names) != sum(each in names for each in [*deciding, *tests]) or not deciding:
-        return False
+        return None
     last.body.insert(0, nodes.Output([nodes.TemplateData(_OPENING)]))
-    return True
+    return len(_OPENING)
 
 
 def _conditions(test: nodes.Expr) -> Iterator[nodes.Node]:

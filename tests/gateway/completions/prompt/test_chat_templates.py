@@ -1,6 +1,7 @@
 """Templates are fetched once, tried before use, and bounded."""
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import zlib
@@ -8,13 +9,18 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from jinja2.runtime import LoopContext, Undefined
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from contract.messages import ContentFormat
 from gateway.completions.prompt.chat_templates import (
     MAX_TEMPLATE_CHARACTERS,
     MAX_TEMPLATES,
     ChatTemplates,
 )
+from gateway.completions.prompt.conversation import for_template
 from gateway.completions.prompt.templates import template as module
+from gateway.completions.prompt.templates.environment import ENVIRONMENT
 from gateway.completions.prompt.templates.template import (
     ChatTemplate,
     RefusedMessagesError,
@@ -22,6 +28,7 @@ from gateway.completions.prompt.templates.template import (
     WrongTemplateError,
 )
 from gateway.records.errors import ModelMisconfiguredError, OverloadedError, ServiceUnavailableError
+from tests.gateway.completions.prompt.chatting import CHATS, SOURCES, SPECIAL_TOKENS, TOOL
 from tests.support.cases import all_cases
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
@@ -173,6 +180,65 @@ def test_any_error_in_a_template_is_a_refusal(source: str, reason: str) -> None:
 def test_a_template_in_another_language_is_not_compiled(source: str, reason: str) -> None:
     with pytest.raises(WrongTemplateError, match=reason):
         ChatTemplate(source)
+
+
+OPENS = "{% if add_generation_prompt %}"
+
+
+@all_cases(
+    ("source", "is_known"),
+    [
+        *((source, True) for source in SOURCES.values()),
+        ("{{ messages[0].role }}", True),
+        (f"a{OPENS}b{{% if messages %}}c{{% endif %}}{{% endif %}}", True),
+        ("{% if add_generation_prompt is defined and add_generation_prompt %}b{% endif %}", True),
+        ("a{% if add_generation_prompt and not messages %}b{% endif %}", True),
+        (f"a{OPENS}b{{% endif %}}c", False),
+        (f"{OPENS}b{{% else %}}c{{% endif %}}", False),
+        (f"{OPENS}b{{% elif messages %}}c{{% endif %}}", False),
+        ("a{% if add_generation_prompt or messages %}b{% endif %}", False),
+        ("a{% if not add_generation_prompt %}b{% endif %}", False),
+        ("a{% if add_generation_prompt is defined %}b{% endif %}", False),
+        (f"{{{{ 'x' if add_generation_prompt }}}}{OPENS}b{{% endif %}}", False),
+        (f"a{OPENS}{{{{ add_generation_prompt }}}}{{% endif %}}", False),
+        (f"{{% set add_generation_prompt = 1 %}}a{OPENS}b{{% endif %}}", False),
+    ],
+)
+def test_opening_is_what_is_missing_without_a_generation_prompt(
+    source: str, *, is_known: bool
+) -> None:
+    for chat in CHATS.values():
+        messages: Any = for_template(
+            chat,
+            ContentFormat.STRING,
+            image_token="",
+            tool_parser="",
+            has_developer_role=True,
+        )
+        variables = {**SPECIAL_TOKENS, "messages": messages, "tools": [TOOL]}
+        with contextlib.suppress(RefusedMessagesError):
+            before = rendered(source, **variables, add_generation_prompt=False)
+            known = ChatTemplate(source).render_opening(
+                {**variables, "add_generation_prompt": True}, now=NOW, most_characters=1000
+            )
+            assert (known.opening is not None) == is_known
+            if known.opening is not None:
+                assert known.text == before + known.opening
+
+
+@all_cases("value", [{"role": "a", "items": 1}, LoopContext([1, 2], Undefined), "role", [1], None])
+def test_templates_read_attributes_as_in_the_sandbox(value: Any) -> None:
+    if isinstance(value, LoopContext):
+        next(value)
+    for name in ("role", "items", "first", "last", "index0", "length", "missing", "__class__"):
+        shown = [
+            (type(read), str(read) if not isinstance(read, Undefined) else read._undefined_message)
+            for read in (
+                ENVIRONMENT.getattr(value, name),
+                ImmutableSandboxedEnvironment().getattr(value, name),
+            )
+        ]
+        assert shown[0] == shown[1]
 
 
 def test_template_lists_the_variables_that_it_reads() -> None:
