@@ -65,7 +65,7 @@ docs: setup-dev $(MERMAID) ## Build the documentation as a web site in site/
 	@mkdir -p site/javascripts
 	@tar --extract --to-stdout --file=$(MERMAID) package/dist/mermaid.tiny.js >site/javascripts/mermaid.tiny.js
 
-bench: setup-dev $(if $(filter affinity peers,$(ARGS)),setup-peers) ## Compare with other servers (ARGS="--help" lists options)
+bench: setup-dev $(if $(filter affinity agents peers,$(ARGS)),setup-peers) ## Compare with other servers (ARGS="--help" lists options)
 	@exec $(BIN)/python -m bench $(ARGS)
 
 chaos: setup-dev setup-servers ## Inject faults under load (ARGS="--minutes 30 --seed 7")

@@ -13,9 +13,10 @@ from urllib.parse import urlsplit
 
 import click
 
-from bench import admission, affinity, batch, fairness, hosts, peers, samplers, telemetry
+from bench import admission, affinity, agents, batch, fairness, hosts, peers, samplers, telemetry
 from bench.admission import AdmissionMeasurement
 from bench.affinity import AffinityMeasurement
+from bench.agents import AgentsMeasurement
 from bench.batch import BatchMeasurement
 from bench.fairness import FairnessMeasurement, FairnessScenario
 from bench.hosts import HostsMeasurement
@@ -44,6 +45,7 @@ NAMES = tuple(
             telemetry.NAME,
             batch.NAME,
             affinity.NAME,
+            agents.NAME,
             hosts.NAME,
             peers.NAME,
         ]
@@ -66,6 +68,8 @@ Scenarios:
               and beside a batch without preemption; on vLLM, or scripted with --quick
   affinity    chats of several turns on two workers with small caches, beside vLLM's server behind
               vllm-router; only if named, because `make bench ARGS=affinity` installs the router
+  agents      turns of coding agents, of 6,000 to 232,000 tokens: CPU, first token, cached share,
+              beside vLLM's server, smg and LiteLLM's proxy; only if named, as it installs these
   hosts       bursts for three models in turn on two hosts, which swap engines; only if named,
               because a swap on a CPU takes half a minute; scripted with --quick
   peers       limits, ledger and metrics, beside nginx, vllm-router, smg and LiteLLM's proxy; only
@@ -108,6 +112,7 @@ class Results:
     batch: list[BatchMeasurement] = field(default_factory=list)
     affinity: list[AffinityMeasurement] = field(default_factory=list)
     hosts: list[HostsMeasurement] = field(default_factory=list)
+    agents: list[AgentsMeasurement] = field(default_factory=list)
 
 
 @click.command("bench", epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
@@ -144,7 +149,8 @@ class Results:
 @click.option(
     "--before",
     type=click.Path(exists=True, file_okay=False, path_type=Path, resolve_path=True),
-    help="An earlier checkout, that takes turns in the scenarios `admission` and `telemetry`.",
+    help="An earlier checkout, that takes turns in the scenarios `admission`, `agents` and "
+    "`telemetry`.",
 )
 @click.option(
     "--litellm",
@@ -175,6 +181,20 @@ class Results:
     type=click.IntRange(1, 65535),
     help="Port of the simulated upstream of `peers`.  [default: a free one]",
 )
+@click.option(
+    "--pause-factor",
+    type=click.FloatRange(0, 10),
+    default=1.0,
+    show_default=True,
+    help="Scenario `agents`: what the published pauses between turns are multiplied by.",
+)
+@click.option(
+    "--part",
+    "parts",
+    type=click.Choice(agents.PARTS),
+    multiple=True,
+    help="Part of the scenario `agents`, repeatable.  [default: all]",
+)
 @click.option("--seed", default="sluice", show_default=True, help="Draws the prompts.")
 @click.option(
     "--results",
@@ -197,12 +217,14 @@ def main(
     limited_key: str,
     pids: tuple[int, ...],
     upstream_port: int | None,
+    pause_factor: float,
+    parts: tuple[str, ...],
     seed: str,
     results: Path,
 ) -> None:
     """Measure Sluice, side by side with vLLM's own API server.
 
-    Without a name: every scenario but `affinity`, `hosts` and `peers`.
+    Without a name: every scenario but `affinity`, `agents`, `hosts` and `peers`.
     """
     signal.signal(signal.SIGTERM, _interrupt)
     began, found = datetime.now(UTC), Results()
@@ -264,23 +286,18 @@ def main(
                 batch.measure(
                     beside_batch, Path(folder), found=found.batch[-1], progress=click.echo
                 )
-        if affinity.NAME in names:
-            click.echo("chats of several turns")
-            chats = affinity.Options(quick=quick, rounds=options.rounds, seed=seed)
-            with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
-                found.affinity.append(AffinityMeasurement())
-                affinity.measure(chats, Path(folder), found=found.affinity[-1], progress=click.echo)
-        if hosts.NAME in names:
-            click.echo("three models on two hosts")
-            bursts = hosts.Options(
-                engine=Engine.SCRIPTED if quick else Engine.VLLM,
-                bursts=6 if quick else 4,
-                seconds=4.0 if quick else 20.0,
+        _measure_named(
+            names,
+            found,
+            agents.Options(
+                quick=quick,
+                rounds=options.rounds,
                 seed=seed,
-            )
-            with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
-                found.hosts.append(HostsMeasurement())
-                hosts.measure(bursts, Path(folder), found=found.hosts[-1], progress=click.echo)
+                before=before,
+                pause_factor=pause_factor,
+                parts=parts,
+            ),
+        )
         if peers.NAME in names:
             with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
                 found.peers.append(PeersMeasurement(quick))
@@ -299,11 +316,37 @@ def main(
             batch=found.batch,
             affinity=found.affinity,
             hosts=found.hosts,
+            agents=found.agents,
             began=began,
             command=_command_line(),
         ),
         results,
     )
+
+
+def _measure_named(names: Sequence[str], found: Results, options: agents.Options) -> None:
+    """Measure the scenarios that run only if named, except `peers`."""
+    if affinity.NAME in names:
+        click.echo("chats of several turns")
+        chats = affinity.Options(quick=options.quick, rounds=options.rounds, seed=options.seed)
+        with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
+            found.affinity.append(AffinityMeasurement())
+            affinity.measure(chats, Path(folder), found=found.affinity[-1], progress=click.echo)
+    if agents.NAME in names:
+        with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
+            found.agents.append(AgentsMeasurement())
+            agents.measure(options, Path(folder), found=found.agents[-1], progress=click.echo)
+    if hosts.NAME in names:
+        click.echo("three models on two hosts")
+        bursts = hosts.Options(
+            engine=Engine.SCRIPTED if options.quick else Engine.VLLM,
+            bursts=6 if options.quick else 4,
+            seconds=4.0 if options.quick else 20.0,
+            seed=options.seed,
+        )
+        with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
+            found.hosts.append(HostsMeasurement())
+            hosts.measure(bursts, Path(folder), found=found.hosts[-1], progress=click.echo)
 
 
 def run(
@@ -388,6 +431,7 @@ def _publish(report: Report, folder: Path) -> None:
         report.batch,
         report.affinity,
         report.hosts,
+        report.agents,
     )
     if not any(found):
         sys.exit(1)

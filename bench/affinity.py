@@ -19,7 +19,7 @@ import re
 import shutil
 import time
 import urllib.request
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -52,7 +52,7 @@ DOUBLE: Final = "Sluice, one worker with twice the cache"
 ROUND_ROBIN: Final = "vLLM's server, vllm-router, round robin"
 PREFIX_AWARE: Final = "vLLM's server, vllm-router, cache-aware"
 
-_TENANTS: Final = tuple(f"tenant-{number}" for number in range(6))
+TENANTS: Final = tuple(f"tenant-{number}" for number in range(6))
 _USERS: Final = 30
 _TURNS: Final = 6
 _SECONDS: Final = 4.0
@@ -92,6 +92,18 @@ class Options:
     quick: bool
     rounds: int
     seed: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chats:
+    """Other chats than those of this scenario."""
+
+    begin: Callable[[str], Iterator[tuple[str, Iterable[Request]]]]
+    """Returns the tenant and the requests of each chat, which a seed draws."""
+    window: int
+    """Tokens."""
+    blocks: int
+    """KV cache of each of the two engines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,33 +190,43 @@ class _System:
 
 
 def measure(
-    options: Options, folder: Path, *, found: AffinityMeasurement, progress: Progress
+    options: Options,
+    folder: Path,
+    *,
+    found: AffinityMeasurement,
+    progress: Progress,
+    chats: Chats | None = None,
 ) -> None:
-    """Run all rounds; the results are added to `found`. Raises MeasureError or StartError."""
+    """Run all rounds; the results are added to `found`. Raises MeasureError or StartError.
+
+    Other chats are not followed by waiting jobs of all tenants.
+    """
     checkpoint = folder / "model"
-    _write_model(checkpoint)
+    window = chats.window if chats else _MODEL["max_position_embeddings"]
+    blocks = chats.blocks if chats else _BLOCKS
+    write_model(checkpoint, _MODEL | {"max_position_embeddings": window})
     deployment = Deployment(
         engine=Engine.VLLM,
         max_sequences=_SEQUENCES,
-        context_window=_MODEL["max_position_embeddings"],
+        context_window=window,
         checkpoint=checkpoint,
     )
+    double = partial(_running_sluice, DOUBLE, deployment, workers=1, blocks=2 * blocks)
     running = [
-        partial(_running_sluice, WITH, deployment),
-        partial(_running_sluice, WITHOUT, deployment, affinity="0"),
+        partial(_running_sluice, WITH, deployment, blocks=blocks),
+        partial(_running_sluice, WITHOUT, deployment, blocks=blocks, affinity="0"),
     ]
+    if chats is not None or not options.quick:
+        running.append(double)
     if not options.quick:
-        running += [
-            partial(_running_sluice, DOUBLE, deployment, workers=1, blocks=2 * _BLOCKS),
-            partial(_running_vllm, deployment),
-        ]
+        running.append(partial(_running_vllm, deployment, blocks=blocks))
     for number in range(1, options.rounds + 1):
         for place, start in enumerate(running if number % 2 else reversed(running)):
             own = folder / f"{number}-{place}"
             own.mkdir()
             with start(own) as systems:
                 for system in systems:
-                    _measure(system, number, options, found, progress)
+                    _measure(system, number, options, found, progress, chats)
 
 
 def _measure(
@@ -213,15 +235,16 @@ def _measure(
     options: Options,
     found: AffinityMeasurement,
     progress: Progress,
+    chats: Chats | None,
 ) -> None:
-    turn = uvloop.run(_turns(system, number, options))
+    turn = uvloop.run(_turns(system, number, options, chats))
     found.turns.append(turn)
     share = turn.cached_tokens / turn.prompt_tokens
     progress(
         f"  round {number}, {system.name}: {100 * share:.1f} % cached, "
         f"first token {turn.ttft.p50:.0f} / {turn.ttft.p99:.0f} ms"
     )
-    if system.redis_port and len(system.metrics) > 1:
+    if chats is None and system.redis_port and len(system.metrics) > 1:
         backlog = uvloop.run(_backlog(system, number, options))
         found.backlogs.append(backlog)
         progress(
@@ -230,15 +253,15 @@ def _measure(
         )
 
 
-def _write_model(folder: Path) -> None:
+def write_model(folder: Path, config: Mapping[str, int]) -> None:
     """Write a model with random weights and the tokenizer of the demo model."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     shutil.copytree(CHECKPOINT, folder)
     torch.manual_seed(0)
-    config = LlamaConfig.from_pretrained(CHECKPOINT, **_MODEL)
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    whole = LlamaConfig.from_pretrained(CHECKPOINT, **config)
+    LlamaForCausalLM(whole).to(torch.bfloat16).save_pretrained(folder)
 
 
 @contextmanager
@@ -247,8 +270,8 @@ def _running_sluice(
     deployment: Deployment,
     folder: Path,
     *,
+    blocks: int,
     workers: int = 2,
-    blocks: int = _BLOCKS,
     affinity: str = "1",
 ) -> Iterator[Iterable[_System]]:
     arguments = {"block_size": _BLOCK_TOKENS, "num_gpu_blocks_override": blocks}
@@ -260,13 +283,15 @@ def _running_sluice(
     with running_sluice(deployment, folder, settings=settings, workers=workers) as sluice:
         [url] = sluice.urls(1)
         *metrics, _ = sluice.metrics_urls()
-        tenants = {name: sluice.key(name) for name in _TENANTS}
+        tenants = {name: sluice.key(name) for name in TENANTS}
         yield [_System(name, url, tenants, metrics, sluice.redis_port)]
 
 
 @contextmanager
-def _running_vllm(deployment: Deployment, folder: Path) -> Iterator[Iterable[_System]]:
-    flags = [f"--block-size={_BLOCK_TOKENS}", f"--num-gpu-blocks-override={_BLOCKS}"]
+def _running_vllm(
+    deployment: Deployment, folder: Path, *, blocks: int
+) -> Iterator[Iterable[_System]]:
+    flags = [f"--block-size={_BLOCK_TOKENS}", f"--num-gpu-blocks-override={blocks}"]
     environment = {"VLLM_SERVER_DEV_MODE": "1", **_ONE_THREAD}
     policies = {ROUND_ROBIN: "round_robin", PREFIX_AWARE: "cache_aware"}
     folders = [folder / name for name in ("1", "2", *policies.values())]
@@ -282,7 +307,7 @@ def _running_vllm(deployment: Deployment, folder: Path) -> Iterator[Iterable[_Sy
             return url
 
         urls = list(threads.map(start, folders[:2]))
-        none = dict.fromkeys(_TENANTS, "")
+        none = dict.fromkeys(TENANTS, "")
         yield _behind_routers(stack, policies, urls, folders[2:], none)
 
 
@@ -305,12 +330,16 @@ def _behind_routers(
         yield _System(name, url, tenants, urls)
 
 
-async def _turns(system: _System, number: int, options: Options) -> Turn:
+async def _turns(system: _System, number: int, options: Options, chats: Chats | None) -> Turn:
     seed = f"{options.seed} {number}"
     await _run(list(_warm_up(system, seed)))
     before = system.counted("queries"), system.counted("hits")
-    answers = await _run(list(_chats(system, seed)))
-    later = [each for each in answers if each.request.prompt.count("\nuser") > 1]
+    lanes = _chats(system, seed)
+    if chats is not None:
+        own = chats.begin(seed)
+        lanes = (Lane(system.url, system.keys[tenant], each, tenant) for tenant, each in own)
+    answers = await _run(list(lanes))
+    later = [each for each in answers if _is_later(each.request)]
     return Turn(
         system=system.name,
         round=number,
@@ -328,6 +357,11 @@ async def _run(lanes: Sequence[Lane]) -> list[Any]:
     return answers
 
 
+def _is_later(request: Request) -> bool:
+    """Whether a request repeats another turn of its chat."""
+    return request.prompt.count("\nuser") > 1 or len(request.messages) > 2
+
+
 def _request(prompt: str) -> Request:
     return Request(
         model=MODEL, prompt=prompt, completion_tokens=_TOKENS, streamed=True, temperature=0.0
@@ -335,7 +369,7 @@ def _request(prompt: str) -> Request:
 
 
 def _warm_up(system: _System, seed: str) -> Iterator[Lane]:
-    for tenant in _TENANTS:
+    for tenant in TENANTS:
         texts = islice(prompts(f"{seed} {tenant} warm-up", 2 * _TURN_WORDS), 4)
         yield Lane(system.url, system.keys[tenant], map(_request, texts), tenant)
 
@@ -347,7 +381,7 @@ def _shared(seed: str, tenant: str) -> str:
 def _chats(system: _System, seed: str) -> Iterator[Lane]:
     rng = Random(seed)
     for user in range(_USERS):
-        tenant = _TENANTS[user % len(_TENANTS)]
+        tenant = TENANTS[user % len(TENANTS)]
         own = next(prompts(f"{seed} {user} own", _OWN_WORDS))
         text = f"{_shared(seed, tenant)}\n{own}"
         says, requests = prompts(f"{seed} {user}", _TURN_WORDS), list[Request]()
@@ -364,7 +398,7 @@ async def _backlog(system: _System, number: int, options: Options) -> Backlog:
     seed = f"{options.seed} {number}"
     lanes = [
         Lane(system.url, system.keys[tenant], _endless(seed, place, connection), tenant)
-        for place, tenant in enumerate(_TENANTS)
+        for place, tenant in enumerate(TENANTS)
         for connection in range(_CONNECTIONS)
     ]
     load = Load(lanes)
@@ -400,7 +434,7 @@ def _endless(seed: str, place: int, connection: int) -> Iterator[Request]:
     """Yield requests: every other tenant repeats a long prefix, the others repeat nothing."""
     words = _OWN_WORDS // 2 if place % 2 else 2 * _TURN_WORDS
     says = prompts(f"{seed} {place} {connection} backlog", words)
-    start = "" if place % 2 else _shared(seed, _TENANTS[place])
+    start = "" if place % 2 else _shared(seed, TENANTS[place])
     for text in says:
         yield _request(f"{start}\n{text}")
 
@@ -422,13 +456,13 @@ class _Services:
     async def sample(self, redis: "Redis") -> None:
         pipeline = redis.pipeline(transaction=True)
         pipeline.execute_command("HGETALL", keys.service_counters(MODEL))
-        for tenant in _TENANTS:
+        for tenant in TENANTS:
             pipeline.execute_command("ZRANGE", keys.queue(MODEL, tenant), 0, -1)
         found, *queues = await pipeline.execute()
-        counters = {tenant: float(found.get(tenant.encode(), 0)) for tenant in _TENANTS}
-        waiting = {tenant: set(jobs) for tenant, jobs in zip(_TENANTS, queues, strict=True)}
-        stayed = {each for each in _TENANTS if waiting[each] & self._waiting.get(each, set())}
-        for pair in combinations(_TENANTS, 2):
+        counters = {tenant: float(found.get(tenant.encode(), 0)) for tenant in TENANTS}
+        waiting = {tenant: set(jobs) for tenant, jobs in zip(TENANTS, queues, strict=True)}
+        stayed = {each for each in TENANTS if waiting[each] & self._waiting.get(each, set())}
+        for pair in combinations(TENANTS, 2):
             difference = counters[pair[0]] - counters[pair[1]]
             low = high = difference
             if stayed.issuperset(pair):
@@ -439,7 +473,7 @@ class _Services:
         self._first = self._first or counters
 
     def served(self) -> dict[str, float]:
-        return {tenant: self._last[tenant] - self._first[tenant] for tenant in _TENANTS}
+        return {tenant: self._last[tenant] - self._first[tenant] for tenant in TENANTS}
 
 
 def _counter(url: str, name: str) -> float:

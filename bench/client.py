@@ -24,7 +24,7 @@ _EVENT = b"data: {"
 _DONE = b"data: [DONE]\n"
 _TAIL_BYTES = 2048
 """Enough for the last two chunks of a stream, which contain the usage."""
-_USAGE = re.compile(rb'"completion_tokens":\s*(\d+)')
+_USAGE = re.compile(rb'"(completion|prompt|cached)_tokens":\s*(\d+)')
 _ERROR_CHARACTERS = 300
 
 
@@ -38,20 +38,33 @@ class Request:
     streamed: bool
     temperature: float | None = None
     """None omits it from the request, for the server's default of 1."""
+    messages: Sequence[bytes] = ()
+    """Encoded messages of a chat, in place of the prompt."""
+    pause_seconds: float = 0.0
+    """Time between the previous response and this request, unless the connection has a pace."""
+
+    @property
+    def path(self) -> str:
+        """Path of the endpoint."""
+        return "/v1/chat/completions" if self.messages else "/v1/completions"
 
     def body(self) -> bytes:
         """Return the request's JSON."""
         fields: dict[str, object] = {
             "model": self.model,
-            "prompt": self.prompt,
             "max_tokens": self.completion_tokens,
             "ignore_eos": True,
         }
+        if not self.messages:
+            fields["prompt"] = self.prompt
         if self.temperature is not None:
             fields["temperature"] = self.temperature
         if self.streamed:
             fields |= {"stream": True, "stream_options": {"include_usage": True}}
-        return json.dumps(fields).encode()
+        encoded = json.dumps(fields).encode()
+        if not self.messages:
+            return encoded
+        return b'%b, "messages": [%b]}' % (encoded[:-1], b", ".join(self.messages))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +102,8 @@ class Answer:
     """Arrival times of the stream's chunks; chunks that arrive together count once."""
     ended: float = 0.0
     completion_tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
     error: str = ""
     """Empty if the response is correct."""
 
@@ -115,10 +130,10 @@ class Load:
         for connection in self._connections:
             connection.start(now)
 
-    async def wait(self, timeout_seconds: float) -> None:
-        """Wait until every lane has ended. Raises TimeoutError."""
+    async def wait(self, timeout_seconds: float, *, first: int | None = None) -> None:
+        """Wait until every lane, or each of the first ones, has ended. Raises TimeoutError."""
         async with asyncio.timeout(timeout_seconds):
-            await asyncio.gather(*(connection.ended for connection in self._connections))
+            await asyncio.gather(*(connection.ended for connection in self._connections[:first]))
 
     def close(self) -> None:
         """Close all connections; the server cancels requests in progress."""
@@ -137,9 +152,9 @@ class Load:
 
 
 async def run(
-    lanes: Sequence[Lane], *, meter: Meter, timeout_seconds: float
+    lanes: Sequence[Lane], *, meter: Meter, timeout_seconds: float, settle_seconds: float = 0.0
 ) -> tuple[list[Answer], Consumption]:
-    """Run lanes to their end while a meter measures."""
+    """Run lanes to their end while a meter measures, and for some time after it."""
     load = Load(lanes)
     gc.collect()
     gc.disable()
@@ -148,6 +163,7 @@ async def run(
         meter.start()
         load.start()
         await load.wait(timeout_seconds)
+        await asyncio.sleep(settle_seconds)
         return load.answers, meter.stop()
     finally:
         load.close()
@@ -191,7 +207,7 @@ class _Connection(asyncio.Protocol):
         host = urlsplit(lane.url).netloc
         authorization = f"authorization: Bearer {lane.key}\r\n" if lane.key else ""
         self._head = (
-            f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\n{authorization}"
+            f"HTTP/1.1\r\nhost: {host}\r\n{authorization}"
             "content-type: application/json\r\ncontent-length: "
         ).encode()
 
@@ -214,7 +230,10 @@ class _Connection(asyncio.Protocol):
         if request is None:
             self._end()
         elif self._lane.pace is None:
-            self._send(request)
+            if request.pause_seconds:
+                asyncio.get_running_loop().call_later(request.pause_seconds, self._send, request)
+            else:
+                self._send(request)
         else:
             due, self._due = self._due, self._due + self._lane.pace.every_seconds
             wait = due - time.perf_counter()
@@ -224,6 +243,8 @@ class _Connection(asyncio.Protocol):
                 self._send(request, due)
 
     def _send(self, request: Request, due: float | None = None) -> None:
+        if self._transport.is_closing():
+            return
         body = request.body()
         self._parser = httptools.HttpResponseParser(self)
         self._parts: list[bytes] = []
@@ -231,7 +252,8 @@ class _Connection(asyncio.Protocol):
         self._complete = False
         sent = time.perf_counter() if due is None else due
         self._answer = Answer(request, self._lane.tenant, sent)
-        self._transport.write(b"%b%d\r\n\r\n%b" % (self._head, len(body), body))
+        line = f"POST {request.path} ".encode()
+        self._transport.write(b"%b%b%d\r\n\r\n%b" % (line, self._head, len(body), body))
 
     @override
     def data_received(self, data: bytes) -> None:
@@ -293,8 +315,10 @@ class _Connection(asyncio.Protocol):
             return "the server does not keep the connection alive"
         if answer.request.streamed and _DONE not in self._body:
             return f"no [DONE] at the end: {shown}"
-        counts = _USAGE.findall(self._body)
-        answer.completion_tokens = int(counts[-1]) if counts else 0
+        counts = {name: int(count) for name, count in _USAGE.findall(self._body)}
+        answer.completion_tokens = counts.get(b"completion", 0)
+        answer.prompt_tokens = counts.get(b"prompt", 0)
+        answer.cached_tokens = counts.get(b"cached", 0)
         expected = answer.request.completion_tokens
         if answer.completion_tokens != expected:
             return f"{answer.completion_tokens} completion tokens instead of {expected}: {shown}"

@@ -118,7 +118,7 @@ class _Connection(asyncio.Protocol):
         self._body += body
 
     def on_message_complete(self) -> None:
-        if self._url == b"/v1/completions":
+        if self._url in (b"/v1/completions", b"/v1/chat/completions"):
             self._complete(json.loads(self._body))
         elif self._url.startswith(b"/step/"):
             self.pacer.step_seconds = float(self._url.removeprefix(b"/step/"))
@@ -143,11 +143,12 @@ class _Connection(asyncio.Protocol):
 def _stream(request: dict[str, Any], tokens: int) -> tuple[list[bytes], bytes]:
     """Return the chunks of the tokens, and the rest: the end, usage if requested, and `[DONE]`."""
     completion = _completion(request)
-    last = [completion | {"choices": [_choice("", "length")]}]
+    choice = _delta if "messages" in request else _choice
+    last = [completion | {"choices": [choice("", "length")]}]
     if (request.get("stream_options") or {}).get("include_usage"):
         last.append(completion | {"choices": [], "usage": _usage(tokens)})
     events = [json.dumps(each).encode() for each in last] + [b"[DONE]"]
-    words = [completion | {"choices": [_choice(word, None)]} for word in _WORDS]
+    words = [completion | {"choices": [choice(word, None)]} for word in _WORDS]
     chunks = [_event(json.dumps(each).encode()) for each in words]
     return chunks, b"".join(map(_event, events)) + b"0\r\n\r\n"
 
@@ -167,7 +168,7 @@ def _completion(request: dict[str, Any]) -> dict[str, Any]:
     """Return the common fields of all chunks; the id is new, as proxies use it for accounting."""
     return {
         "id": f"cmpl-{next(_NUMBERS)}",
-        "object": "text_completion",
+        "object": "chat.completion.chunk" if "messages" in request else "text_completion",
         "created": 1_700_000_000,
         "model": request.get("model", ""),
     }
@@ -175,6 +176,11 @@ def _completion(request: dict[str, Any]) -> dict[str, Any]:
 
 def _choice(text: str, finish_reason: str | None) -> dict[str, Any]:
     return {"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason}
+
+
+def _delta(text: str, finish_reason: str | None) -> dict[str, Any]:
+    delta = {"role": "assistant", "content": text}
+    return {"index": 0, "delta": delta, "finish_reason": finish_reason}
 
 
 def _usage(tokens: int) -> dict[str, int]:

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from bench import telemetry
+from bench import affinity, telemetry
+from bench.agents import BEFORE, LONG, ON_VLLM, AgentsMeasurement, spread
 from bench.measure import Measurement
 from bench.sluice import Sluice
 from bench.vllm_server import VllmServer
@@ -98,5 +99,122 @@ GOALS = (
         system=telemetry.ALL,
         beside=telemetry.NONE,
         least=0.95,
+    ),
+)
+
+
+Values = list[float]
+"""A figure round by round."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentGoal:
+    """A limit on a figure of the scenario `agents`."""
+
+    text: str
+    figure: Callable[[AgentsMeasurement], Values]
+    most: float
+
+    def judge(self, found: AgentsMeasurement) -> list[str]:
+        """Return the row of the goal: median and range of the rounds, and whether it was met."""
+        values = self.figure(found)
+        if not values:
+            return [self.text, "-", "not measured"]
+        return [self.text, spread(values), "yes" if median(values) <= self.most else "**no**"]
+
+
+def _turn(column: str, system: str = Sluice.name, size: int = LONG) -> Callable[..., Values]:
+    return lambda found: found.values("turns", system, f"{size:,}", column)
+
+
+def _over_server(found: AgentsMeasurement) -> Values:
+    """Return the gateway's CPU over that of vLLM's API server, at the longest size of both."""
+    for size in (f"{LONG:,}", "40,643"):
+        ours = found.values("vllm", ON_VLLM, size, "gateway ms")
+        theirs = found.values("vllm", VllmServer.name, size, "API server ms")
+        if ours and theirs:
+            return _ratios(ours, theirs)
+    return []
+
+
+def _ratios(ours: Values, theirs: Values) -> Values:
+    return [a / b for a, b in zip(ours, theirs, strict=False) if b]
+
+
+def _first_turns(found: AgentsMeasurement) -> Values:
+    column = "first turn, gateway ms"
+    return _ratios(_turn(column)(found), _turn(column, BEFORE)(found))
+
+
+def _later_p99(found: AgentsMeasurement) -> Values:
+    alone, beside = (found.values("beside", row, "p99 ms") for row in ("alone", "beside"))
+    return [b - a for a, b in zip(alone, beside, strict=True)]
+
+
+def _turns_of(found: AgentsMeasurement, *systems: str) -> list[Values]:
+    """Return cached shares and first tokens of the first of the systems that were measured."""
+    for name in systems:
+        if own := [each for each in found.workers.turns if each.system == name]:
+            shares = [100 * each.cached_tokens / each.prompt_tokens for each in own]
+            return [shares, [each.ttft.p50 for each in own]]
+    return [[], []]
+
+
+def _lost_share(found: AgentsMeasurement) -> Values:
+    ours, double = _turns_of(found, affinity.WITH)[0], _turns_of(found, affinity.DOUBLE)[0]
+    return [100 * (1 - a / b) for a, b in zip(ours, double, strict=False)]
+
+
+def _over_round_robin(found: AgentsMeasurement) -> Values:
+    theirs = _turns_of(found, affinity.ROUND_ROBIN, affinity.WITHOUT)
+    return _ratios(_turns_of(found, affinity.WITH)[1], theirs[1])
+
+
+AGENT_GOALS = (
+    AgentGoal(
+        text=f"gateway CPU of a turn of {LONG:,} tokens, at most 15 ms",
+        figure=_turn("gateway ms"),
+        most=15.0,
+    ),
+    AgentGoal(
+        text="worker process without the scripted engine, at most 10 ms",
+        figure=_turn("worker without it ms"),
+        most=10.0,
+    ),
+    AgentGoal(text="Redis, at most 2 ms", figure=_turn("redis ms"), most=2.0),
+    AgentGoal(
+        text="added time to first token, at most 15 ms",
+        figure=_turn("added first token ms"),
+        most=15.0,
+    ),
+    AgentGoal(
+        text="gateway CPU over that of vLLM's API server, at most 0.2",
+        figure=_over_server,
+        most=0.2,
+    ),
+    AgentGoal(
+        text="gateway CPU of a first turn over that of the earlier checkout, at most 1.05",
+        figure=_first_turns,
+        most=1.05,
+    ),
+    AgentGoal(
+        text="first token p99 of short requests beside 16 sessions, at most 20 ms more",
+        figure=_later_p99,
+        most=20.0,
+    ),
+    AgentGoal(
+        text="saved CPU that another tenant's flood takes, at most 5 %",
+        figure=lambda found: found.values("flood", "flooded", "% of the saved CPU lost"),
+        most=5.0,
+    ),
+    AgentGoal(
+        text="cached share below that of one worker with all the cache, at most 3 %",
+        figure=_lost_share,
+        most=3.0,
+    ),
+    AgentGoal(
+        text="first token p50 on two workers over that of round robin, at most 0.33",
+        figure=_over_round_robin,
+        most=1 / 3,
     ),
 )

@@ -24,6 +24,7 @@ from gateway.cli.launch.launch_plan import redis_server
 
 _READY_SECONDS = 180.0
 _HOOK = Path(__file__).parent / "litellm_auth.py"
+_PROVIDER = "text-completion-openai"
 _ENOUGH = 10**9
 """A limit that no measurement reaches."""
 _LIMITS = {"rpm_limit": _ENOUGH, "tpm_limit": _ENOUGH, "max_budget": _ENOUGH}
@@ -72,7 +73,13 @@ def running_litellm(venv: Path, folder: Path, postgres: Postgres) -> Iterator[Ri
 
 @contextmanager
 def running_without_database(
-    name: str, venv: Path, folder: Path, *, backend: Route, requests_per_minute: int
+    name: str,
+    venv: Path,
+    folder: Path,
+    *,
+    backend: Route,
+    requests_per_minute: int,
+    provider: str = _PROVIDER,
 ) -> Iterator[Route]:
     """Run the proxy with the keys and limits of `bench.litellm_auth` within a block.
 
@@ -82,6 +89,7 @@ def running_without_database(
         folder: Folder for its files.
         backend: A running backend.
         requests_per_minute: Limit of the route's `limited_key`.
+        provider: LiteLLM's name for the API of the backend.
     """
     started: list[Server] = []
     key, limited_key = f"sk-{secrets.token_hex(16)}", f"sk-{secrets.token_hex(16)}"
@@ -95,7 +103,7 @@ def running_without_database(
     try:
         redis_port = free_port()
         started.append(_start_redis(redis_port, folder))
-        configuration = _configuration(redis_port, backend.url)
+        configuration = _configuration(redis_port, backend.url, provider)
         configuration["general_settings"] = {"custom_auth": "litellm_auth.authenticate"}
         shutil.copy(_HOOK, folder)
         url = _start_proxy(venv, folder, configuration, environment, started)
@@ -178,7 +186,7 @@ def _parts_of(proxy: Server) -> dict[str, list[int]]:
     }
 
 
-def _configuration(redis_port: int, backend_url: str) -> dict[str, Any]:
+def _configuration(redis_port: int, backend_url: str, provider: str = _PROVIDER) -> dict[str, Any]:
     """Return the proxy's configuration; JSON is valid YAML."""
     redis = {"host": "127.0.0.1", "port": redis_port}
     return {
@@ -186,7 +194,7 @@ def _configuration(redis_port: int, backend_url: str) -> dict[str, Any]:
             {
                 "model_name": MODEL,
                 "litellm_params": {
-                    "model": f"text-completion-openai/{MODEL}",
+                    "model": f"{provider}/{MODEL}",
                     "api_base": f"{backend_url}/v1",
                     "api_key": "none",
                     "input_cost_per_token": 1.5e-7,

@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Final
@@ -131,7 +132,8 @@ def running_router(folder: Path, backends: Sequence[str], *, policy: str) -> Ite
 
 
 @contextmanager
-def _smg(folder: Path, backend: Backend) -> Iterator[Route]:
+def smg(folder: Path, backend: Backend) -> Iterator[Route]:
+    """Run smg with limits of tenants."""
     port, policies = free_port(), folder / "tenants.json"
     few = {"requests_per_minute": REQUESTS_PER_MINUTE, "tokens_per_minute": _ENOUGH}
     many = {"requests_per_minute": _ENOUGH, "tokens_per_minute": _ENOUGH}
@@ -150,7 +152,8 @@ def _smg(folder: Path, backend: Backend) -> Iterator[Route]:
 
 
 @contextmanager
-def _litellm(folder: Path, backend: Backend) -> Iterator[Route]:
+def litellm(folder: Path, backend: Backend, *, provider: str = "openai") -> Iterator[Route]:
+    """Run LiteLLM's proxy, whose provider `text-completion-openai` serves completions."""
     venv = _ENVIRONMENTS / "litellm"
     _require(venv / "bin" / "litellm")
     with running_without_database(
@@ -159,6 +162,7 @@ def _litellm(folder: Path, backend: Backend) -> Iterator[Route]:
         folder,
         backend=backend.direct,
         requests_per_minute=REQUESTS_PER_MINUTE,
+        provider=provider,
     ) as route:
         yield route
 
@@ -166,8 +170,8 @@ def _litellm(folder: Path, backend: Backend) -> Iterator[Route]:
 PEERS: Final[dict[str, Peer]] = {
     NGINX: _nginx,
     "vllm-router": _vllm_router,
-    "smg": _smg,
-    "LiteLLM": _litellm,
+    "smg": smg,
+    "LiteLLM": partial(litellm, provider="text-completion-openai"),
 }
 
 

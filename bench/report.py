@@ -14,9 +14,10 @@ from statistics import median
 from bench import admission_report, peers_report
 from bench.admission import AdmissionMeasurement
 from bench.affinity import AffinityMeasurement
+from bench.agents import AgentsMeasurement
 from bench.batch import BatchMeasurement
 from bench.fairness import FairnessMeasurement
-from bench.goals import GOALS
+from bench.goals import AGENT_GOALS, GOALS
 from bench.hosts import HostsMeasurement
 from bench.measure import Measurement, Quantiles
 from bench.peers import PeersMeasurement
@@ -45,6 +46,7 @@ class Report:
     batch: Sequence[BatchMeasurement]
     affinity: Sequence[AffinityMeasurement]
     hosts: Sequence[HostsMeasurement]
+    agents: Sequence[AgentsMeasurement]
     began: datetime
     command: str
 
@@ -77,8 +79,11 @@ class Report:
             *map(_batch_section, self.batch),
             *map(_affinity_section, self.affinity),
             *map(_hosts_section, self.hosts),
+            *map(_agents_section, self.agents),
         ]
-        if goals := [line for goal in GOALS for line in goal.judge(self.measurements)]:
+        goals = [line for goal in GOALS for line in goal.judge(self.measurements)]
+        goals += [goal.judge(each) for each in self.agents for goal in AGENT_GOALS]
+        if goals:
             parts += ["## Goals\n", *table(["goal", "measured", "met"], goals), ""]
         return "\n".join(parts)
 
@@ -92,6 +97,7 @@ class Report:
         lines += [*map(asdict, self.samplers), *map(asdict, self.admission)]
         lines += [*map(asdict, self.peers), *map(asdict, self.batch)]
         lines += [*map(asdict, self.affinity), *map(asdict, self.hosts)]
+        lines += map(asdict, self.agents)
         path.with_suffix(".jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         return path
 
@@ -267,6 +273,16 @@ def _affinity_section(each: AffinityMeasurement) -> str:
             "",
         ]
     )
+
+
+def _agents_section(each: AgentsMeasurement) -> str:
+    lines = ["## agents: turns of sessions\n", "Medians and ranges of the rounds.\n"]
+    for part, head, rows in each.tables():
+        lines += [f"### {part}\n", *table(head, rows), ""]
+    if rows := each.workers.rows():
+        head = ["system", "cached prompt tokens", "first token p50 ms", "p99 ms", "requests"]
+        lines += ["### workers\n", *table(head, rows), ""]
+    return "\n".join([*lines, *(f"- {sentence}" for sentence in each.skipped), ""])
 
 
 def _hosts_section(each: HostsMeasurement) -> str:
