@@ -298,23 +298,23 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int
     """Maximum completion tokens for each choice; -1 means all that fit."""
     context_length_behavior: ContextLengthBehavior
-    n: int
+    n: int = 1
     """Returned choices for each prompt."""
-    best_of: int
+    best_of: int = 1
     """Sampled sequences for each prompt."""
     ranking: Ranking = Ranking.MEAN
-    stop: list[str]
-    includes_stop: bool
-    logprobs: int | None
+    stop: list[str] = []
+    includes_stop: bool = False
+    logprobs: int | None = None
     prompt_logprobs: int | None = None
     """Alternatives to return for each token of the prompt; None returns nothing."""
     names_tokens_by_id: bool = False
     """Whether log-probabilities call tokens `token_id:N`, and not by their texts."""
-    echo: bool
+    echo: bool = False
     echo_last: int | None = None
     """Echo only this many of the prompt's last tokens; None echoes all (if `echo`)."""
-    stream: bool
-    include_usage: bool
+    stream: bool = False
+    include_usage: bool = False
     """Whether a stream ends with OpenAI's extra chunk that carries only usage."""
     hides_usage: bool = False
     """Whether a stream has no usage at all."""
