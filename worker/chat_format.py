@@ -8,7 +8,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -78,11 +78,7 @@ def chat_format(
         template_digest=digest(templates),
         content_format=ContentFormat.STRING if len(formats) > 1 else formats.pop(),
         special_tokens=special_tokens,
-        tool_parser=parsers.tool_parser,
-        reasoning_parser=parsers.reasoning_parser,
-        reasoning_start=parsers.reasoning_start,
-        reasoning_end=parsers.reasoning_end,
-        shows_special_tokens=parsers.shows_special_tokens,
+        **asdict(parsers),
     )
 
 

@@ -210,6 +210,14 @@ def _body(sink: ExportSink, batch: ExportBatch) -> tuple[bytes, str]:
     return msgspec.json.encode(events), "application/cloudevents-batch+json"
 
 
+_DATA: Final = (
+    *("model", "endpoint", "service_tier", "outcome", "cost_micros"),
+    *("prompt_tokens", "cached_tokens", "completion_tokens"),
+    *("free_prompt_tokens", "free_cached_tokens", "free_completion_tokens"),
+)
+"""Data of an event that a row has under the same name."""
+
+
 def _event(sink: ExportSink, row: LedgerRow) -> dict[str, Any]:
     return {
         "specversion": "1.0",
@@ -220,20 +228,10 @@ def _event(sink: ExportSink, row: LedgerRow) -> dict[str, Any]:
         "time": _rfc3339(row.created_at),
         "datacontenttype": "application/json",
         "data": {
-            "model": row.model,
-            "endpoint": row.endpoint,
-            "service_tier": row.service_tier,
             "project": row.project_id,
             "key": row.credential_id,
-            "outcome": row.outcome,
             "prepaid": row.is_prepaid,
-            "prompt_tokens": row.prompt_tokens,
-            "cached_tokens": row.cached_tokens,
-            "completion_tokens": row.completion_tokens,
-            "free_prompt_tokens": row.free_prompt_tokens,
-            "free_cached_tokens": row.free_cached_tokens,
-            "free_completion_tokens": row.free_completion_tokens,
-            "cost_micros": row.cost_micros,
+            **{name: getattr(row, name) for name in _DATA},
         },
     }
 

@@ -25,7 +25,7 @@ from gateway.platform.database.engine import Database
 from gateway.platform.database.locking import lock_kind
 from gateway.platform.database.paging import Page
 from gateway.platform.database.schema import unprotected_tables
-from gateway.platform.database.tables import AuditRow
+from gateway.platform.database.tables import AuditRow, record_of
 from gateway.records.times import utc_now
 
 SIGNED: Final = "audit.sign"
@@ -393,16 +393,8 @@ def _signed_head(row: AuditRow) -> SignedHead | None:
 
 
 def _entry(row: AuditRow) -> AuditEntry:
-    return AuditEntry(
-        sequence=row.sequence,
-        at=row.at,
-        actor=row.actor,
-        action=row.action,
-        tenant_id=row.tenant_id,
-        subject=row.subject,
-        details=msgspec.json.decode(row.details),
-        hash=row.hash.hex(),
-    )
+    details = msgspec.json.decode(row.details)
+    return record_of(row, AuditEntry, details=details, hash=row.hash.hex())
 
 
 class AuditService:

@@ -31,6 +31,7 @@ from gateway.platform.database.tables import (
     LedgerRow,
     PositionRow,
     TenantRow,
+    record_of,
 )
 from gateway.records.times import EPOCH
 
@@ -348,18 +349,14 @@ class ExportStore:
             if state in EXPORTED:
                 waiting += int(rows)
                 ends.append(oldest_at)
-        return ExportState(
-            name=row.name,
-            kind=row.kind,
-            created_at=row.created_at,
-            paused_at=row.paused_at,
+        return record_of(
+            row,
+            ExportState,
             lag_rows=waiting,
             oldest_at=min(ends, default=None),
             batches=counts,
             held_micros=held_micros,
-            failures=row.failures,
             next_attempt_at=row.next_attempt_at if row.failures else None,
-            last_error=row.last_error,
         )
 
     async def _sums(self, sink: ExportSinkRow, span: LedgerSpan) -> list[ExportBatchRow]:

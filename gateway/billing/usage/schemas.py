@@ -140,39 +140,31 @@ def usage_fields(each: UsageSlice) -> dict[str, Any]:
     return {"object": "usage", **span, **named, **each.sums._asdict()}
 
 
+_SAME: Final = [
+    name for name in AnyReceiptBody.model_fields if name in UsageRecord.__struct_fields__
+]
+"""Members of a receipt that a record has under the same name."""
+
+
 def receipt_fields(record: UsageRecord) -> dict[str, Any]:
     """Return the members of an AnyReceiptBody, which include those of a ReceiptBody."""
     return {
+        **{name: getattr(record, name) for name in _SAME},
         "object": "usage.request",
         "id": record.request_id,
         "created_at": to_time(record.created_ms),
         "ended_at": to_time(record.ended_ms),
-        "first_token_ms": record.first_token_ms,
         "tenant": record.tenant_id,
-        "gateway": record.gateway,
-        "model": record.model,
         "engine": record.engine or None,
         "key": record.credential_id,
         "project": record.project_id,
-        "endpoint": record.endpoint,
-        "dialect": record.dialect,
-        "service_tier": record.service_tier,
         "stream": record.is_streamed,
-        "outcome": record.outcome,
         "code": record.code or None,
-        "prompt_tokens": record.prompt_tokens,
-        "cached_tokens": record.cached_tokens,
-        "completion_tokens": record.completion_tokens,
         "prices": {
             "prompt_micros": record.prompt_price,
             "cached_micros": record.cached_price,
             "completion_micros": record.completion_price,
         },
-        "free_prompt_tokens": record.free_prompt_tokens,
-        "free_cached_tokens": record.free_cached_tokens,
-        "free_completion_tokens": record.free_completion_tokens,
-        "is_prepaid": record.is_prepaid,
-        "cost_micros": record.cost_micros,
     }
 
 

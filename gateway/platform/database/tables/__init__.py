@@ -10,7 +10,7 @@ from gateway.platform.database.tables.accounts import (
     WebhookEventRow,
     WebhookRow,
 )
-from gateway.platform.database.tables.base import Table
+from gateway.platform.database.tables.base import Table, record_of
 from gateway.platform.database.tables.batches import (
     BatchChunkRow,
     BatchFeedRow,
@@ -67,4 +67,5 @@ __all__ = [
     "TenantRow",
     "WebhookEventRow",
     "WebhookRow",
+    "record_of",
 ]
