@@ -272,7 +272,7 @@ def _running_sluice(
     *,
     blocks: int,
     workers: int = 2,
-    affinity: str = "1",
+    affinity: str = "15",
 ) -> Iterator[Iterable[_System]]:
     arguments = {"block_size": _BLOCK_TOKENS, "num_gpu_blocks_override": blocks}
     settings = {

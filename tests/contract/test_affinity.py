@@ -176,6 +176,8 @@ async def test_job_waits_once_for_the_worker_that_holds_more(
         await enqueue(queue, chat(f"pace-{pace}", 1))
         result = await claim(queue, "w2", prefill_us=pace)
         assert (len(result.claims), result.kept_seconds) == (not wait, wait)
+        await clock.advance(max(round(wait * 1000) - 1, 0))
+        assert await claim_ids(queue, "w2", prefill_us=pace) == []
         assert await claim_ids(queue, "w1") == [f"pace-{pace}"] * bool(wait)
     await enqueue(queue, chat("left", 1))
     assert (await claim(queue, "w2", prefill_us=50_000)).kept_jobs == 1
@@ -204,18 +206,19 @@ async def test_turn_goes_to_the_worker_of_its_session_before_that_publishes_dige
     assert [each.job.id for each in kept.claims] == ["first"]
     assert (kept.kept_jobs, kept.kept_seconds) == (1, 0.15)
     assert await any_redis.lrange(keys.worker_doorbell(MODEL, "w1"), 0, -1) == [b"1"]
-    # It precedes the jobs of which w1 holds nothing, but all of its prompt is charged.
-    await enqueue(queue, chat("rest", 4))
+    # All of its prompt is charged.
     before = (await counters(any_redis))["a"]
     assert await claim_ids(queue, "w1") == ["turn-2"]
     assert (await counters(any_redis))["a"] == before + 300
+    # Turns precede older jobs of which the worker holds nothing.
+    await enqueue(queue, chat("older", 4), chat("turn-3", 1, session="s"))
+    assert await claim_ids(queue, "w1", 2) == ["turn-3", "older"]
     # A client may name any session: it waits no longer than a job may be passed over, unless the
     # worker holds the longest prefix of it, such as all text before an image, and w2 little more.
-    assert await claim_ids(queue, "w2") == ["rest"]
-    await enqueue(queue, chat("turn-3", 1, session="s"))
+    await enqueue(queue, chat("turn-4", 1, session="s"))
     kept = await claim(queue, "w2", prefill_us=20_000)
     assert (kept.claims, kept.kept_seconds) == ([], PATIENCE_MS / 1000)
-    assert await claim_ids(queue, "w1") == ["turn-3"]
+    assert await claim_ids(queue, "w1") == ["turn-4"]
     for worker in ("w1", "w2"):
         await queue.hold(worker, added=digests(1), ttl_ms=TTL_MS)
     for size, wait in ((392, (392 - 192) * 20 / 1000), (383, PATIENCE_MS / 1000)):
@@ -226,7 +229,7 @@ async def test_turn_goes_to_the_worker_of_its_session_before_that_publishes_dige
     # The session moves with its jobs.
     await clock.advance(4_000)
     assert await claim_ids(queue, "w2", 2, prefill_us=20_000) == ["image-392", "image-383"]
-    await enqueue(queue, chat("turn-4", 1, session="s"))
+    await enqueue(queue, chat("turn-5", 1, session="s"))
     assert (await claim(queue, "w1", prefill_us=500)).kept_jobs == 1
 
 
@@ -249,7 +252,10 @@ async def test_no_job_waits_for_a_worker_that_is_gone_or_drains(
     assert await is_kept("drains")
     await announce(queue, "w1", is_draining=True)
     assert await any_redis.lrange(keys.doorbell(MODEL), 0, -1) == [b"1"]
-    assert await claim_ids(queue, "w2", prefill_us=500) == ["drains"]
+    await enqueue(queue, chat("later", 1, session="s"))
+    result = await claim(queue, "w3", 2, prefill_us=500)
+    assert [each.job.id for each in result.claims] == ["drains", "later"]
+    assert result.kept_jobs == 0
     await announce(queue, "w1", is_draining=True)
     assert await any_redis.llen(keys.doorbell(MODEL)) == 0, "it has left before"
 
@@ -293,7 +299,8 @@ async def test_kept_jobs_keep_neither_their_tenant_nor_batches_waiting(
 ) -> None:
     await queue.hold("w1", added=digests(1), ttl_ms=TTL_MS)
     await enqueue(queue, *(chat(f"kept-{number}", 1) for number in range(20)))
-    await enqueue(queue, job("short"), job("other", "b", service_tier=ServiceTier.BATCH))
+    await enqueue(queue, job("short"))
+    await enqueue(queue, job("batch", "b", service_tier=ServiceTier.BATCH))
     result = await claim(queue, "w2", 13, prefill_us=50_000)
     # Half of the oldest sixteen wait. The others do not wait for a worker that may be full.
     assert result.kept_jobs == 8
@@ -301,7 +308,7 @@ async def test_kept_jobs_keep_neither_their_tenant_nor_batches_waiting(
         *(f"kept-{n}" for n in range(8, 20)),
         "short",
     ]
-    assert await claim_ids(queue, "w2", prefill_us=50_000) == ["other"]
+    assert await claim_ids(queue, "w2", prefill_us=50_000) == ["batch"]
     assert await claim_ids(queue, "w1", 9) == [f"kept-{n}" for n in range(8)]
 
 

@@ -43,9 +43,9 @@ ACTIONS = {
     "return_": 1,
     "revive": 1,
     "promote": 1,
-    "hold": 1,
+    "hold": 2,
     "announce": 1,
-    "advance": 1,
+    "advance": 2,
 }
 WORKERS = ("w1", "w2", "w3")
 CHATS = 4
@@ -816,11 +816,15 @@ class Pool:
 
 @pytest.mark.parametrize("attack", ["monopolises", "floods", "alternates", "pretends", "drains"])
 async def test_no_prefixes_win_more_service_than_the_bound(
-    any_redis: "Redis", clock: TestClock, monkeypatch: pytest.MonkeyPatch, attack: str
+    request: pytest.FixtureRequest,
+    any_redis: "Redis",
+    clock: TestClock,
+    monkeypatch: pytest.MonkeyPatch,
+    attack: str,
 ) -> None:
     """|W_a - W_b| <= 2 (max(w_p L, w_q M) + Q), where W counts uncached prompt tokens only.
 
-    The services have the ratio of the weights, within 5 %.
+    The services have the ratio of the weights, within the bound's share of them.
     """
     monkeypatch.setattr("contract.queue.AFFINITY_QUANTUM", QUANTUM)
     rng = random.Random(3)
@@ -837,7 +841,9 @@ async def test_no_prefixes_win_more_service_than_the_bound(
     for worker in pool.cached:
         await announce(pool.queue, worker)
     worst, numbers = 0.0, count()
-    while min(pool.served.values()) < 20 * bound:
+    # More service than that shows nothing new: the bound does not grow with it.
+    enough = 20 if request.config.getoption("--long") else 8
+    while min(pool.served.values()) < enough * bound:
         for tenant, waiting in pool.waiting.items():
             while len(waiting) < CANDIDATES + 4:
                 number = next(numbers)
@@ -852,7 +858,7 @@ async def test_no_prefixes_win_more_service_than_the_bound(
         await pool.step()
         worst = max(worst, abs(pool.served["a"] - pool.served["b"]))
     assert 0 < worst <= bound
-    assert pool.served["a"] == pytest.approx(pool.served["b"], rel=0.05)
+    assert pool.served["a"] == pytest.approx(pool.served["b"], rel=1 / enough)
     assert pool.passed_at
     # In the first two, no worker holds more than another.
     assert pool.kept_jobs or attack in ("monopolises", "floods")
