@@ -11,8 +11,8 @@ Parts, each in rounds in which systems take turns:
 - `vllm`: the same with a real engine, a tiny model with a long window: Sluice, vLLM's server.
 - `beside`: short requests of another tenant, alone and beside 16 sessions.
 - `flood`: turns of a session before and after another tenant filled the caches with its prompts.
-- `workers`: sessions at a twentieth of their length on two real engines with small caches, as in
-  the scenario `affinity`.
+- `workers`: sessions at a twentieth of their length, with a fifth of the pauses, on two real
+  engines with small caches, as in the scenario `affinity`.
 """
 
 import json
@@ -81,6 +81,9 @@ _SMALL_CACHES: Final = {
     "SLUICE_PROMPT_CACHE_BYTES_OF_TENANT": str(4 * 2**20),
 }
 _SCALE: Final = 20
+_QUICK_SECONDS: Final = 240.0
+_MOST_SECONDS: Final = 3_600.0
+"""Time after which no other part starts."""
 _LONG_MODEL: Final = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -283,7 +286,11 @@ def measure(
 ) -> None:
     """Measure all parts; the results are added to `found`. Raises MeasureError or StartError."""
     run = _Run(options, folder, found, progress)
+    end = time.monotonic() + (_QUICK_SECONDS if options.quick else _MOST_SECONDS)
     for name in options.parts or PARTS:
+        if time.monotonic() > end:
+            found.skipped.append(f"`{name}` is left out: the parts before it took too long.")
+            continue
         progress(f"agents: {name}")
         getattr(run, name)()
 
@@ -335,7 +342,7 @@ class _Run:
             server = running_vllm_server(
                 deployment, self._own("server"), flags=["--enable-prompt-tokens-details"]
             )
-            systems: list[System] = [stack.enter_context(each) for each in (sluice, server)]
+            systems: list[System] = [stack.enter_context(sluice), stack.enter_context(server)]
             self._take_turns("vllm", systems, sizes, {})
 
     def beside(self) -> None:
@@ -353,7 +360,7 @@ class _Run:
                 firsts = [replace(next(each), pause_seconds=0.0) for each in texts]
                 self._complete([Lane(url, agent, firsts, "agent")])
                 lanes = [Lane(url, agent, each, "agent") for each in texts]
-                works = (("alone", []), ("beside", lanes))
+                works: list[tuple[str, list[Lane]]] = [("alone", []), ("beside", lanes)]
                 for row, others in works if turn % 2 else reversed(works):
                     answers, used = uvloop.run(_for_seconds([lane, *others], sluice, seconds))
                     self._note_short(row, turn, answers, used)
@@ -406,16 +413,16 @@ class _Run:
     def workers(self) -> None:
         """Measure what two workers find in their caches."""
         quick, factor = self._options.quick, self._options.pause_factor
-        turns, number = (5, 8) if quick else (12, _SESSIONS)
+        turns, number, scale = (4, 8, 2 * _SCALE) if quick else (12, _SESSIONS, _SCALE)
 
         def begin(seed: str) -> Iterator[tuple[str, Iterable[Request]]]:
             for each, requests in enumerate(
-                _sessions(seed, factor / 5, scale=_SCALE, number=number)
+                _sessions(seed, factor / 5, scale=scale, number=number)
             ):
                 yield affinity.TENANTS[each % len(affinity.TENANTS)], islice(requests, turns)
 
         chats = affinity.Chats(
-            begin=begin, window=_PARENT[1] // _SCALE + 2_048, blocks=750 if quick else 1_500
+            begin=begin, window=_PARENT[1] // scale + 2_048, blocks=350 if quick else 1_500
         )
         options = affinity.Options(
             quick=quick, rounds=self._options.rounds, seed=self._options.seed
@@ -509,16 +516,16 @@ class _Run:
 
     def _sluice(
         self,
-        name: str,
+        own: str,
         repository: Path = REPOSITORY,
         *,
         settings: Mapping[str, str] | None = None,
         **options: Any,
     ) -> Any:
         deployment = Deployment(engine=Engine.SCRIPTED, max_sequences=256, context_window=_WINDOW)
-        own = {"SLUICE_SCRIPTED_KV_CACHE_TOKENS": str(_KV_TOKENS), **(settings or {})}
+        fixed = {"SLUICE_SCRIPTED_KV_CACHE_TOKENS": str(_KV_TOKENS), **(settings or {})}
         return running_sluice(
-            deployment, self._own(name), repository=repository, settings=own, **options
+            deployment, self._own(own), repository=repository, settings=fixed, **options
         )
 
     def _own(self, name: str) -> Path:

@@ -27,8 +27,8 @@ async def test_every_step_sends_one_token_of_each_stream() -> None:
         while not await _is_listening(port):
             await asyncio.sleep(0.005)
     requests = [
-        Request(model="any", prompt="", completion_tokens=6, streamed=streamed)
-        for streamed in (True, False)
+        Request(model="any", prompt="", completion_tokens=6, streamed=streamed, messages=messages)
+        for streamed, messages in ((True, ()), (True, (b"{}",)), (False, ()))
     ]
     lanes = [Lane(f"http://127.0.0.1:{port}", "", requests) for _ in range(8)]
     try:
@@ -42,6 +42,7 @@ async def test_every_step_sends_one_token_of_each_stream() -> None:
         assert each.ended - each.sent > 4.5 * STEP_SECONDS
     streamed = [each for each in answers if each.request.streamed]
     assert {len(each.reads) for each in streamed} == {6}, "each token arrives alone"
-    steps = zip(*(each.reads for each in streamed), strict=True)
+    texts = [each for each in streamed if not each.request.messages]
+    steps = zip(*(each.reads for each in texts), strict=True)
     spread = median(max(reads) - min(reads) for reads in steps)
     assert spread < STEP_SECONDS / 2, "all streams share their steps"
