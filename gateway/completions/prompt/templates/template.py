@@ -127,7 +127,7 @@ def _mark_opening(tree: nodes.Template) -> int | None:
     return len(_OPENING)
 
 
-def _conditions(test: nodes.Expr) -> Iterator[nodes.Node]:
+def _conditions(test: nodes.Node) -> Iterator[nodes.Node]:
     """Return the conditions that must all be true."""
     if isinstance(test, nodes.And):
         yield from _conditions(test.left)

@@ -209,7 +209,7 @@ def test_opening_is_what_is_missing_without_a_generation_prompt(
 ) -> None:
     for chat in CHATS.values():
         messages: Any = for_template(
-            chat,
+            [*chat],
             ContentFormat.STRING,
             image_token="",
             tool_parser="",
