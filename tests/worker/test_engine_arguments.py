@@ -84,7 +84,7 @@ def test_grammars_have_one_backend_and_chains_their_processor() -> None:
     made = arguments(is_cpu=False, engine_arguments=given)
     assert made.structured_outputs_config == {"disable_any_whitespace": True, "backend": "guidance"}
     assert made.logits_processors == [PROCESSOR]
-    assert (made.mm_processor_cache_gb, made.limit_mm_per_prompt) == (0, {"image": 8})
+    assert (made.mm_processor_cache_gb, made.limit_mm_per_prompt) == (0, {"image": 100})
     made = arguments(is_cpu=False, engine_arguments={"limit_mm_per_prompt": {"image": 2}})
     assert made.limit_mm_per_prompt == {"image": 2}
 
