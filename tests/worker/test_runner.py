@@ -131,10 +131,13 @@ async def test_frames_come_in_order_numbered_and_complete(
 async def test_frames_stay_for_a_time_whatever_their_number(
     redis: "Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer = ReplyWriter(redis, "w", most_pending_deltas=10, on_written=lambda *_: None)
-    running = asyncio.create_task(writer.run())
+    writers = [
+        ReplyWriter(redis, name, most_pending_deltas=10, on_written=lambda *_: None)
+        for name in ("w1", "w2")
+    ]
+    running = [asyncio.create_task(writer.run()) for writer in writers]
 
-    async def write(frames: int) -> int:
+    async def write(frames: int, writer: ReplyWriter = writers[0]) -> int:
         for _ in range(frames):
             writer.outbox("g1").start(JobStarted(1, 1, 3, 0), is_streamed=True)
             writer.flush()
@@ -142,14 +145,16 @@ async def test_frames_stay_for_a_time_whatever_their_number(
         return await redis.xlen(keys.replies("g1"))
 
     assert await write(150) == 150
+    # Another worker writes to the stream for the first time.
+    assert await write(2, writers[1]) == 152
     monkeypatch.setattr(replies, "FRAMES_KEPT_MS", 50)
     await asyncio.sleep(0.1)
     # The second frame drops those that were old at the first. Redis drops whole nodes of 100.
-    assert await write(2) == 52
+    assert await write(2) == 54
     monkeypatch.setattr(replies, "FRAMES_KEPT_MS", 600_000)
     monkeypatch.setattr(replies, "MAX_KEPT_BYTES", 100)
     assert await write(250) < 150
-    await end_task(running)
+    await end_task(*running)
 
 
 async def test_same_seed_gives_the_same_text_and_resumes(

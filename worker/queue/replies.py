@@ -67,11 +67,9 @@ class KeptFrames:
     def __init__(self) -> None:
         self._frames: deque[tuple[int, int]] = deque()
         self._bytes = 0
-
-    @property
-    def oldest_ms(self) -> int:
-        """When the oldest frame to keep was written, by the clock of Redis; 0 without any."""
-        return self._frames[0][0] if self._frames else 0
+        self.oldest_ms = 0
+        """Since when frames are kept, by the clock of Redis. Other workers write to the stream too,
+        so that frames before the first one of this worker are kept as long."""
 
     def add(self, written_ms: int, size: int) -> None:
         """Add a frame. Drop those that are too old, or too large together."""
@@ -81,10 +79,11 @@ class KeptFrames:
             self._bytes = 0
         self._frames.append((written_ms, size))
         self._bytes += size
-        oldest_ms = written_ms - FRAMES_KEPT_MS
-        while self._frames[0][0] < oldest_ms or (
-            self._bytes > MAX_KEPT_BYTES and len(self._frames) > 1
-        ):
+        self.oldest_ms = max(written_ms - FRAMES_KEPT_MS, 0)
+        while self._bytes > MAX_KEPT_BYTES and len(self._frames) > 1:
+            self._bytes -= self._frames.popleft()[1]
+            self.oldest_ms = max(self.oldest_ms, self._frames[0][0])
+        while self._frames[0][0] < self.oldest_ms:
             self._bytes -= self._frames.popleft()[1]
 
 
