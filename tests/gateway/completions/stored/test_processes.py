@@ -167,6 +167,8 @@ async def test_requests_of_a_killed_gateway_continue_exactly_at_another(
         ]
     expected = {name: reported(stream.result()) for name, stream in streamed.items()}
     whole = [answer.result().json() for answer in answers]
+    claimed = await jobs_claimed(stack)
+    streamed_jobs = len(CASES) + 1  # One has two prompts.
     killed = asyncio.Event()
     have_begun = [asyncio.Event() for _ in CASES]
 
@@ -192,12 +194,11 @@ async def test_requests_of_a_killed_gateway_continue_exactly_at_another(
         """Start whole responses, kill the gateway when all of them run, and read them elsewhere."""
         for each in have_begun:
             await each.wait()
-        claimed = await jobs_claimed(stack)
         once = asyncio.create_task(mortal.client.post(PATH, json=only_once, headers=headers))
         response = await mortal.client.post(PATH, json=in_background | {"background": True})
 
         async def have_both_begun() -> bool:
-            return await jobs_claimed(stack) >= claimed + 2
+            return await jobs_claimed(stack) >= claimed + streamed_jobs + 2
 
         await eventually(have_both_begun, what="two more jobs being claimed")
         await mortal.kill()
