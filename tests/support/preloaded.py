@@ -60,6 +60,7 @@ _IMPORTED: Final = {
     "engine": (
         "worker.main",
         "worker.engine.vllm.engine",
+        "vllm.model_executor.layers.quantization.online.base",
         "vllm.renderers.hf",
         "vllm.v1.engine.async_llm",
         "vllm.v1.engine.core",
@@ -365,9 +366,11 @@ def fork_engine_cores() -> None:
     On CPUs, vLLM lets a core import everything again, since a fork would lack the threads of
     OpenMP. Tests have none.
     """
+    _import("engine")
     from vllm.v1.engine import utils
 
     utils.get_mp_context = lambda: multiprocessing.get_context("fork")
+    gc.freeze()  # Each core collects garbage five times during its start.
 
 
 class _ModulesOnly:
@@ -408,9 +411,9 @@ def _serve(role: str, folder: Path, listening: int) -> None:
             with _log_of(role, folder).open("wb") as output:
                 for stream in (sys.stdout, sys.stderr):
                     os.dup2(output.fileno(), stream.fileno())
-    _import(role)
     if role == "engine":
         fork_engine_cores()
+    _import(role)
     if role == "tests":
         _import_tests()
     gc.collect()
