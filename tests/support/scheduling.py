@@ -25,6 +25,8 @@ TOGETHER: Final = {
     "tests/failures/proofs/test_everything_dies.py": "deployment that dies",
     "tests/failures/proofs/test_outages.py": "deployment that dies",
     "tests/failures/fuzz/": "fuzz",
+    # The next file continues with one of its workers.
+    "tests/failures/kills/test_two_workers.py": "killed workers",
     "tests/failures/kills/": "killed workers",
     "tests/failures/proofs/": "proofs",
     "tests/failures/chaos/test_chaos.py": "chaos",

@@ -131,8 +131,10 @@ def check_kinds(reported: Sequence[Transcript]) -> None:
 
 def test_streams_resume_in_the_engine_that_replaces_a_killed_one(stack: Stack) -> None:
     """Chats and completions share the streams. The worker is killed last, and leaves no process."""
-    (worker, _) = WORKERS
+    (worker, other) = WORKERS
     start_workers(stack, [worker])
+    if other in stack.processes:
+        stack.stop(other)
     key = stack.key()
     # Each kind once.
     chats = [stream_request(number) for number in range(len(KINDS))]
