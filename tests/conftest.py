@@ -19,6 +19,8 @@ from sqlalchemy import make_url
 from typing_extensions import override
 from xdist.remote import Producer
 
+from common import tasks
+from common.tasks import end_task
 from gateway.platform import redis_client
 from gateway.platform.database import schema
 from gateway.platform.database.engine import Database
@@ -240,6 +242,8 @@ async def _emptied(server: RedisServer) -> AsyncIterator["Redis"]:
     async with Redis.from_url(server.url) as client:
         await client.flushall()
         yield client
+        # Or they would open connections again, which nothing closes.
+        await end_task(*(asyncio.all_tasks() & tasks._background._tasks))
 
 
 @pytest.fixture(scope="session")
