@@ -13,7 +13,7 @@ from gateway.completions.rendering.completion import Completion, Usage
 from gateway.completions.rendering.events import EVENT_END, PartsRenderer
 from gateway.completions.rendering.parts import Part, PartKind, PartStream
 from gateway.completions.rendering.tool_calls import decoded, derived_id
-from gateway.dialects.messages.json_styles import style_of
+from gateway.dialects.json_styles import style_of
 from gateway.dialects.request import MessagesOptions
 from gateway.records.errors import ApiError, ErrorStyle
 

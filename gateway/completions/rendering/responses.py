@@ -19,6 +19,7 @@ from gateway.completions.rendering.completion import Completion, Usage
 from gateway.completions.rendering.events import PartsRenderer
 from gateway.completions.rendering.parts import Part, PartKind, PartStream
 from gateway.completions.rendering.tool_calls import call_id, decoded, derived_id
+from gateway.dialects.json_styles import style_of
 from gateway.dialects.request import CallForm, CallKind, ResponsesOptions
 from gateway.dialects.responses.failures import event, event_data, failure_of
 from gateway.records.errors import ApiError
@@ -175,6 +176,8 @@ class ResponseObjects:
             "type": form.kind,
             "call_id": call_id(self._completion.id, 0, part.call),
         }
+        if form.kind is CallKind.CUSTOM:
+            call["call_id"] += style_of(part.text, is_whole=True) or ""
         arguments = "" if status == "in_progress" else part.text
         match form.kind:
             case CallKind.FUNCTION:
@@ -265,6 +268,8 @@ class ResponseRenderer(PartsRenderer):
         """Index of the first part among the items."""
         self._text: TextArgument | None = None
         """Reads the open call if its input is a text."""
+        self._held: str | None = None
+        """The text of a call that waits for the style of its JSON."""
         self._head = b""
         """What the events with text of the open part have before it; empty if there are none."""
         self._has_logprobs = False
@@ -327,7 +332,9 @@ class ResponseRenderer(PartsRenderer):
                 _json({"type": kind, **members})[:-1],
             )
         if part.kind is PartKind.CALL:
-            if is_incremental(self._objects.form_of(part).kind):
+            if self._text is not None:
+                self._held = ""
+            elif is_incremental(self._objects.form_of(part).kind):
                 self._add_item("added", part, "in_progress", parts)
             return
         self._add_item("added", part, "in_progress", parts)
@@ -339,6 +346,11 @@ class ResponseRenderer(PartsRenderer):
     def _add_text(self, part: Part, text: str, logprobs: bytes, parts: list[bytes]) -> None:
         if self._text is not None:
             text = self._text.add(text)
+        if self._held is not None:
+            self._held += text
+            if style_of(part.text, is_whole=False) is None:
+                return
+            text = self._begin_held(part, parts)
         if self._head and (text or logprobs):
             more = b',"logprobs":[%b]' % logprobs if self._has_logprobs else b""
             end = b'%b%b,"sequence_number":%d}' % (_json(text), more, self._sequence())
@@ -349,7 +361,10 @@ class ResponseRenderer(PartsRenderer):
         name, members = self._delta(part)
         status, text = _status(self._stream, part), part.text
         if self._text is not None:
-            if rest := self._text.finish(text):
+            rest = self._text.finish(text)
+            if self._held is not None:
+                rest = self._begin_held(part, parts) + rest
+            if rest:
                 self._add(f"response.{name}.delta", {**members, "delta": rest}, parts)
             self._add(f"response.{name}.done", {**members, "input": self._text.text}, parts)
         elif name == "function_call_arguments":
@@ -366,6 +381,12 @@ class ResponseRenderer(PartsRenderer):
         else:
             self._add_item("added", part, "in_progress", parts)
         self._add_item("done", part, status, parts)
+
+    def _begin_held(self, part: Part, parts: list[bytes]) -> str:
+        """Add the beginning of a call that has waited, and return its text so far."""
+        text, self._held = self._held or "", None
+        self._add_item("added", part, "in_progress", parts)
+        return text
 
     def _place(self, part: Part) -> dict[str, Any]:
         place = {"item_id": self._objects.id_of(part)}

@@ -21,7 +21,7 @@ from gateway.dialects.chat.messages import (
 )
 from gateway.dialects.fields import read_list
 from gateway.dialects.images import SIGNATURES
-from gateway.dialects.messages.json_styles import restyled
+from gateway.dialects.json_styles import restyled
 from gateway.records.errors import (
     MissingParameterError,
     UnsupportedParameterError,

@@ -23,6 +23,7 @@ from gateway.dialects.chat.messages import (
     read_text,
 )
 from gateway.dialects.fields import read_list
+from gateway.dialects.json_styles import restyled
 from gateway.dialects.parameters import MAX_NAMED
 from gateway.dialects.responses.tools import Toolbox, flat_name
 from gateway.records.errors import (
@@ -213,7 +214,8 @@ class _Reader:
     def _read_text_call(self, item: dict[str, Any], path: str) -> None:
         name = flat_name(_required(item, "name", path), read_text(item, "namespace", path) or "")
         text = read_text(item, "input", path) or ""
-        self._add_call(item, path, name, {TEXT_ARGUMENT: text})
+        given = restyled({TEXT_ARGUMENT: text}, _call_id(item, path))
+        self._add_call(item, path, name, given)
 
     def _read_search(self, item: dict[str, Any], path: str) -> None:
         arguments = read_arguments(item.get("arguments"), f"{path}.arguments")

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from gateway.dialects.messages.json_styles import restyled, style_of
+from gateway.dialects.json_styles import restyled, style_of
 from gateway.dialects.wire import WrittenObject
 from tests.support.cases import all_cases
 

@@ -144,7 +144,7 @@ async def test_stream_of_every_kind_of_item_is_read_by_the_library(
         asking = tasks.create_task(openai.responses.create(**asked))
         claim = await worker.claim_one()
         await worker.conclude(claim, "Done.")
-    patch = json.dumps({"input": PATCH}, ensure_ascii=False)
+    patch = json.dumps({"input": PATCH})
     assert prompt_of(claim).splitlines() == [
         "user::Hello:",
         "assistant:Look.:Reading it.:"

@@ -1,4 +1,4 @@
-"""Styles of JSON: white space and escapes, which clients of Messages lose when they parse an input.
+"""Styles of JSON: white space and escapes, which are lost when clients get an input as its values.
 
 A prompt stays in the cache only if it repeats what the model wrote, so the id of a call names the
 style of its input. A stream sends the id first: it waits for the beginning of the input.
@@ -15,7 +15,7 @@ MOST_CHARACTERS: Final = 64
 
 _BEGIN: Final = re.compile(r'\{(?:\n( {1,8}|\t))?"(?:[^"\\]|\\.)*":(.)', re.DOTALL)
 _CHARACTERS: Final = re.compile(r"\\u([0-9a-f]{4})|\\[^u]|[^\x00-\x7f]")
-_STYLED_ID: Final = re.compile(r"toolu_[0-9a-f]{24}([cst1-8])(u?)")
+_STYLED_ID: Final = re.compile(r"(?:toolu|call)_[0-9a-f]{24}([cst1-8])(u?)")
 _COMPACT, _SPACED, _TABS, _ESCAPED = "cstu"
 
 
