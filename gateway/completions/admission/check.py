@@ -261,11 +261,7 @@ class RequestChecker:
             return None
         if not (pooling.queries and support.has_score_template):
             return None
-        try:
-            templates = await self._chat_templates.get(form.template_digest)
-        except RedisError:
-            raise queue_unavailable() from None
-        return templates.choose(has_tools=False)
+        return (await self._chat_templates.get(form.template_digest)).choose(has_tools=False)
 
     async def _prepare(
         self, rendered: RenderedRequest, call: Call

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from redis.exceptions import RedisError
-
 from common.clock import now_seconds
 from contract.messages import ChatFormat, WorkerCard
 from gateway.completions.prompt.chat_templates import ChatTemplates
@@ -34,7 +32,6 @@ from gateway.records.errors import (
     ContextLengthExceededError,
     InvalidParameterError,
     UnsupportedParameterError,
-    queue_unavailable,
 )
 
 CHARACTERS_PER_TOKEN: Final = 16
@@ -89,10 +86,7 @@ async def render_chat(
             f"'messages' is not supported by the model '{card.model}': it has no chat template.",
             param="messages",
         )
-    try:
-        chosen = (await templates.get(form.template_digest)).choose(has_tools=bool(chat.tools))
-    except RedisError:
-        raise queue_unavailable() from None
+    chosen = (await templates.get(form.template_digest)).choose(has_tools=bool(chat.tools))
     rendering = _Rendering(chat, card, form, chosen, encoder, text_tools)
     return await beside(rendering.run)
 

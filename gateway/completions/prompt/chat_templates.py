@@ -7,9 +7,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 import msgspec
+from redis.exceptions import RedisError
 
 from gateway.completions.prompt.templates.template import ChatTemplate, WrongTemplateError
-from gateway.records.errors import ModelMisconfiguredError, ServiceUnavailableError
+from gateway.records.errors import (
+    ModelMisconfiguredError,
+    ServiceUnavailableError,
+    queue_unavailable,
+)
 
 MAX_TEMPLATES: Final = 16
 """The templates of one model."""
@@ -64,7 +69,8 @@ class ChatTemplates:
         """Return the templates of a model by their digest.
 
         Raises ServiceUnavailableError if they no longer exist, ModelMisconfiguredError if they are
-        unusable, and OverloadedError if the trial did not finish in time.
+        unusable, StoreUnavailableError without Redis, and OverloadedError if the trial did not
+        finish in time.
         """
         known = self._known.get(digest)
         if known is None:
@@ -77,7 +83,10 @@ class ChatTemplates:
         return known
 
     async def _load(self, digest: str) -> TemplateSet | str:
-        compressed = await self._fetch(digest)
+        try:
+            compressed = await self._fetch(digest)
+        except RedisError:
+            raise queue_unavailable() from None
         if compressed is None:
             raise ServiceUnavailableError(
                 "The model's chat template is not published yet.", retry_after_seconds=1.0

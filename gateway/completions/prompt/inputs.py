@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import chain
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 from tokenizers import Encoding, Tokenizer
@@ -172,19 +172,15 @@ class _Preparation:
             adds = self._request.adds_special_tokens
             part = [*encoder.encode(part, param=param, adds_special_tokens=adds)]
         if not isinstance(part, str):
-            encoder.check_ids([each for each in part if isinstance(each, int)], param=param)
-            ids = [each for each in part if isinstance(each, int)]
+            ids = cast("list[int]", part)
+            encoder.check_ids(ids, param=param)
             kept = ids[: self._most] if is_start else ids[-self._most :]
             self._check_length(ids, param)
             return _Input(kept, len(ids) - len(kept))
-        encoding = self._encoded(part)
-        cut = len(encoding.ids) - self._most
-        if cut > 0:
-            self._check_length(encoding.ids, param)
-            encoding = self._cut(self._encoded(part, is_bare=True), None, param)
+        encoding, cut = self._fitted(part, None, param)
         if not encoding.ids:
             raise InvalidParameterError(f"'{param}' has no tokens.", param=param.partition("[")[0])
-        return _Input(encoding.ids, max(cut, 0))
+        return _Input(encoding.ids, cut)
 
     def _pairs(self) -> Iterator[_Input]:
         """Return each query with its document, as the model reads them."""
@@ -241,15 +237,10 @@ class _Preparation:
     def _pair(self, query: str, document: str, param: str) -> _Input:
         part = str(self._part_of(document, param))
         query = str(self._encoder.start_of(query, tokens=self._most))
-        encoding = self._encoded((query, part))
-        cut = len(encoding.ids) - self._most
-        if cut > 0:
-            self._check_length(encoding.ids, param)
-            bare = self._encoded(query, is_bare=True)
-            encoding = self._cut(self._encoded(part, is_bare=True), bare, param)
+        encoding, cut = self._fitted(part, query, param)
         types = encoding.type_ids
         second = types.index(1) if 1 in types else len(types)
-        return _Input(encoding.ids, max(cut, 0), second)
+        return _Input(encoding.ids, cut, second)
 
     def _part_of(self, prompt: Prompt, param: str) -> Prompt:
         """Return a text, or enough of one that is far too long and may be cut."""
@@ -259,22 +250,23 @@ class _Preparation:
             raise self._too_long(self._window + 1, param, is_least=True)
         return part
 
-    def _encoded(self, text: str | tuple[str, str], *, is_bare: bool = False) -> Encoding:
-        adds = self._request.adds_special_tokens and not is_bare
-        return self._tokenizer.encode_batch_fast([text], add_special_tokens=adds)[0]
-
-    def _cut(self, text: Encoding, before: Encoding | None, param: str) -> Encoding:
-        """Cut a text without added tokens, and then add them, after a query if there is one."""
-        adds = self._request.adds_special_tokens
-        others = self._tokenizer.num_special_tokens_to_add(before is not None) if adds else 0
-        others += 0 if before is None else len(before.ids)
+    def _fitted(self, text: str, query: str | None, param: str) -> tuple[Encoding, int]:
+        """Encode a text, after a query if there is one. Return how many tokens of it were cut."""
+        adds, encode = self._request.adds_special_tokens, self._tokenizer.encode_batch_fast
+        [whole] = encode([text if query is None else (query, text)], add_special_tokens=adds)
+        cut = len(whole.ids) - self._most
+        if cut <= 0:
+            return whole, 0
+        self._check_length(whole.ids, param)
+        # Cut the text without added tokens, and then add them.
+        *before, last = encode([*[query] * (query is not None), text], add_special_tokens=False)
+        others = self._tokenizer.num_special_tokens_to_add(bool(before)) if adds else 0
+        others += sum(len(each.ids) for each in before)
         if others >= self._most:
             raise self._too_long(others + 1, param, is_least=True)
         side = "right" if self._request.keeps_prompt_start else "left"
-        text.truncate(self._most - others, direction=side)
-        if before is None:
-            return self._tokenizer.post_process(text, None, adds)
-        return self._tokenizer.post_process(before, text, adds)
+        last.truncate(self._most - others, direction=side)
+        return self._tokenizer.post_process(*before, last, add_special_tokens=adds), cut
 
     def _start_of(self, prompt: Prompt, tokens: int) -> Prompt:
         """Return the start of a text that has so many tokens; 0: the whole text."""
@@ -305,9 +297,11 @@ class _Preparation:
         self, tokens: int, param: str, *, is_least: bool = False
     ) -> ContextLengthExceededError:
         given = f"at least {tokens}" if is_least else str(tokens)
+        query = self._pooling.query_param if self._support.pairs else ""
+        names = f"'{query}' and '{param}' have" if query else f"'{param}' has"
         return ContextLengthExceededError(
-            f"'{param}' has {given} tokens",
-            advice=f"Please reduce its length to {self._most} tokens, or cut it with "
+            f"{names} {given} tokens",
+            advice=f"Please reduce the length to {self._most} tokens, or cut it with "
             "'truncate_prompt_tokens'.",
             window=self._window,
             param=param.partition("[")[0],

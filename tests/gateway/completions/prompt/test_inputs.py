@@ -1,5 +1,6 @@
 """A query and a document become the one text that a reranker's template makes of them."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -37,24 +38,31 @@ def tokenizer() -> Tokenizer:
     """A tokenizer with a token for each letter, which begins texts with a token of its own."""
     tokenizer = letter_tokenizer(END, START)
     begin = (START, tokenizer.token_to_id(START))
-    tokenizer.post_processor = TemplateProcessing(single=f"{START} $A", special_tokens=[begin])
+    tokenizer.post_processor = TemplateProcessing(
+        single=f"{START} $A",
+        pair=f"{START} $A {END} $B:1 {END}:1",
+        special_tokens=[begin, (END, tokenizer.token_to_id(END))],
+    )
     return tokenizer
 
 
-def read(**body: Any) -> GenerationRequest:
+def request_of(**body: Any) -> GenerationRequest:
     return read_rerank({"model": "m", "query": "cat"} | body, VLLM, max_prompts=1)
 
 
-async def texts(tokenizer: Tokenizer, source: str = SOURCE, /, **body: Any) -> list[str]:
-    """Return what the model reads for each document, with its special tokens."""
-    support = PoolingSupport(
-        PoolingTask.CLASSIFY, 1, pairs=PairForm.JOINED, has_score_template=bool(source)
-    )
+async def texts(
+    tokenizer: Tokenizer, source: str = SOURCE, /, form: PairForm = PairForm.JOINED, **body: Any
+) -> list[str]:
+    """Return what the model reads for each document, with its special tokens.
+
+    A bar precedes the second text of a separated pair.
+    """
+    support = PoolingSupport(PoolingTask.CLASSIFY, 1, pairs=form, has_score_template=bool(source))
     card = card_of(
         tokenizer, context_window=WINDOW, pooling=support, chat=ChatFormat("the template")
     )
     template = ChatTemplate(source) if source else None
-    request = check_template_arguments(read(**body), template, "m")
+    request = check_template_arguments(request_of(**body), template, "m")
     literal = _literal_copy(tokenizer, is_inner=True)
     _, prepared = await prepare_inputs(
         request, tokenizer, card, at_once, literal=literal, template=template
@@ -65,7 +73,10 @@ async def texts(tokenizer: Tokenizer, source: str = SOURCE, /, **body: Any) -> l
         for length in job.pooling.lengths if job.pooling else ():
             inside, ids = ids[:length], ids[length:]
             assert len(inside) <= WINDOW
-            found.append("".join(str(tokenizer.id_to_token(each)) for each in inside))
+            read = [str(tokenizer.id_to_token(each)) for each in inside]
+            if job.pooling and job.pooling.second_texts:
+                read.insert(job.pooling.second_texts[len(found)], "|")
+            found.append("".join(read))
     return found
 
 
@@ -89,10 +100,21 @@ async def test_special_tokens_of_a_client_are_text(tokenizer: Tokenizer) -> None
         assert await texts(tokenizer, **body) == [START + expected]
 
 
+async def test_a_pair_without_a_template_is_joined_by_the_tokenizer(tokenizer: Tokenizer) -> None:
+    separated = partial(texts, tokenizer, "", form=PairForm.SEPARATED)
+    assert await separated(documents=["dog"]) == [f"{START}cat{END}|dog{END}"]
+    cut: dict[str, Any] = {"documents": ["abcdefgh"], "truncate_prompt_tokens": len("cat") + 3 + 4}
+    assert await separated(**cut) == [f"{START}cat{END}|abcd{END}"]
+    assert await separated(**cut, truncation_side="left") == [f"{START}cat{END}|efgh{END}"]
+    assert await separated(**cut, add_special_tokens=False) == ["cat|abcdefg"]
+    with pytest.raises(ContextLengthExceededError, match="'query' and 'documents' have at least 7"):
+        await separated(documents=["dog"], truncate_prompt_tokens=6)
+
+
 @pytest.mark.parametrize(("side", "kept"), [("right", "abcdefgh"), ("left", "uvwxyzab")])
 async def test_only_the_document_is_cut(tokenizer: Tokenizer, side: str, kept: str) -> None:
     document = "abcdefghijklmnopqrstuvwxyz" * 3 + "ab"
-    with pytest.raises(ContextLengthExceededError, match="'documents' has 92 tokens"):
+    with pytest.raises(ContextLengthExceededError, match="'query' and 'documents' have 92 tok"):
         await texts(tokenizer, documents=[document])
     fixed = len(".match:cat") + 2
     cut = {"truncate_prompt_tokens": fixed + len(kept), "truncation_side": side}
@@ -107,7 +129,7 @@ REFUSALS: list[tuple[type[BadRequestError], str, dict[str, Any], str]] = [
     (UnsupportedParameterError, "", {"instruction": "a"}, "'instruction' is not supported by"),
     (UnsupportedParameterError, "{{ messages[0].content }}", {"instruction": "a"}, "query"),
     (InvalidParameterError, "{{ raise_exception('no cats') }}", {}, "score template: no cats"),
-    (ContextLengthExceededError, "{{ 'a' * 10**6 }}", {}, "'documents' has at least 41 tokens"),
+    (ContextLengthExceededError, "{{ 'a' * 10**6 }}", {}, "'documents' have at least 41 tokens"),
     (InvalidParameterError, SOURCE, {"chat_template_kwargs": 5}, "must be an object. Given: 5"),
     (UnsupportedParameterError, SOURCE, {"chat_template_kwargs": {"messages": 5}}, "messages"),
 ]
@@ -124,6 +146,6 @@ async def test_what_no_template_takes_is_refused(
 
 
 def test_variables_that_no_template_reads_are_named() -> None:
-    request = read(documents=["a"], chat_template_kwargs={"tone": "mild", "instruction": "a"})
+    request = request_of(documents=["a"], chat_template_kwargs={"tone": "mild", "instruction": "a"})
     checked = check_template_arguments(request, ChatTemplate(SOURCE), "m")
     assert checked.ignored_parameters == ("chat_template_kwargs.tone",)
