@@ -278,7 +278,9 @@ class RequestChecker:
             )
         known = None
         if request.parses_special_tokens:
-            known = self._tokenizers.known(card.tokenizer_digest, call.principal.tenant_id)
+            known = self._tokenizers.known(
+                card.tokenizer_digest, call.principal.tenant_id, request.cache_isolation_key
+            )
         return request, await prepare(
             request, tokenizer, card, beside, literal=literal, known=known
         )

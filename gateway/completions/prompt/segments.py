@@ -18,6 +18,7 @@ from itertools import pairwise
 from threading import Lock
 from typing import Final, NamedTuple, Self
 
+import msgspec
 from tokenizers import AddedToken, Tokenizer
 
 from gateway.completions.prompt import literal_text
@@ -167,6 +168,8 @@ class KnownSegments(NamedTuple):
     segmenter: Segmenter
     tokenizer_digest: str
     tenant_id: str
+    isolation_key: str = ""
+    """Separates what is known within the tenant, as the engine's caches are."""
 
     def encode(self, text: str, tokenizer: Tokenizer, inner: Tokenizer | None) -> "array[int]":
         """Return the ids of a text, without the tokenizer's own special tokens around it.
@@ -175,7 +178,8 @@ class KnownSegments(NamedTuple):
         """
         segments = self.segmenter.split(text)
         salted = hashlib.blake2b(digest_size=_KEY_BYTES, key=self.cache.secret)
-        salted.update(f"{self.tokenizer_digest} {inner is None} {self.tenant_id}\0".encode())
+        salt = (self.tokenizer_digest, self.tenant_id, self.isolation_key, inner is None)
+        salted.update(msgspec.msgpack.encode(salt))
         names: list[bytes] = []
         for segment in segments:
             name = salted.copy()

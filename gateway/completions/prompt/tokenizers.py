@@ -266,7 +266,7 @@ class TokenizerStore:
                 )
             return self._tokenizers[digest]
 
-    def known(self, digest: str, tenant_id: str) -> KnownSegments | None:
+    def known(self, digest: str, tenant_id: str, isolation_key: str) -> KnownSegments | None:
         """Return what encodes a tenant's texts with a tokenizer of `get`, each segment once.
 
         None if this would not be exact.
@@ -274,7 +274,7 @@ class TokenizerStore:
         segmenter = self._segmenters.get(digest)
         if segmenter is None or self._segments is None:
             return None
-        return KnownSegments(self._segments, segmenter, digest, tenant_id)
+        return KnownSegments(self._segments, segmenter, digest, tenant_id, isolation_key)
 
     async def get_literal(self, digest: str, *, is_inner: bool = False) -> Tokenizer:
         """Return a copy of a tokenizer that treats the text of an added token as ordinary text.

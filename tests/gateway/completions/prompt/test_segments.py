@@ -203,9 +203,10 @@ async def test_the_next_turn_of_a_session_encodes_only_what_is_new() -> None:
     assert counting.characters == len(history)
     assert await prepared(history + fresh, encoder, chat=ChatRequest(messages=[])) == whole
     assert counting.characters == len(fresh)
-    # Nobody learns from the time whether another tenant has sent a text.
-    assert await prepared(history + fresh, encoder._replace(tenant_id="t2")) == whole
-    assert counting.characters == len(history + fresh)
+    # Nobody learns from the time whether somebody else has sent a text.
+    for other in (encoder._replace(tenant_id="t2"), encoder._replace(isolation_key="u2")):
+        assert await prepared(history + fresh, other) == whole
+        assert counting.characters == len(history + fresh)
     # A completion may contain the mark of a protected text.
     marked = f"{history}\ufdd0a"
     assert await prepared(marked, encoder) == (
