@@ -261,14 +261,20 @@ class JobQueue:
             lane: (keys.queue_prefix(model, lane), keys.pace_prefix(model, lane)) for lane in Lane
         }
         """Of the tenants' queues and paces in every lane."""
-        names = ("queue_prefix", "pace_prefix", "batch_queue_prefix", "batch_pace_prefix")
-        self._lane_prefixes = dict(
-            zip(names, [each for pair in self._prefixes.values() for each in pair], strict=True)
-        )
         self._enqueue_names = lru_cache(maxsize=10_000)(self._names_to_enqueue)
-        self._held_prefix = keys.held.prefix(model)
-        self._worker_doorbell_prefix = keys.worker_doorbell.prefix(model)
-        self._session_prefix = keys.sessions.prefix(model)
+        names = ("queue_prefix", "pace_prefix", "batch_queue_prefix", "batch_pace_prefix")
+        self._claim_names = {
+            "leases": self._leases,
+            "holders": self._holders,
+            "workers": keys.workers(model),
+            "hinted": keys.hinted(model),
+            "job_prefix": self._job_prefix,
+            "held_prefix": keys.held.prefix(model),
+            "doorbell_prefix": keys.worker_doorbell.prefix(model),
+            "session_prefix": keys.sessions.prefix(model),
+            **dict(zip(names, chain.from_iterable(self._prefixes.values()), strict=True)),
+        }
+        """What `job_claim` names and what never changes."""
 
     async def enqueue(
         self,
@@ -369,12 +375,8 @@ class JobQueue:
             *rows,
         ) = await _CLAIM.run(
             self._executor,
-            leases=self._leases,
-            holders=self._holders,
-            workers=keys.workers(self.model),
-            hinted=keys.hinted(self.model),
+            **self._claim_names,
             keys=self._keys_of_lanes,
-            job_prefix=self._job_prefix,
             worker=worker,
             engine=engine,
             most_jobs=most_jobs,
@@ -388,10 +390,6 @@ class JobQueue:
             preemptible_tokens=room.preemptible_tokens,
             preemptible_sequences=room.preemptible_sequences,
             batch_prompt_tokens=room.batch_prompt_tokens,
-            **self._lane_prefixes,
-            held_prefix=self._held_prefix,
-            doorbell_prefix=self._worker_doorbell_prefix,
-            session_prefix=self._session_prefix,
             patience=affinity.patience_ms,
             longest_keep=max(affinity.longest_keep_ms, affinity.patience_ms),
             prefill_us=affinity.prefill_us,
@@ -677,7 +675,7 @@ class JobQueue:
             channel_prefix=keys.worker_channel.prefix(self.model),
             card_prefix=keys.worker_card.prefix(self.model),
             job_prefix=self._job_prefix,
-            held_prefix=self._held_prefix,
+            held_prefix=keys.held.prefix(self.model),
             grace_ms=MISSING_MS,
         )
         return [worker.decode() for worker in gone]
