@@ -72,7 +72,7 @@ _WINDOW: Final = 262_144
 _KV_TOKENS: Final = 100_000_000
 _SETTLE_SECONDS: Final = 0.3
 """Time in which the records of the last turn are written."""
-_IDLE_SECONDS: Final = 1.5
+_IDLE_SECONDS: Final = 3.0
 _SPECIAL: Final = re.compile(r"</?[a-z|]")
 _MARKED: Final = b'{"role": "system", "content": "Mind </s> and <|user|>."}'
 _FLOOD_PROMPTS: Final = 12
@@ -284,7 +284,7 @@ def _sessions(
 def measure(
     options: Options, folder: Path, *, found: AgentsMeasurement, progress: Progress
 ) -> None:
-    """Measure all parts; the results are added to `found`. Raises MeasureError or StartError."""
+    """Measure the parts; the results are added to `found`, also of a part that fails."""
     run = _Run(options, folder, found, progress)
     end = time.monotonic() + (_QUICK_SECONDS if options.quick else _MOST_SECONDS)
     for name in options.parts or PARTS:
@@ -292,7 +292,11 @@ def measure(
             found.skipped.append(f"`{name}` is left out: the parts before it took too long.")
             continue
         progress(f"agents: {name}")
-        getattr(run, name)()
+        try:
+            getattr(run, name)()
+        except (StartError, MeasureError, TimeoutError) as error:
+            found.skipped.append(f"`{name}` was not finished: {error}")
+            progress(f"  {found.skipped[-1]}")
 
 
 class _Run:
@@ -443,9 +447,10 @@ class _Run:
         """Measure first and later turns of a session at each size, on one system after another."""
         for system in systems:
             self._drive(system, [*islice(session("warm-up", "warm-up", 1_000), 3)])
+        idle_of = {system.name: self._idle(system) for system in systems}
         for number, size in product(range(1, self._options.rounds + 1), sizes):
             for system in systems if number % 2 else reversed(systems):
-                idle = self._idle(system)
+                idle = idle_of[system.name]
                 seed = f"{self._options.seed} {number} {size}"
                 first = max(400, size - NEW_TOKENS * (self._later_turns + 1) // 2)
                 turns = [*islice(session(seed, seed, first), self._later_turns + 1)]
