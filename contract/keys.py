@@ -120,6 +120,8 @@ sessions = _ModelKeys("sessions")
 """Hash with expiry: digest of a tenant's session -> `TIME WORKER` that claimed its last job."""
 hinted = _Key("m", "hinted")
 """String with expiry: exists while a tenant has `sessions`."""
+chunk = _ModelKeys("chunk")
+"""String with expiry: packed token ids, by the chunk's name in hexadecimal (`contract.prompts`)."""
 
 
 def queue_prefix(model: str, lane: Lane = Lane.REQUESTS) -> str:

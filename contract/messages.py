@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from contract.outcomes import FailureCode, FinishReason
-from contract.prompts import TokenIds, decode_ids, encode_ids
+from contract.prompts import CHUNK_TOKENS, TokenIds, decode_prompt, encode_ids
 from contract.sampling import SamplingSpec
 from contract.tier import ServiceTier
 
@@ -189,6 +189,17 @@ class GenerationJob(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the job can reuse at a worker that holds it; see `contract.affinity`."""
     pooling: Pooling | None = None
     """Set for a job of a pooling model, which has no completion: `n` is the number of inputs."""
+    chunks: bytes = b""
+    """What `contract.prompts.names_of` returns, if Redis has the chunks of the prompt.
+
+    Encoded and decoded jobs then have only the tokens after the chunks in `prompt_token_ids`.
+    """
+
+    @property
+    def rest(self) -> TokenIds:
+        """The tokens of the prompt that are in no chunk."""
+        ids = self.prompt_token_ids
+        return ids[len(ids) - len(ids) % CHUNK_TOKENS :] if self.chunks else ids
 
     @property
     def is_replicated(self) -> bool:
@@ -342,6 +353,7 @@ class ReturnReason(StrEnum):
     ENGINE_DIED = "engine_died"  # The engine died or hung while it ran the job.
     PREEMPTED = "preempted"  # It is a batch job, and requests need its room.
     ADAPTER_FAILED = "adapter_failed"  # The worker could not get the files of its adapter.
+    PROMPT_LOST = "prompt_lost"  # Redis lacks chunks of its prompt, or has wrong ones.
 
 
 class JobReturned(msgspec.Struct, frozen=True, array_like=True):
@@ -548,13 +560,16 @@ class WorkerCard(msgspec.Struct, frozen=True, omit_defaults=True):
     last swap to the model took, drain included."""
     pooling: PoolingSupport | None = None
     """Set for a model that generates no text."""
+    reads_chunks: bool = False
+    """Whether the worker runs jobs with `GenerationJob.chunks`."""
 
 
 _EncodedJob: Any = msgspec.defstruct(
     "_EncodedJob", [("prompt_token_ids", msgspec.Raw)], bases=(GenerationJob,), kw_only=True
 )
-_values_of: Final = attrgetter(*GenerationJob.__struct_fields__)
-_PROMPT: Final = GenerationJob.__struct_fields__.index("prompt_token_ids")
+_FIELDS: Final = GenerationJob.__struct_fields__
+_values_of: Final = attrgetter(*_FIELDS)
+_PROMPT, _CHUNKS = _FIELDS.index("prompt_token_ids"), _FIELDS.index("chunks")
 
 
 def _encodable(value: object) -> object:
@@ -576,14 +591,26 @@ def encode_job(job: GenerationJob) -> bytes:
     A worker of release 0.2.0 would run the base model for a job with an adapter. It cannot decode
     an array, so the lease of such a job expires.
     """
-    return encode(job if job.adapter is None else (job,))
+    encodable = wire_form(job)
+    return encode(encodable if job.adapter is None else (encodable,))
+
+
+def wire_form(job: GenerationJob) -> GenerationJob:
+    """Return a job to encode, without the tokens in chunks.
+
+    Release 0.3.0 cannot decode such a prompt, so it never runs a part of it.
+    """
+    if not job.chunks:
+        return job
+    prompt: Any = msgspec.Raw(encode((job.chunks, job.rest)))
+    return msgspec.structs.replace(job, prompt_token_ids=prompt, chunks=b"")
 
 
 def decode_job(encoded: bytes | msgspec.Raw) -> GenerationJob:
     """Decode a job, from whichever release. Raises msgspec.MsgspecError."""
     decoded = _job_decoder.decode(encoded)
     values = [*_values_of(decoded[0] if isinstance(decoded, tuple) else decoded)]
-    values[_PROMPT] = decode_ids(values[_PROMPT])
+    values[_CHUNKS], values[_PROMPT] = decode_prompt(values[_PROMPT])
     return GenerationJob(*values)
 
 

@@ -2,8 +2,12 @@
 
 As Python integers they would take nine times the memory and milliseconds to encode. On the wire
 they are an array of MessagePack, as in every release, so that releases can run side by side.
+
+Each turn of a chat repeats the turns before. The tokens of a long prompt are therefore stored in
+chunks, whose names depend on all tokens through their ends. A job has the names and the rest.
 """
 
+import hashlib
 from array import array
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
@@ -15,10 +19,18 @@ if TYPE_CHECKING:
 else:
     TokenIds = array
 
+CHUNK_TOKENS: Final = 4_096
+CHUNK_BYTES: Final = 4 * CHUNK_TOKENS
+NAME_BYTES: Final = 16
+
 _ARRAY: Final = 0xDD
 """MessagePack's mark of an array with a length of 32 bits."""
 _INTEGER: Final = 0xCE
 """MessagePack's mark of an unsigned integer of 32 bits."""
+_PAIR: Final = 0x92
+_BYTES: Final = frozenset({0xC4, 0xC5, 0xC6})
+"""MessagePack's marks of an array of two, and of bytes."""
+_decode_pair = msgspec.msgpack.Decoder(tuple[bytes, msgspec.Raw]).decode
 _decode_list = msgspec.msgpack.Decoder(list[int]).decode
 
 
@@ -36,9 +48,19 @@ def encode_ids(token_ids: TokenIds) -> msgspec.Raw:
     return msgspec.Raw(bytes([_ARRAY]) + number.to_bytes(4, "big") + body)
 
 
-def decode_ids(encoded: msgspec.Raw) -> TokenIds:
-    """Return the token ids of an array of MessagePack. Raises msgspec.MsgspecError."""
+def decode_prompt(encoded: msgspec.Raw) -> tuple[bytes, TokenIds]:
+    """Return the names of chunks, empty without chunks, and the tokens that follow them.
+
+    Raises msgspec.MsgspecError.
+    """
     content = bytes(encoded)
+    if content[0] == _PAIR and content[1] in _BYTES:
+        names, rest = _decode_pair(content)
+        return names, _decode_ids(bytes(rest))
+    return b"", _decode_ids(content)
+
+
+def _decode_ids(content: bytes) -> TokenIds:
     body = content[5:]
     if content[0] != _ARRAY or body[::5].count(_INTEGER) * 5 != len(body):
         # An earlier release writes each integer in its shortest form.
@@ -50,3 +72,36 @@ def decode_ids(encoded: msgspec.Raw) -> TokenIds:
     for byte in range(4):
         ids[3 - byte :: 4] = body[1 + byte :: 5]
     return TokenIds("I", bytes(ids))
+
+
+def names_of(cache_salt: str, token_ids: TokenIds) -> bytes:
+    """Return the digests of a prompt through the end of each chunk, and of the whole prompt.
+
+    A digest is also the chunk's name. The cache salt keys them, so tenants share no chunk.
+    """
+    content = memoryview(token_ids).cast("B")
+    running, names = _hash(cache_salt), b""
+    for start in range(0, len(content), CHUNK_BYTES):
+        running.update(content[start : start + CHUNK_BYTES])
+        names += running.digest()
+    return names
+
+
+def chunk_names(names: bytes, rest: TokenIds) -> list[bytes]:
+    """Return the names of the chunks alone, which the tokens of `rest` follow."""
+    end = len(names) - (NAME_BYTES if rest else 0)
+    return [names[start : start + NAME_BYTES] for start in range(0, end, NAME_BYTES)]
+
+
+def joined(
+    cache_salt: str, names: bytes, chunks: Iterable[bytes], rest: TokenIds
+) -> TokenIds | None:
+    """Return the whole prompt; None if its digest is not the last one of `names`."""
+    content = b"".join([*chunks, rest.tobytes()])
+    whole = _hash(cache_salt)
+    whole.update(content)
+    return TokenIds("I", content) if whole.digest() == names[-NAME_BYTES:] else None
+
+
+def _hash(cache_salt: str) -> "hashlib.blake2b":
+    return hashlib.blake2b(digest_size=NAME_BYTES, key=cache_salt.encode()[:64])

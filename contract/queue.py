@@ -23,6 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from functools import lru_cache
 from itertools import chain
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -32,6 +33,7 @@ from contract import keys, messages
 from contract.affinity import MOST_HELD
 from contract.messages import GenerationJob, WorkerCard, WorkerState
 from contract.outcomes import JobReceipt, JobState
+from contract.prompts import chunk_names, joined
 from contract.scripts import Argument, CommandExecutor, LuaScript
 from contract.tier import TIER_BOOSTS, TIER_RANKS, Lane, ServiceTier, lane_of
 
@@ -599,6 +601,45 @@ class JobQueue:
         """Drop the receipts of settled jobs; jobs that have not ended will leave none."""
         await _FORGET.run(self._executor, keys=self._jobs(job_ids))
 
+    async def with_prompt(
+        self, job: GenerationJob, held: Mapping[bytes, bytes] = MappingProxyType({})
+    ) -> tuple[GenerationJob | None, dict[bytes, bytes]]:
+        """Return a job with its whole prompt, and the chunks of it by name.
+
+        The job is None if Redis lacks chunks that are not among `held`, or if some are wrong. These
+        are deleted.
+        """
+        if not job.chunks:
+            return job, {}
+        execute = self._executor.execute_command
+        names = chunk_names(job.chunks, job.rest)
+        lacked = [name for name in names if name not in held]
+        found = await execute("MGET", *map(self._chunk, lacked)) if lacked else []
+        every: Mapping[bytes, bytes | None] = {**held, **dict(zip(lacked, found, strict=True))}
+        content = {name: each for name in names if (each := every[name]) is not None}
+        token_ids = joined(job.cache_salt, job.chunks, content.values(), job.rest)
+        if token_ids is not None:
+            job = msgspec.structs.replace(job, prompt_token_ids=token_ids, chunks=b"")
+            return job, content
+        if len(content) == len(names):
+            await execute("UNLINK", *map(self._chunk, names))
+        return None, {}
+
+    async def keep_chunks(self, names: Sequence[bytes], *, ttl_ms: int) -> list[bool]:
+        """Keep chunks for `ttl_ms` milliseconds from now. Return which of them Redis has."""
+        execute = self._executor.execute_command
+        kept = await asyncio.gather(
+            *(execute("PEXPIRE", self._chunk(name), ttl_ms) for name in names)
+        )
+        return [bool(each) for each in kept]
+
+    async def write_chunks(self, chunks: Mapping[bytes, bytes], *, ttl_ms: int) -> None:
+        """Store chunks by their names for `ttl_ms` milliseconds."""
+        execute = self._executor.execute_command
+        await asyncio.gather(
+            *(execute("SET", self._chunk(each), chunks[each], "PX", ttl_ms) for each in chunks)
+        )
+
     async def announce(self, card: WorkerCard, *, ttl_ms: int) -> int:
         """Announce a worker; the announcement and what it holds expire after `ttl_ms`.
 
@@ -720,6 +761,9 @@ class JobQueue:
     def _keys_of(self, tenant: str, lane: Lane) -> list[str]:
         """Return the keys of a lane, then the keys of a tenant in it."""
         return [*self._lanes[lane], *(prefix + tenant for prefix in self._prefixes[lane])]
+
+    def _chunk(self, name: bytes) -> str:
+        return keys.chunk(self.model, name.hex())
 
     def _jobs(self, job_ids: Sequence[str]) -> list[str]:
         return [self._job_prefix + job_id for job_id in job_ids]

@@ -173,6 +173,9 @@ class WorkerSettings(ProcessSettings):
     reply_buffer_deltas: Annotated[int, Field(ge=1_000)] = 200_000
     """Maximum number of unwritten reply deltas while Redis is unavailable; beyond it, jobs are
     dropped."""
+    prompt_cache_bytes: Annotated[int, Field(ge=0)] = 128 * 1024**2
+    """Memory for parts of long prompts, which later turns of a chat repeat; 0 reads them from Redis
+    for each turn."""
 
     preempted_share: Annotated[float, Field(ge=0, le=100)] = 1.0
     """Maximum share of the engine's sequences that batch jobs give up for requests in a second; 0

@@ -64,6 +64,13 @@ HELD_DIGESTS = Gauge(
     "sluice_worker_held_digests",
     "Prefixes in this worker's cache, and other things, that claims compare with jobs.",
 )
+PROMPT_CHUNKS = Counter(
+    "sluice_worker_prompt_chunks",
+    "Parts of 16 KiB of long prompts: held (in the worker's memory), read (from Redis) or lost.",
+    ["outcome"],
+)
+for _outcome in ("held", "read", "lost"):
+    PROMPT_CHUNKS.labels(_outcome)
 ADAPTERS_LOADED = Gauge(
     "sluice_worker_adapters_loaded", "LoRA adapters that the engine has loaded."
 )

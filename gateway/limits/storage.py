@@ -20,6 +20,8 @@ SMALL_BYTES: Final = 16_384
 
 TENANTS_IN_MEMORY: Final = 4
 """A tenant without its own limit never holds more than this part of Redis's maximum memory."""
+OPTIONAL_SHARE: Final = 0.5
+"""Part of a limit, and of Redis's maximum memory, beyond which nothing optional is stored."""
 LOOK_SECONDS: Final = 10.0
 """How often the maximum memory of Redis is read, which operators may change."""
 
@@ -52,6 +54,7 @@ class Storage:
         self._executor = executor
         self._most_of_tenant = self._set_most = most_of_tenant
         self._look_at = 0.0
+        self._is_filling = False
 
     def in_force(self, subject: SubjectLimits) -> SubjectLimits:
         """Return a subject with its effective `stored_bytes`: a tenant always has a limit."""
@@ -65,17 +68,22 @@ class Storage:
             each for each in map(self.in_force, subjects) if each.limits.stored_bytes is not None
         ]
 
-    async def take(self, holder: Holder, size: int, *, live_ms: int) -> None:
+    async def take(
+        self, holder: Holder, size: int, *, live_ms: int, is_optional: bool = False
+    ) -> None:
         """Count the bytes of a request, for at most `live_ms` milliseconds.
 
         Raises RateLimitError, and counts nothing, if one of the subjects would exceed its limit.
-        Raises StoreUnavailableError.
+        Raises StoreUnavailableError, also if these bytes are optional while Redis is filling.
         """
+        share = OPTIONAL_SHARE if is_optional else 1
         try:
             await self._look_at_memory()
+            if is_optional and self._is_filling:
+                raise queue_unavailable()
             counted = self._counted(holder.subjects)
             found = (each.limits.stored_bytes for each in counted)
-            limits = [limit for limit in found if limit is not None]
+            limits = [int(share * limit) for limit in found if limit is not None]
             refusing, *used = await self._keep(holder, size, live_ms=live_ms, limits=limits)
         except RedisError:
             raise queue_unavailable() from None
@@ -111,7 +119,9 @@ class Storage:
             return
         self._look_at = now + LOOK_SECONDS
         memory: Any = await self._executor.execute_command("INFO", "memory")
-        share = memory["maxmemory"] // TENANTS_IN_MEMORY
+        most = memory["maxmemory"]
+        self._is_filling = memory["used_memory"] > OPTIONAL_SHARE * most > 0
+        share = most // TENANTS_IN_MEMORY
         self._most_of_tenant = min(self._set_most, share or self._set_most)
 
     async def _keep(

@@ -27,6 +27,7 @@ LossReason = Literal[
     "engine_died",
     "preempted",
     "adapter_failed",
+    "prompt_lost",
 ]
 """Why an attempt of a job ended before the job did."""
 _METHODS: Final = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
@@ -137,6 +138,13 @@ RESUMED_JOBS = Counter(
     "Attempts that ended before their job did, by reason; another worker resumes the job.",
     ["reason"],
 )
+PROMPT_CHUNKS = Counter(
+    "sluice_gateway_prompt_chunks_total",
+    "Parts of 16 KiB of long prompts that were kept or written in Redis before a job.",
+    ["outcome"],
+)
+for _outcome in ("kept", "written"):
+    PROMPT_CHUNKS.labels(_outcome)
 GONE_WORKERS = Counter(
     "sluice_gateway_gone_workers_total",
     "Workers that this gateway found gone: killed, stopped, or cut off from Redis.",

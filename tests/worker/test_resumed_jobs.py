@@ -403,8 +403,8 @@ async def test_malformed_resumption_is_refused(
 )
 @pytest.mark.parametrize(
     "reason",
-    # A job whose adapter could not be loaded has not run.
-    [reason for reason in ReturnReason if reason is not ReturnReason.ADAPTER_FAILED],
+    # A job without its adapter or its prompt has not run.
+    sorted({*ReturnReason} - {ReturnReason.ADAPTER_FAILED, ReturnReason.PROMPT_LOST}),
 )
 async def test_job_continues_at_another_worker(
     redis_server: RedisServer, gateway: Gateway, changes: dict[str, Any], reason: ReturnReason

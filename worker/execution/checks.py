@@ -5,6 +5,7 @@ repeats them because an invalid request may crash the engine and end all of its 
 """
 
 import math
+from array import array
 from collections.abc import Sequence
 
 from contract import sampling as ranges
@@ -220,7 +221,9 @@ def _check_range(name: str, value: float, bounds: Range) -> None:
 
 def _check_token_ids(name: str, token_ids: Sequence[int], info: EngineInfo) -> None:
     highest = info.vocabulary_size - 1
-    if token_ids and (min(token_ids) < 0 or max(token_ids) > highest):
+    # The ids of a prompt are unsigned; each pass over a long one takes milliseconds.
+    lowest = 0 if isinstance(token_ids, array) else min(token_ids, default=0)
+    if lowest < 0 or max(token_ids, default=0) > highest:
         bad = next(each for each in token_ids if not 0 <= each <= highest)
         raise InvalidRequestError(
             f"{name}: token ids must be between 0 and {highest}. Given: {bad}"

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from tokenizers import Tokenizer
 
 from common import clock
-from contract.messages import JobFailed, about
+from contract.messages import JobFailed, JobReturned, ReturnReason, about
 from contract.outcomes import FailureCode
 from contract.queue import Affinity, JobClaim, LeaseReport, let_others_run, received_counts
 from contract.tier import Lane
@@ -160,10 +160,10 @@ class Claimer:
                 continue
             if generation is not None:
                 started.append(generation)
+                await let_others_run(generation.job)
             if claim.job.resumption is not None:
                 # Replaying a resumption may take long: let running sequences proceed between jobs.
                 await asyncio.sleep(0)
-            await let_others_run(claim.job)
         self._preemption.make_room(started)
         if self._submitter.has_work:
             # The engine must have room before it gets the jobs.
@@ -179,11 +179,24 @@ class Claimer:
         else:
             self._link.leases.end([_report_before(claim)])
 
+    def _give_back(self, claim: JobClaim) -> None:
+        """Return a job whose prompt is incomplete, so that its gateway sends all of it."""
+        job, report = claim.job, _report_before(claim)
+        returned = JobReturned(job.handle, claim.attempt, ReturnReason.PROMPT_LOST, False)
+        self._link.writer.outbox(job.gateway).return_job(returned, report)
+        self._link.leases.hold_until_written(report)
+        telemetry.JOBS_ENDED.labels(tracing.RETURNED).inc()
+
     async def _begin(self, claim: JobClaim, asked_at: float) -> RunningJob | None:
         """Return the generation of a claimed job; None if the job has ended already."""
         if not await self._link.gateways.is_alive(claim.job.gateway):
             self._abandon(claim)
             return None
+        job = await self._link.prompts.whole(claim.job)
+        if job is None:
+            self._give_back(claim)
+            return None
+        claim = claim._replace(job=job)
         if earlier := self._jobs.by_id.get(claim.job.id):
             # The lease expired, and the same worker claimed the job again.
             self._jobs.drop(earlier, tracing.LOST)

@@ -14,6 +14,7 @@ from common.tasks import end_task
 from contract import keys
 from contract.queue import JobQueue
 from contract.scripts.executor import SharedConnection
+from worker.queue.chunks import PromptChunks
 from worker.queue.held import HeldDigests
 from worker.queue.leases import Leases
 from worker.queue.replies import ReplyWriter
@@ -81,6 +82,7 @@ class Link:
         worker: str,
         lease_ms: int,
         most_pending_deltas: int,
+        prompt_cache_bytes: int = 0,
     ) -> None:
         self.redis = redis
         """For reads that block."""
@@ -91,6 +93,7 @@ class Link:
         self.leases = Leases(self.queue, worker, lease_ms=lease_ms)
         self.held = HeldDigests(self.queue, worker)
         """What makes claims prefer jobs for this worker."""
+        self.prompts = PromptChunks(self.queue, most_bytes=prompt_cache_bytes)
         self.gateways = GatewayWatch(redis)
         self.writer = ReplyWriter(
             shared,

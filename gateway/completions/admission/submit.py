@@ -21,6 +21,7 @@ from contract.dialect import Dialect
 from contract.messages import AdapterRef, GenerationJob, Ranking
 from gateway.completions.admission.call import Call
 from gateway.completions.admission.check import CheckedRequest, with_images
+from gateway.completions.admission.chunks import PromptChunks
 from gateway.completions.prompt.images.fetcher import ImageFetcher
 from gateway.completions.prompt.preparation import PreparedPrompt
 from gateway.completions.queue.dispatcher import Dispatcher
@@ -82,6 +83,7 @@ class RequestSubmitter:
     _refusals: Refusals
     _counts: PeriodCounts
     _storage: Storage
+    _chunks: PromptChunks
     _settlements: SettlementService
     _responses: Responses
     _dispatcher: Dispatcher
@@ -117,15 +119,20 @@ class RequestSubmitter:
             # Fetch images only now: a request without permission to run must not fetch any or delay
             # others.
             checked = await with_images(checked, self._images, tenant_id=principal.tenant_id)
-            jobs = self._jobs(call, checked, completion_id=request_id)
-            stored = await self._take_storage(principal, settlement, jobs, retention)
+            whole = self._jobs(call, checked, completion_id=request_id)
+            jobs = await self._chunks.put(whole, checked.card, principal.limits)
+            # A response that is readable for longer would outlive its chunks.
+            kept = whole if retention > self._settings.answer_retention else jobs
+            stored = await self._take_storage(
+                principal, settlement, [*jobs, *kept] if retention else jobs, retention
+            )
             cost_of = cost_by(record) if shows_cost else None
             seal = self._sealer.seal_of(request_id, checked.request, tenant_id=principal.tenant_id)
             completion = _completion(checked, request_id, cost_of=cost_of, seal=seal)
             if retention:
                 head = ResponseHead.of(
                     completion,
-                    jobs=jobs,
+                    jobs=kept,
                     record=settlement.record,
                     subjects=principal.limits,
                     most=checked.most,
@@ -245,13 +252,10 @@ class RequestSubmitter:
     ) -> int:
         """Count the bytes that Redis stores for a request; return them, or 0 if too few to count.
 
-        Raises RateLimitError.
+        The head of a stored response contains the jobs as well. Raises RateLimitError.
         """
         settings, record = self._settings, settlement.record
         size = sum(map(_job_bytes, jobs))
-        if retention:
-            # The head of a stored response contains the jobs as well.
-            size *= 2
         # A small response to a line of a batch is deleted when the line's result is stored.
         if size < SMALL_BYTES and (retention <= settings.answer_retention or record.line):
             return 0
@@ -335,7 +339,7 @@ def _affinity(prompt: PreparedPrompt, salt: str, block_tokens: int) -> bytes:
 
 def _job_bytes(job: GenerationJob) -> int:
     images = sum(map(len, job.images))
-    return _JOB_BYTES + _TOKEN_BYTES * len(job.prompt_token_ids) + images + len(job.grammar)
+    return _JOB_BYTES + _TOKEN_BYTES * len(job.rest) + images + len(job.grammar)
 
 
 def _retention(settings: Settings, checked: CheckedRequest, *, is_idempotent: bool) -> timedelta:

@@ -103,6 +103,11 @@ class Dispatcher:
         """Number of jobs that are enqueued and neither finished nor cancelled."""
         return len(self._jobs.tickets)
 
+    @property
+    def lost_prompts(self) -> int:
+        """Number of jobs that workers returned because Redis lacks chunks of their prompts."""
+        return self._replies.lost_prompts
+
     async def trim_replies(self, oldest: bytes) -> None:
         """Remove the entries before `oldest` from this gateway's reply stream. Raises RedisError.
 

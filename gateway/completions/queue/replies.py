@@ -34,6 +34,8 @@ class Replies:
         self.recoveries = Recoveries(catalogue, jobs, replay=self._receive_any)
         self._jobs = jobs
         self._tickets = jobs.tickets
+        self.lost_prompts = 0
+        """Jobs that workers returned because Redis lacks chunks of their prompts."""
 
     def apply(self, frame: Frame) -> None:
         """Apply the messages of one worker, or the notice that other gateways shed jobs."""
@@ -129,6 +131,7 @@ class Replies:
         if ticket is None or not self._is_current(ticket, worker, returned):
             return
         ticket.last_reply_at = now
+        self.lost_prompts += returned.reason is ReturnReason.PROMPT_LOST
         if returned.reason is ReturnReason.ENGINE_DIED and returned.has_progressed:
             ticket.retries.engine_deaths = 0
         self.recoveries.retry(ticket, returned.reason.value)

@@ -334,7 +334,7 @@ class Ticket(msgspec.Struct, eq=False):
             self.worker,
             self.spans.begin(self._remainder(), self.attempt + 1),
             has_progressed=self.state is GENERATING,
-            is_returned=reason in {"draining", "engine_died", "preempted"},
+            is_returned=reason in {"draining", "engine_died", "preempted", "prompt_lost"},
             is_revival=is_revival,
             has_gap=bool(self.gaps),
         )
@@ -368,11 +368,15 @@ class Ticket(msgspec.Struct, eq=False):
         self.spans.end(outcome, is_failure=is_failure)
 
     def _remainder(self) -> GenerationJob:
-        """Return the job for another worker, to resume after the output so far."""
+        """Return the job for another worker, to resume after the output so far.
+
+        It has its whole prompt: what it lacked may be why the attempt is over.
+        """
         return msgspec.structs.replace(
             self.job,
             resumption=self.output.resumption(self.last_reply_at),
             is_suspect=self.retries.is_suspect,
+            chunks=b"",
         )
 
     def _change(self, event: AttemptEvent) -> None:

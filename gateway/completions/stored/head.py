@@ -12,7 +12,7 @@ from msgspec.structs import FieldInfo
 from common import clock
 from contract import messages
 from contract.dialect import Dialect
-from contract.messages import GenerationJob, decode_job
+from contract.messages import GenerationJob, decode_job, wire_form
 from gateway.completions.rendering.completion import Completion, Usage
 from gateway.completions.sealing import Sealer
 from gateway.dialects.profile import PROFILES
@@ -147,6 +147,11 @@ class ResponseHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
         """The tenant that owns the response."""
         return self.record.tenant_id
 
+    def without_chunks(self) -> "ResponseHead":
+        """Return a head that is stored with whole prompts."""
+        jobs = [msgspec.structs.replace(job, chunks=b"") for job in self.jobs]
+        return msgspec.structs.replace(self, jobs=jobs)
+
     def generation_request(self) -> GenerationRequest:
         """Return the part of the request that determines the format of the response."""
         stored = msgspec.convert(self.request, _StoredRequest)
@@ -187,7 +192,11 @@ def _format_of(chat: ChatRequest) -> ChatRequest:
     )
 
 
-encode_head = messages.encode
+def encode_head(head: ResponseHead) -> bytes:
+    """Encode a head to be stored, with the prompts of its jobs as workers get them."""
+    return messages.encode(msgspec.structs.replace(head, jobs=[*map(wire_form, head.jobs)]))
+
+
 _StoredHead = msgspec.defstruct(
     "_StoredHead", [("jobs", list[msgspec.Raw])], bases=(ResponseHead,), kw_only=True
 )
@@ -196,6 +205,8 @@ _decode = msgspec.msgpack.Decoder(_StoredHead).decode
 
 def decode_head(content: bytes) -> ResponseHead:
     """Return the head that `encode_head` encoded. Raises msgspec.MsgspecError.
+
+    Its jobs lack the chunks of their prompts.
 
     A thread that decodes a large head lets the event loop run between two jobs.
     """

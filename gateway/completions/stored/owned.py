@@ -538,7 +538,7 @@ class OwnedResponse:
         if result is WriteResult.MISSING:
             # Send a heartbeat first: a stored response is taken over if its owner has none.
             await owned.dispatcher.beat()
-            self._written = None
+            self._written, self.head = None, self.head.without_chunks()
             return True
         self._written, self._written_status, self.through = written, status, through
         return True

@@ -1,6 +1,7 @@
 """Responses in Redis, with a typed method for each script."""
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from enum import Enum, StrEnum
 from typing import Any, Final, NamedTuple
@@ -8,12 +9,15 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from contract import keys
-from contract.queue import JOBS_AT_ONCE, LONG_PROMPT_TOKENS
+from contract.messages import GenerationJob
+from contract.queue import JOBS_AT_ONCE, LONG_PROMPT_TOKENS, JobQueue
 from contract.scripts import CommandExecutor, LuaScript
 from gateway.completions.stored.head import ResponseHead, decode_head, encode_head
 from gateway.completions.stored.journal import compressed, is_compressed, restored
 from gateway.records.principal import Principal
 from gateway.records.usage_record import Counts
+
+logger = logging.getLogger(__name__)
 
 _PACKAGE = "gateway.completions.stored.scripts"
 _OPEN = LuaScript("answer_open", _PACKAGE)
@@ -205,9 +209,24 @@ class ResponseStore:
         fields = await self._read(request_id, index, max_entries, with_head=True)
         if not fields:
             return None
-        owner, term, *rest, head = fields
-        page = _page(rest)
-        return StoredResponse(await _unpacked(head), owner.decode(), int(term), *page)
+        owner, term, *rest, packed = fields
+        head = await self._with_prompts(await _unpacked(packed))
+        if head is None:
+            return None
+        return StoredResponse(head, owner.decode(), int(term), *_page(rest))
+
+    async def _with_prompts(self, head: ResponseHead) -> ResponseHead | None:
+        """Return a head with whole prompts; None if Redis has lost chunks of them."""
+        if not any(job.chunks for job in head.jobs):
+            return head
+        jobs, queue = list[GenerationJob](), JobQueue(self._executor, head.record.model)
+        for job in head.jobs:
+            whole, _ = await queue.with_prompt(job)
+            if whole is None:
+                logger.error("Redis has lost the prompt of response %s", head.request_id)
+                return None
+            jobs.append(whole)
+        return msgspec.structs.replace(head, jobs=jobs)
 
     async def is_running(self, request_id: str) -> bool:
         """Return whether a response exists and has not ended. Reads no head, which may be large."""
@@ -261,7 +280,7 @@ def _page(fields: Sequence[Any]) -> JournalPage:
 
 
 async def _packed(head: ResponseHead) -> bytes:
-    prompt_tokens = sum(len(job.prompt_token_ids) for job in head.jobs)
+    prompt_tokens = sum(len(job.rest) for job in head.jobs)
     if len(head.jobs) > JOBS_AT_ONCE or prompt_tokens > LONG_PROMPT_TOKENS:
         return await asyncio.to_thread(lambda: compressed(encode_head(head)))
     content = encode_head(head)

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -12,11 +12,13 @@ import msgspec
 from redis.asyncio import Redis
 
 from common import clock
+from common.present import present
 from contract import keys
 from contract.messages import Delta, GenerationJob, JobFailed, JobFinished, Ranking
 from contract.prompts import packed
 from contract.queue import JobClaim
 from contract.sampling import SamplingSpec
+from gateway.completions.admission.chunks import PromptChunks
 from gateway.completions.queue.dispatcher import Dispatcher
 from gateway.completions.queue.generation import Generation, Reply
 from gateway.completions.rendering.completion import Completion
@@ -87,6 +89,7 @@ class House:
         self.settlements = SettlementService(
             self.reservations, self.dispatcher, self.catalogue, storage
         )
+        self.chunks = PromptChunks(Settings(), self.catalogue, self.dispatcher, storage)
         self.responses = Responses(
             redis,
             executor,
@@ -148,6 +151,8 @@ class House:
         image_tokens: int = 0,
         line: str = "",
         is_sliced: bool = False,
+        prompt: Sequence[int] = PROMPT,
+        deadline_seconds: float = 60.0,
         **parameters: Any,
     ) -> Submitted:
         """Admit a request as the API does, and put its jobs on the queue."""
@@ -199,10 +204,10 @@ class House:
                 gateway=self.name,
                 tenant=TENANT,
                 cache_salt="salt",
-                prompt_token_ids=packed(PROMPT),
+                prompt_token_ids=packed(prompt),
                 max_tokens=max_tokens,
                 sampling=SamplingSpec(seed=1, temperature=1.0),
-                deadline_ms=clock.now_ms() + 60_000,
+                deadline_ms=clock.now_ms() + int(deadline_seconds * 1000),
                 n=n,
                 best_of=max(n, best_of),
                 ranking=Ranking.MEAN,
@@ -211,13 +216,15 @@ class House:
             )
             for index in range(prompts)
         ]
+        card = present(self.catalogue.known(MODEL)).card
+        jobs = await self.chunks.put(jobs, card, subjects)
         completion = Completion(
             id=request_id,
             model=MODEL,
             created=clock.now_seconds(),
             fingerprint="fp_1",
             request=request,
-            prompt_token_ids=[packed(PROMPT)] * prompts,
+            prompt_token_ids=[packed(prompt)] * prompts,
             prompt_texts=[""] * prompts,
         )
         if is_kept:
