@@ -71,11 +71,13 @@ def token_ids(text: str, tokenizer: Tokenizer, inner: Tokenizer) -> list[int]:
     [encoding] = tokenizer.encode_batch([text], add_special_tokens=False)
     ids: list[int] = encoding.ids
     added = tokenizer.get_added_tokens_decoder()
+    # The library makes a list of all places each time it is asked for them.
+    offsets = [*encoding.offsets, (len(text), len(text))]
     borders = [index for index, token_id in enumerate(ids) if token_id in added]
     found: list[int] = []
     begin, first = 0, 0
     for border in [*borders, len(ids)]:
-        end = encoding.offsets[border][0] if border < len(ids) else len(text)
+        end = offsets[border][0]
         stretch = text[begin:end]
         if MARK in stretch:
             [inside] = inner.encode_batch_fast([unmarked(stretch)], add_special_tokens=False)
@@ -84,7 +86,7 @@ def token_ids(text: str, tokenizer: Tokenizer, inner: Tokenizer) -> list[int]:
             found += ids[first:border]
         if border < len(ids):
             found.append(ids[border])
-            begin, first = encoding.offsets[border][1], border + 1
+            begin, first = offsets[border][1], border + 1
     return found
 
 

@@ -75,6 +75,31 @@ def test_special_tokens_of_a_text_are_no_tokens(name: str, text: str) -> None:
     assert places[0] == 0 < places[1] - 1
 
 
+def test_places_of_tokens_are_asked_for_once() -> None:
+    # A list of all places for each of a chat's messages took seconds.
+    tokenizer, asked = tiny_tokenizer(), list[object]()
+    [encoding] = tokenizer.encode_batch([f"{END}a{MARK}b" * 9], add_special_tokens=False)
+
+    class Counting:
+        ids = encoding.ids
+
+        @property
+        def offsets(self) -> list[tuple[int, int]]:
+            asked.append(self)
+            return encoding.offsets
+
+    class Encoder:
+        get_added_tokens_decoder = tokenizer.get_added_tokens_decoder
+
+        def encode_batch(self, texts: list[str], *, add_special_tokens: bool) -> list[Counting]:
+            assert not add_special_tokens
+            return [Counting() for _ in texts]
+
+    counting: Any = Encoder()
+    token_ids(f"{END}a{MARK}b" * 9, counting, _literal_copy(tokenizer, is_inner=True))
+    assert len(asked) == 1
+
+
 def test_allowed_tokens_stay_and_other_values_are_not_copied() -> None:
     tokenizer = tiny_tokenizer()
     assert protected("<think>a</think></s>", tokenizer, allowed=("<think>", "</think>")) == (
