@@ -330,6 +330,7 @@ _FILE: Final = (
 )
 _PARTS: Final = _PART * (16 * 2**20 // len(_PART))
 _MULTIPART: Final = f"content-type: {_OF_FORM['content-type']}"
+_STREAM: Final = {"prompt": "a", "max_tokens": 4_000, "stream": True, "ignore_eos": True}
 _CHAT: Final = [{"role": "user", "content": "word " * 18_000}]
 _KEPT: Final = {"prompt": "a", "n": 128, "logprobs": 20, "max_tokens": 200, "background": True}
 _BYTES: Final = b"1\r\nx\r\n" * 40_000
@@ -357,6 +358,9 @@ ATTACKS: Final = (
     Attack("console", pages("/console", "/console/usage", "/console/requests", needs_session=True)),
     Attack("exports", pages("/console/usage.csv", "/console/requests.csv", needs_session=True)),
     Attack("sessions", _sessions),
+    Attack("groups", posts(3, _same(**_STREAM, n=128))),
+    Attack("small-groups", posts(60, _same(**_STREAM, n=16))),
+    Attack("streams", posts(300, _same(**_STREAM))),
     Attack("engine-alone", _nothing, engine=Engine.VLLM),
     Attack("engine-plain", posts(70, _same(prompt="a")), engine=Engine.VLLM),
     Attack("engine-grammars", posts(70, _grammars), engine=Engine.VLLM),

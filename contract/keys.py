@@ -95,6 +95,8 @@ promises = _LaneKey("promises")
 """Sorted set: rejected request -> promised retry time in the server's Unix milliseconds."""
 doorbell = _LaneKey("doorbell")
 """List: tokens that enqueued jobs add. Idle workers block on it."""
+full_workers = _LaneKey("full")
+"""Set: own doorbells of workers without room, one of which rings when a tenant begins to wait."""
 control = _ModelKeys("control")
 """List: ids of leased jobs that the worker must abort."""
 workers = _Key("m", "workers")

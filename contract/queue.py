@@ -147,6 +147,18 @@ class JobClaim(NamedTuple):
     """Time since it was last enqueued; None if unknown."""
     is_preemptible: bool = False
     """Whether it comes from the batch lane."""
+    weight: float = 1.0
+    """The tenant's weight, boosted by the job's tier."""
+
+
+class NextJob(NamedTuple):
+    """A job that a worker has no room for."""
+
+    tenant: str
+    weight: float
+    tokens: int
+    """KV-cache tokens."""
+    sequences: int
 
 
 class ClaimResult(NamedTuple):
@@ -155,6 +167,8 @@ class ClaimResult(NamedTuple):
     claims: list[JobClaim]
     blocked: Lane | None = None
     """The lane whose next job waits for more room, if any."""
+    next_jobs: Sequence[NextJob] = ()
+    """The next jobs of some tenants in fair order, if they wait for more room."""
     kept_seconds: float = 0.0
     """Time until a job that is kept for another worker may be claimed; 0 if none is kept."""
     passed_jobs: int = 0
@@ -360,8 +374,11 @@ class JobQueue:
         affinity: Affinity = NO_AFFINITY,
         adapters: AdapterRoom | None = None,
         engine: str = "",
+        only: str = "",
     ) -> ClaimResult:
         """Lease waiting jobs in fair order, as long as they fit into `room`.
+
+        `only` names the one tenant whose jobs are leased.
 
         Without `adapters`, jobs with an adapter are left to other workers. Receipts name the
         `engine`.
@@ -374,6 +391,7 @@ class JobQueue:
             kept_jobs,
             waits_for_slot,
             affinity_ms,
+            next_jobs,
             *rows,
         ) = await _CLAIM.run(
             self._executor,
@@ -396,11 +414,12 @@ class JobQueue:
             longest_keep=max(affinity.longest_keep_ms, affinity.patience_ms),
             prefill_us=affinity.prefill_us,
             quantum=AFFINITY_QUANTUM,
+            only=only,
             free_slots=-1 if adapters is None else adapters.free_slots,
             arguments=() if adapters is None else adapters.used,
         )
         claims = []
-        for number, (_, attempt, waited_ms, payload) in enumerate(_grouped(rows, 4)):
+        for number, (_, attempt, waited_ms, payload, boosted) in enumerate(_grouped(rows, 5)):
             try:
                 job = messages.decode_job(payload)
             except msgspec.MsgspecError:
@@ -408,11 +427,17 @@ class JobQueue:
                 _log.exception("Claimed a job that this version cannot decode")
                 continue
             waited_seconds = None if waited_ms < 0 else waited_ms / 1000
-            claims.append(JobClaim(job, int(attempt), waited_seconds, number >= requests))
+            is_batch = number >= requests
+            claims.append(JobClaim(job, int(attempt), waited_seconds, is_batch, float(boosted)))
             await let_others_run(job)
         return ClaimResult(
             claims,
             _BLOCKED[blocked],
+            [
+                NextJob(tenant.decode(), float(weight), int(tokens), int(sequences))
+                for tenant, weight, tokens, sequences in _grouped(next_jobs, 4)
+                if _BLOCKED[blocked] is Lane.REQUESTS
+            ],
             kept_ms / 1000,
             passed_jobs,
             kept_jobs,
@@ -779,6 +804,7 @@ def _lane_keys(model: str, lane: Lane) -> list[str]:
         keys.sheddable,
         keys.pace,
         keys.arrivals,
+        keys.full_workers,
     )
     return [name(model, lane) for name in names]
 

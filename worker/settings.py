@@ -178,8 +178,8 @@ class WorkerSettings(ProcessSettings):
     for each turn."""
 
     preempted_share: Annotated[float, Field(ge=0, le=100)] = 1.0
-    """Maximum share of the engine's sequences that batch jobs give up for requests in a second; 0
-    preempts none."""
+    """Maximum share of the engine's sequences that batch jobs give up for requests, and tenants for
+    tenants that use less, in a second; 0 preempts none."""
 
     affinity_seconds: Annotated[float, Field(ge=0, le=60)] = 15.0
     """Longest time for which a waiting job is left for a worker that has cached its prefix. It is

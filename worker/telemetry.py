@@ -38,12 +38,21 @@ PREEMPTIONS = Counter(
 )
 BATCH_JOBS_RUNNING = Gauge("sluice_worker_batch_jobs_running", "Batch jobs that run in the worker.")
 PREEMPTED_SEQUENCES = Counter(
-    "sluice_worker_batch_preempted_sequences",
-    "Sequences of batch jobs that the worker gave back to make room for requests.",
+    "sluice_worker_preempted_sequences",
+    "Sequences that left the engine to make room: of batch jobs, or of a tenant that used most.",
+    ["source"],
 )
 PREEMPTED_TOKENS = Counter(
-    "sluice_worker_batch_preempted_tokens",
+    "sluice_worker_preempted_tokens",
     "Completion tokens of these sequences, which are processed again when they resume.",
+    ["source"],
+)
+for _source in ("batch", "tenant"):
+    PREEMPTED_SEQUENCES.labels(_source)
+    PREEMPTED_TOKENS.labels(_source)
+PARKED_SEQUENCES = Gauge(
+    "sluice_worker_parked_sequences",
+    "Sequences of running jobs that wait in the worker for room in the engine.",
 )
 PASSED_JOBS = Counter(
     "sluice_worker_affinity_passed_jobs",

@@ -25,7 +25,7 @@
 -- @include held
 -- @include doorbell
 
-local most_candidates, most_kept_jobs, doorbell_expiry_ms = 16, 8, 10000
+local most_candidates, most_kept_jobs = 16, 8
 
 -- Return how long a claimed job waited because of affinity.
 local function delay_of(affinity, id)
@@ -97,8 +97,7 @@ local function keep(affinity, job)
   call('HSET', job.key, 'kept_for', holder, 'kept_until', job.kept_until)
   note_passed(affinity, job)
   affinity.kept = affinity.kept + 1
-  ring(affinity.doorbell_prefix .. holder)
-  call('PEXPIRE', affinity.doorbell_prefix .. holder, doorbell_expiry_ms)
+  ring_own(affinity.doorbell_prefix .. holder)
   return true
 end
 

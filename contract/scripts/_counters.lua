@@ -1,5 +1,5 @@
 -- Service counters of the tenants, one for each lane (VTC, OSDI'24).
--- @include server
+-- @include doorbell
 
 -- Add a tenant to the active tenants. Its counter is raised to the lowest of theirs, so that idle
 -- time earns no credit. If no tenant is active, it is raised to that of the tenant that was active
@@ -16,6 +16,9 @@ local function begin_waiting(lane, tenant)
     call('HSET', lane.counters, tenant, counter)
   end
   call('ZADD', lane.active, counter, tenant)
+  -- A full worker may preempt jobs of other tenants for it.
+  local doorbell = call('SPOP', lane.full)
+  if doorbell then ring_own(doorbell) end
 end
 
 -- Charge a tenant for its service, whether it has waiting jobs or not. A caller that removes it from

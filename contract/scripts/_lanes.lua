@@ -7,6 +7,6 @@ local function lane_at(k, queue, tenant_pace)
   return {
     active = keys[k], counters = keys[k + 1], last = keys[k + 2], waiting = keys[k + 3],
     doorbell = keys[k + 4], sheddable = keys[k + 5], pace = keys[k + 6], arrivals = keys[k + 7],
-    queue = queue or keys[k + 8], tenant_pace = tenant_pace or keys[k + 9],
+    full = keys[k + 8], queue = queue or keys[k + 9], tenant_pace = tenant_pace or keys[k + 10],
   }
 end

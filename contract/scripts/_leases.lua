@@ -11,6 +11,7 @@
 -- @include counters
 -- @include pace
 -- @include room
+-- @include next_jobs
 -- @include sessions
 
 -- Lease a job of a tenant; `cached` of its prompt tokens are in the worker's cache. Return what the
@@ -40,7 +41,7 @@ local function lease(claim, lane, tenant, id, cached, is_last)
   leased[#leased + 1], leased[#leased + 2] = claim.expiry, id
   lane.jobs[tenant] = (lane.jobs[tenant] or 0) + 1
   lane.waits[#lane.removed + 1] = at + 3
-  out[at + 1], out[at + 2], out[at + 3], out[at + 4] = id, attempt, -1, payload
+  out[at + 1], out[at + 2], out[at + 3], out[at + 4], out[at + 5] = id, attempt, -1, payload, weight
   return nil
 end
 

@@ -5,7 +5,7 @@
 
 -- Return a function that finds the lane of a place; the keys of both lanes start at this key.
 local function lanes_at(k)
-  local requests, batch = lane_at(k), lane_at(k + 10)
+  local requests, batch = lane_at(k), lane_at(k + 11)
   return function(place) return is_batch(place) and batch or requests end
 end
 

@@ -6,7 +6,7 @@
 -- reported counts become its receipt (see job_finish). Tokens that were generated stay charged; a
 -- job that only waited is not charged.
 --
--- KEYS leases, job, then the ten keys of each lane and the tenant (see _lanes)
+-- KEYS leases, job, then the eleven keys of each lane and the tenant (see _lanes)
 -- ARGV id, tenant, control_prefix: of the workers' control lists
 -- Output 0 unknown or ended, 1 was waiting and is deleted, 2 is leased, 3 was lost and has ended
 -- @include waiting

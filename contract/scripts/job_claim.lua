@@ -1,23 +1,21 @@
 -- Lease waiting jobs to a worker in fair order, as long as its engine has room.
 --
--- The tenant with the lowest counter goes first, with the oldest of its jobs, and is charged for
--- the prompt tokens that the worker does not hold. If that job does not fit, claiming stops:
--- skipping to a smaller job of another tenant would break the fairness bound.
+-- The tenant with the lowest counter goes first, with its oldest job, and is charged for the prompt
+-- tokens that the worker does not hold. If that job does not fit, claiming stops.
 --
 -- Affinity changes this order within bounds (see _affinity). While all candidates of a tenant are
--- kept for other workers, other tenants may go first until their counters exceed the tenant's by a
--- quantum. If they wait beyond that, no job is kept: a worker is idle for a kept job only if nobody
--- else waits.
+-- kept for other workers, others may go first until their counters exceed the tenant's by a quantum.
+-- Beyond that, no job is kept: a worker is idle for a kept job only if nobody else waits.
 --
--- If the next job of a tenant needs a slot for its adapter and none is free, the tenants after it go
--- first, but none of their jobs with an adapter: the running ones then leave a slot for it. A worker
--- without adapters leaves all of these jobs to others.
+-- If the next job of a tenant needs a slot for its adapter and none is free, later tenants go first,
+-- but none of their jobs with an adapter: a running one then leaves a slot for it. A worker without
+-- adapters leaves all of these jobs to others.
 --
 -- Batch jobs are claimed only when no request waits but kept ones, in the same order by counters of
 -- their own. The room of running batch jobs counts as free for requests: the worker gives them back.
 --
--- KEYS leases, holders, workers: those that claim jobs  hinted: exists if a session is known; then
---   eight of each lane (see _lanes): of requests, and of batch jobs
+-- KEYS leases, holders, workers: those that claim jobs  hinted: exists if a session is known; nine of
+--   each lane (see _lanes): of requests, and of batch jobs
 -- ARGV tokens, sequences: free KV-cache tokens and sequences of the engine
 --   most_sequences: that one job is counted for  is_empty: 1 if the engine is empty
 --   most_prompt_tokens: of all claimed jobs, if there are several
@@ -27,15 +25,14 @@
 --   held_prefix, doorbell_prefix: of what workers hold, and of their own doorbells
 --   session_prefix: of the tenants' sessions  quantum: in service units  engine: for receipts
 --   patience: milliseconds from when a job is first passed over; 0: no affinity
---   longest_keep: likewise, of a job that is kept
+--   longest_keep: likewise, of a job that is kept  only: claim jobs of this tenant; empty: of all
 --   prefill_us: microseconds in which this worker processes a prompt token; 0: keep no job
 --   free_slots: for adapters; -1: the worker has none; then the digests of adapters with a slot
 -- Output {blocked, claimed requests, milliseconds until a kept job may be claimed, jobs first passed
 -- over by this call, jobs kept by this call, 1 if a job waits for a slot, else 0, milliseconds that
--- claimed jobs waited because of affinity, id, attempt, milliseconds that it waited, payload, ...}:
--- blocked is 1 if the next job does not fit and is a request, 2 if it is a batch job, else 0;
--- 0 milliseconds if no job is kept; requests come first; -1 milliseconds if the process that
--- enqueued the job records no arrivals
+-- claimed jobs waited because of affinity, next jobs if there is no room, id, attempt, milliseconds
+-- that it waited, payload, weight, ...}: blocked is 1 if the next job does not fit and is a request, 2
+-- if it is a batch job, else 0; 0 milliseconds if no job is kept; requests come first; -1 unknown
 -- @include lanes
 -- @include leases
 -- @include affinity
@@ -43,8 +40,8 @@ local leases, holders, workers, hinted = unpack(KEYS, 1, 4)
 local job_prefix, worker, engine, most_jobs, lease_ms, prompt_cost, tokens, sequences,
   most_sequences, is_empty, most_prompt_tokens, preemptible_tokens, preemptible_sequences, batch_prompt_tokens,
   queue_prefix, pace_prefix, batch_queue_prefix, batch_pace_prefix, held_prefix, doorbell_prefix,
-  session_prefix, patience, longest_keep, prefill_us, quantum, free_slots = unpack(ARGV, 1, 26)
-local first_lane, lane_keys, first_adapter = 5, 8, 27
+  session_prefix, patience, longest_keep, prefill_us, quantum, only, free_slots = unpack(ARGV, 1, 27)
+local first_lane, lane_keys, first_adapter = 5, 9, 28
 local most_visits, most_kept_tenants, most_slotless_tenants = 1000, 8, 100
 local now, blocked, delay_ms, affinity = now_ms(), 0, 0, nil
 
@@ -52,14 +49,14 @@ local room = {
   jobs = 0, most_jobs = tonumber(most_jobs), is_empty = is_empty == '1',
   tokens = tokens + preemptible_tokens, sequences = sequences + preemptible_sequences,
   most_sequences = tonumber(most_sequences), prompt_tokens = tonumber(most_prompt_tokens),
-  lane_prompt_tokens = math.huge, free_slots = tonumber(free_slots), has_slot = {},
-  waits_for_slot = false
+  lane_prompt_tokens = math.huge, free_slots = tonumber(free_slots), has_slot = {}
 }
 for i = first_adapter, #ARGV do room.has_slot[ARGV[i]] = true end
 
 local claim = {
   leases = leases, job_prefix = job_prefix, worker = worker, engine = engine, now = now,
-  expiry = now + lease_ms, prompt_cost = prompt_cost, room = room, out = {0, 0, 0, 0, 0, 0, 0},
+  expiry = now + lease_ms, prompt_cost = prompt_cost, room = room,
+  out = {0, 0, 0, 0, 0, 0, 0, {}},
   has_affinity = tonumber(patience) > 0, hinted = hinted, session_prefix = session_prefix
 }
 
@@ -82,6 +79,7 @@ local function claim_from(lane, code, may_keep)
   -- The tenants before this index have only kept jobs, or wait for a slot. Others overtake those
   -- with kept jobs up to the ceiling.
   local index, kept, slotless, ceiling, visits = 0, 0, 0, math.huge, 0
+  if only ~= '' then index = call('ZRANK', lane.active, only) or 0 end
   while room.jobs < room.most_jobs and visits < most_visits do
     visits = visits + 1
     local tenant, counter, other = unpack(
@@ -90,6 +88,7 @@ local function claim_from(lane, code, may_keep)
     if not tenant or slotless == most_slotless_tenants then
       return index > 0, index > 0 and slotless == 0
     end
+    if only ~= '' and tenant ~= only then return true, false end
     if kept > 0 and (tonumber(counter) > ceiling or kept == most_kept_tenants) then
       index, kept, slotless, affinity.keeps_jobs, affinity.kept_ms = 0, 0, 0, false, 0
       tenant, is_only = call('ZRANGE', lane.active, 0, 0)[1], false
@@ -107,7 +106,10 @@ local function claim_from(lane, code, may_keep)
     elseif lacks == 'slots' then
       index, slotless = index + 1, slotless + 1
     elseif lacks then
-      if lacks == 'room' then blocked = code end
+      if lacks == 'room' then
+        blocked, claim.out[8] = code,
+          next_jobs(lane, index, math.min(counter + quantum, ceiling), job_prefix)
+      end
       return true, false
     else
       if id then
@@ -149,4 +151,5 @@ end
 local out = claim.out
 out[1], out[2], out[6], out[7] = blocked, claimed_requests, room.waits_for_slot and 1 or 0, delay_ms
 if affinity then out[3], out[4], out[5] = affinity.kept_ms, affinity.passed, affinity.kept end
+await_tenants(blocked == 1 or room.sequences <= 0, KEYS[first_lane + 8], doorbell_prefix .. worker)
 return out

@@ -8,7 +8,7 @@
 -- then has room. A request is also rejected if it would wait longer than allowed, at the pace of
 -- recent claims (see _pace). A rejected request receives a retry time (see _promises).
 --
--- KEYS sequence, promises, tenant_promises: of the lane, and of the tenant in it; then the ten keys
+-- KEYS sequence, promises, tenant_promises: of the lane, and of the tenant in it; then the eleven keys
 -- of the tier's lane and the tenant (see _lanes), then one job hash for each job
 -- ARGV rank: of the jobs' tier, 0 goes first
 --   most_waiting, most_waiting_of_tenant: jobs  longest_wait: in milliseconds
@@ -25,7 +25,7 @@
 local sequence, promises, tenant_promises = unpack(KEYS, 1, 3)
 local tenant, weight, rank, most_waiting, most_waiting_of_tenant, longest_wait, expires_ms, admitted,
   job_prefix, queue_prefix, pace_prefix = unpack(ARGV, 1, 11)
-local first_job, first_argument, fields = 13, 12, 9
+local first_job, first_argument, fields = 14, 12, 9
 local lane, jobs = lane_at(4), #KEYS - first_job
 local queue, first_id = lane.queue, ARGV[first_argument]
 rank, admitted, most_waiting = tonumber(rank), tonumber(admitted), tonumber(most_waiting)

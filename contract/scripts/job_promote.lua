@@ -3,12 +3,12 @@
 -- A waiting job goes to the place that it would have if it had been enqueued in the new tier. A
 -- leased job stays with its worker, and returns to the new tier if it is requeued.
 --
--- KEYS the ten keys of each lane and the tenant (see _lanes), then jobs
+-- KEYS the eleven keys of each lane and the tenant (see _lanes), then jobs
 -- ARGV tenant, new_rank: of the new tier, then the boosts of the tiers by rank, and the jobs' ids
 -- Output how many jobs were raised
 -- @include waiting
 local tenant, new_rank = unpack(ARGV, 1, 2)
-local first_job, first_boost, first_id, raised, lane_of = 21, 3, 7, 0, lanes_at(1)
+local first_job, first_boost, first_id, raised, lane_of = 23, 3, 7, 0, lanes_at(1)
 new_rank = tonumber(new_rank)
 
 local function move(id, rank, from, to, place)

@@ -1,7 +1,7 @@
 -- Put a lost job back at its old place, the head of its tier in its tenant's queue, for another
 -- worker.
 --
--- KEYS leases, job, then the ten keys of each lane and the tenant (see _lanes)
+-- KEYS leases, job, then the eleven keys of each lane and the tenant (see _lanes)
 -- ARGV lost_attempt: the attempt that was lost  is_returned: 1 if its worker returned it, else 0
 --   need_tokens: KV-cache tokens needed
 --   completion, prompt, cached: tokens that were received of it, for its receipt

@@ -1,7 +1,7 @@
 -- Enqueue a job whatever its state: lost with Redis' memory, running for a dead gateway, waiting,
 -- or ended and to be resumed. The attempt number fences off a worker that still runs it.
 --
--- KEYS leases, job, sequence, then the ten keys of each lane and the tenant (see _lanes)
+-- KEYS leases, job, sequence, then the eleven keys of each lane and the tenant (see _lanes)
 -- ARGV over_attempt: an attempt that is over  need_tokens: KV-cache tokens needed
 --   rank: of the job's tier, which a promoted job has left
 --   expires_ms: milliseconds after which an abandoned job disappears

@@ -79,7 +79,7 @@ def build() -> Dashboard:
             ),
         ),
         row(
-            "Batch jobs",
+            "Preemption",
             graph(
                 "Batch jobs held",
                 "short",
@@ -89,17 +89,28 @@ def build() -> Dashboard:
             graph(
                 "Preempted sequences",
                 "cps",
-                "Sequences of batch jobs that workers returned to make room for requests. "
-                "SLUICE_PREEMPTED_SHARE bounds them.",
+                "Sequences that left engines to make room: of batch jobs for requests, or of a "
+                "tenant for one that uses less. SLUICE_PREEMPTED_SHARE bounds them.",
                 Query(
-                    rate("sluice_worker_batch_preempted_sequences_total", POOL, "pool"), "{{pool}}"
+                    rate("sluice_worker_preempted_sequences_total", POOL, "pool", "source"),
+                    "{{pool}}: {{source}}",
                 ),
+            ),
+            graph(
+                "Parked sequences",
+                "short",
+                "Sequences of running jobs that wait in workers for room in engines: the last ones "
+                "of requests with a large n.",
+                Query(total("sluice_worker_parked_sequences", POOL, "pool"), "{{pool}}"),
             ),
             graph(
                 "Tokens to process again",
                 "suffix: tok/s",
                 "Completion tokens of preempted sequences, which engines process again.",
-                Query(rate("sluice_worker_batch_preempted_tokens_total", POOL, "pool"), "{{pool}}"),
+                Query(
+                    rate("sluice_worker_preempted_tokens_total", POOL, "pool", "source"),
+                    "{{pool}}: {{source}}",
+                ),
             ),
         ),
         row(

@@ -20,12 +20,13 @@ from contract.queue import (
     EnqueueResult,
     JobQueue,
     LeaseReport,
+    NextJob,
     RequeueResult,
     Room,
     needed_tokens,
 )
 from contract.sampling import SamplingSpec
-from contract.tier import Lane
+from contract.tier import Lane, ServiceTier
 from tests.gateway.limits.building import TestClock
 from tests.support.kinds import every_redis
 
@@ -208,6 +209,35 @@ async def test_claim_stops_at_the_first_job_without_room(queue: JobQueue) -> Non
     # The next idle worker is woken instead.
     assert await queue._executor.execute_command("LLEN", keys.doorbell(MODEL)) >= 1
     assert await claim_ids(queue, room=room._replace(tokens=602)) == ["big", "small"]
+
+
+async def test_full_worker_learns_of_tenants_that_begin_to_wait_and_claims_for_one(
+    queue: JobQueue, any_redis: "Redis"
+) -> None:
+    full = PLENTY._replace(sequences=0)
+    await enqueue(queue, job("j1", "a", prompt_tokens=20), job("j2", "a"), weight=2.0)
+    await enqueue(queue, job("j3", "b", prompt_tokens=2_000, n=2, best_of=2))
+    result = await queue.claim("w1", full, most_jobs=10, lease_ms=LEASE_MS)
+    assert result.next_jobs == [
+        NextJob("a", 2.0, 20 + 16, 1),
+        NextJob("b", 1.0, 2_000 + 2 * 16, 2),
+    ]
+    result = await queue.claim("w2", PLENTY, most_jobs=1, lease_ms=LEASE_MS, only="b")
+    assert [each.job.id for each in result.claims] == ["j3"]
+    # The counter of this tenant exceeds the lowest one by the quantum.
+    await enqueue(queue, job("j4", "b", prompt_tokens=100))
+    own = keys.worker_doorbell(MODEL, "w1")
+    assert await any_redis.llen(own) == 1
+    assert not await any_redis.exists(keys.full_workers(MODEL))
+    await queue.charge("w2", "j3", 1, 100.0)
+    result = await queue.claim("w1", full, most_jobs=10, lease_ms=LEASE_MS)
+    assert [each.tenant for each in result.next_jobs] == ["a"]
+    assert not (await queue.claim("w2", PLENTY, most_jobs=1, lease_ms=LEASE_MS, only="c")).claims
+    # Batch jobs preempt nobody.
+    assert await claim_ids(queue, "w2") == ["j1", "j2", "j4"]
+    await enqueue(queue, job("j5", service_tier=ServiceTier.BATCH))
+    result = await queue.claim("w1", full, most_jobs=10, lease_ms=LEASE_MS)
+    assert (result.blocked, result.next_jobs) == (Lane.BATCH, [])
 
 
 async def test_empty_engine_claims_a_job_larger_than_its_room(queue: JobQueue) -> None:

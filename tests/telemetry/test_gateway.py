@@ -282,7 +282,7 @@ async def test_waiting_jobs_are_reported_with_their_age_and_tenants(
     observed: Observed, client: httpx.AsyncClient
 ) -> None:
     async with client_of(observed, "rival") as rival:
-        # Two run until their clients disconnect; the others wait.
+        # One of each tenant runs until its client disconnects; the others wait.
         def send(
             *clients: httpx.AsyncClient, max_tokens: int
         ) -> list[asyncio.Task[httpx.Response]]:
@@ -294,7 +294,7 @@ async def test_waiting_jobs_are_reported_with_their_age_and_tenants(
             reported = await asyncio.to_thread(scrape, observed.gateway)
             return reported.value("sluice_queue_leased_jobs", model=MODEL) == 2
 
-        running = send(client, client, max_tokens=2_000)
+        running = send(client, rival, max_tokens=2_000)
         await eventually(both_run, what="two jobs running")
         waiting = send(client, rival, max_tokens=5)
 

@@ -9,7 +9,7 @@ import pytest
 from redis.asyncio import Redis
 
 from contract import keys
-from contract.messages import GenerationJob, JobReturned, ReturnReason
+from contract.messages import GenerationJob, JobFinished, JobReturned, ReturnReason
 from contract.queue import RequeueResult
 from contract.tier import Lane, ServiceTier
 from tests.support.patience import PATIENCE_SECONDS
@@ -47,6 +47,17 @@ async def requeue(gateway: Gateway, *jobs: GenerationJob) -> None:
         assert returned == JobReturned(job.handle, 1, ReturnReason.PREEMPTED, True)
         result = await gateway.queue.requeue(resumed(gateway, job), 1, is_returned=True)
         assert result is RequeueResult.REQUEUED
+
+
+async def served(gateway: Gateway, *jobs: GenerationJob) -> None:
+    """Read until jobs have finished, and requeue them whenever they return."""
+    while not {job.handle for job in jobs} <= gateway.ended_handles():
+        await gateway.read()
+        for job in jobs:
+            for returned in gateway.returned(job)[-1:]:
+                await gateway.queue.requeue(
+                    resumed(gateway, job), returned.attempt, is_returned=True
+                )
 
 
 async def test_requests_replace_the_youngest_batch_jobs_which_resume_exactly(
@@ -156,6 +167,70 @@ async def test_batch_jobs_also_give_up_their_kv_cache(
         await gateway.finished(request, *lines)
     assert [len(gateway.token_ids(each)) for each in (request, *lines)] == [100] * 4
     assert not gateway.returned(lines[0])
+
+
+async def test_tenant_that_uses_less_replaces_the_youngest_work_of_another(
+    redis_server: RedisServer, gateway: Gateway
+) -> None:
+    flood = [make_job(max_tokens=90, seed=seed) for seed in range(4)]
+    alike = [make_job(max_tokens=90, sampling=each.sampling) for each in flood]
+    half = [make_job(tenant="half", max_tokens=90) for _ in range(3)]
+    third = make_job(tenant="third", max_tokens=90)
+    async with running_worker(redis_server, FOUR, engine_type=Stepwise) as (_, engine, _):
+        assert isinstance(engine, Stepwise)
+        for number, job in enumerate(flood, 1):
+            await gateway.enqueue(job)
+            await until(partial(reached, engine, number))
+            engine.allow(2)
+            await gateway.read_until(partial(gateway.deltas, job))
+        # The engine is full. A tenant gets half of it at once, and its next job waits.
+        for number, job in enumerate(half[:2], 1):
+            await gateway.enqueue(job)
+            await requeue(gateway, flood[-number])
+        await gateway.enqueue(half[2])
+        # The waiting job is not in the way of a third tenant.
+        await gateway.enqueue(third)
+        await gateway.read_until(lambda: any(map(gateway.returned, [*flood[:2], *half])))
+        assert not gateway.returned(half[2])
+        engine.allow()
+        await served(gateway, third, *half, *flood)
+        assert engine.most <= 4
+        await gateway.enqueue(*alike)
+        await gateway.finished(*alike)
+    for job, undisturbed in zip(flood, alike, strict=True):
+        assert gateway.token_ids(job) == gateway.token_ids(undisturbed)
+        assert gateway.text(job) == gateway.text(undisturbed)
+
+
+@pytest.mark.parametrize("parameters", [{}, {"logprobs": 2}, {"best_of": 9, "n": 2}], ids=str)
+async def test_job_with_many_sequences_gives_them_up_one_by_one(
+    redis_server: RedisServer, gateway: Gateway, parameters: dict[str, Any]
+) -> None:
+    many = {"n": 9, "best_of": 9, "max_tokens": 90, **parameters}
+    group = make_job(**many)
+    undisturbed = make_job(**many, sampling=group.sampling)
+    others = [make_job(tenant=f"other-{number}", max_tokens=30) for number in range(3)]
+    async with running_worker(redis_server, FOUR, engine_type=Stepwise) as (_, engine, _):
+        assert isinstance(engine, Stepwise)
+        await gateway.enqueue(group)
+        await until(partial(reached, engine, 4))
+        engine.allow(70)
+        await until(lambda: engine.is_held)
+        await gateway.enqueue(*others)
+        engine.allow()
+        await gateway.finished(*others, group)
+        assert engine.most <= 4
+        await gateway.enqueue(undisturbed)
+        await gateway.finished(undisturbed)
+    assert not gateway.returned(group)
+    for choice in range(9):
+        assert gateway.token_ids(group, choice) == gateway.token_ids(undisturbed, choice)
+        assert gateway.text(group, choice) == gateway.text(undisturbed, choice)
+    first, second = (gateway.end(each) for each in (group, undisturbed))
+    assert isinstance(first, JobFinished)
+    assert isinstance(second, JobFinished)
+    assert first.completion_tokens == second.completion_tokens
+    assert first.chosen == second.chosen
 
 
 async def test_an_interrupted_wait_keeps_its_ring(redis: Redis) -> None:

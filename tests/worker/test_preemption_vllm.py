@@ -1,4 +1,4 @@
-"""Batch jobs that are preempted again and again on vLLM, and their undisturbed outputs."""
+"""Jobs that are preempted again and again on vLLM, and their undisturbed outputs."""
 
 import asyncio
 from dataclasses import replace
@@ -16,6 +16,7 @@ from tests.support.redis_server import RedisServer
 from tests.worker.conftest import Gateway, connect, make_job, resumed, running_engine
 from tests.worker.real_engine import EXACT, MARKS, EngineSlot, generation_of
 from worker.engine.vllm.engine import VllmEngine
+from worker.execution import sequence
 
 pytestmark = MARKS
 
@@ -65,7 +66,7 @@ async def interrupt(gateway: Gateway, lines: list[GenerationJob]) -> int:
     try:
         async with asyncio.timeout(120):
             while not handles <= gateway.ended_handles():
-                request = make_job(max_tokens=4, sampling=GREEDY)
+                request = make_job(max_tokens=4, sampling=GREEDY, tenant="other")
                 await gateway.enqueue(request)
                 while request.handle not in gateway.ended_handles():
                     await gateway.read()
@@ -85,15 +86,18 @@ async def interrupt(gateway: Gateway, lines: list[GenerationJob]) -> int:
     return len(requeued)
 
 
-async def test_preempted_lines_equal_their_undisturbed_outputs(
-    redis_server: RedisServer, engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("tier", [ServiceTier.BATCH, ServiceTier.DEFAULT], ids=["batch", "tenant"])
+async def test_preempted_jobs_equal_their_undisturbed_outputs(
+    redis_server: RedisServer,
+    engine: VllmEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    tier: ServiceTier,
 ) -> None:
+    monkeypatch.setattr(sequence, "SAFE_TOKENS", 4)
     monkeypatch.setattr(engine, "info", replace(engine.info, max_sequences=MOST_SEQUENCES))
     alike = [make_job(max_tokens=80, **fields) for fields in LINES.values()]
     lines = [
-        msgspec.structs.replace(
-            job, id=f"{job.id}-b", handle=10**6 + job.handle, service_tier=ServiceTier.BATCH
-        )
+        msgspec.structs.replace(job, id=f"{job.id}-b", handle=10**6 + job.handle, service_tier=tier)
         for job in alike
     ]
     async with connect(redis_server) as redis:

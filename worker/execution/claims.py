@@ -3,14 +3,23 @@
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tokenizers import Tokenizer
 
 from common import clock
 from contract.messages import JobFailed, JobReturned, ReturnReason, about
 from contract.outcomes import FailureCode
-from contract.queue import Affinity, JobClaim, LeaseReport, let_others_run, received_counts
+from contract.queue import (
+    Affinity,
+    ClaimResult,
+    JobClaim,
+    LeaseReport,
+    NextJob,
+    Room,
+    let_others_run,
+    received_counts,
+)
 from contract.tier import Lane
 from worker import telemetry
 from worker.engine.base import Engine, InvalidRequestError
@@ -23,7 +32,7 @@ from worker.execution.logprobs import TokenTexts
 from worker.execution.preemption import Preemption
 from worker.execution.prefill import PrefillPace
 from worker.execution.submission import Submitter
-from worker.queue.doorbells import Doorbells
+from worker.queue.doorbells import OWN, Bell, Doorbells
 from worker.queue.link import Link
 from worker.queue.replies import UNDECODABLE_MESSAGE
 from worker.redis_client import REDIS_TIMEOUT_SECONDS
@@ -34,6 +43,12 @@ MOST_JOBS_PER_CLAIM = 16
 
 PASSED_SECONDS = 1.0
 """Longest time for which a job is passed over for cached ones of its tenant."""
+
+CHECK_SECONDS = 0.1
+"""How often it is checked whether the next job of the queue has a right to room."""
+
+FRESH_SECONDS = 0.5
+"""Time after which a full worker claims again: another one may have been woken for a new tenant."""
 
 SLOT_SECONDS = 0.05
 """Time after which a worker claims again whose adapters use all slots, if no job ends before."""
@@ -71,6 +86,13 @@ class Claimer:
             link.redis, link.queue.model, link.worker, timeout_seconds=REDIS_TIMEOUT_SECONDS
         )
         self._has_rung = False
+        self._next_jobs: Sequence[NextJob] = ()
+        """The next jobs of the queue, if there was no room for them."""
+        self._claimed_at = 0.0
+        self._only = ""
+        """The tenant for which there is room."""
+        self._is_known_full = False
+        """Whether its own doorbell rings when a tenant begins to wait."""
         self._claiming = asyncio.Lock()
         self.is_stopping = False
         """Whether `stop` was called."""
@@ -96,15 +118,25 @@ class Claimer:
             await self.aclose()
             await asyncio.Event().wait()
         self._jobs.room_changed.clear()
-        room, has_rung = self._preemption.room(), self._has_rung
-        if room.sequences + room.preemptible_sequences <= 0 and not has_rung:
-            await self._wait([])
-            return
-        self._has_rung = False
+        await self._submitter.submit_again(self._preemption.seat(self._next_jobs))
+        room = self._preemption.room()
+        is_full = room.sequences + room.preemptible_sequences <= 0
+        is_fresh = self._is_known_full and time.monotonic() - self._claimed_at < FRESH_SECONDS
+        if self._has_rung or not (is_full and is_fresh):
+            self._has_rung = False
+            result = await self._claim(room)
+            if await self._makes_room():
+                return
+            await self._wait_after(result)
+        elif not await self._makes_room():
+            await self._wait([OWN])
+
+    async def _claim(self, room: Room) -> ClaimResult:
         async with self._claiming:
             if self.is_stopping:
-                return
+                return ClaimResult([])
             link, asked_at = self._link, time.monotonic()
+            self._claimed_at = asked_at
             result = await link.queue.claim(
                 link.worker,
                 room,
@@ -115,29 +147,52 @@ class Claimer:
                 ),
                 adapters=self._adapters.room(),
                 engine=self._engine.info.name,
+                only=self._only,
             )
+            self._next_jobs, self._only = result.next_jobs, ""
             telemetry.PASSED_JOBS.inc(result.passed_jobs)
             telemetry.KEPT_JOBS.inc(result.kept_jobs)
             telemetry.AFFINITY_WAIT.inc(result.affinity_seconds)
+            taken = sum(min(each.job.sequences, room.most_sequences) for each in result.claims)
+            is_full = room.sequences + room.preemptible_sequences <= taken
+            self._is_known_full = is_full or result.blocked is Lane.REQUESTS
             await self._start(result.claims, asked_at)
             if result.claims and self._start_units:
                 await self._charge_start(result.claims[0])
+            return result
+
+    async def _wait_after(self, result: ClaimResult) -> None:
         if result.waits_for_slot:
             # Other workers need the doorbell, which rings for the job that waits.
             await self._doorbells.wait([], self._jobs.room_changed, seconds=SLOT_SECONDS)
         elif result.blocked is not None:
-            lanes = [Lane.REQUESTS] if result.blocked is Lane.BATCH else []
-            await self._wait(lanes, kept_seconds=result.kept_seconds)
+            bells: list[Bell] = [Lane.REQUESTS] if result.blocked is Lane.BATCH else [OWN]
+            await self._wait(bells, kept_seconds=result.kept_seconds)
         elif len(result.claims) < MOST_JOBS_PER_CLAIM and not self.is_stopping:
-            self._has_rung = await self._doorbells.wait(Lane, seconds=result.kept_seconds)
+            event = self._jobs.room_changed if self._jobs.parked else None
+            self._has_rung = await self._doorbells.wait(Lane, event, seconds=result.kept_seconds)
         # If it has no room when a kept job is free, its claim wakes another worker.
         self._has_rung = self._has_rung or result.kept_seconds > 0
 
-    async def _wait(self, lanes: Iterable[Lane], *, kept_seconds: float = 0.0) -> None:
-        """Wait for room in the engine, for jobs in these lanes, or until a kept job is free."""
-        seconds = filter(None, (self._preemption.pause_seconds, kept_seconds))
+    async def _makes_room(self) -> bool:
+        """Preempt sequences for one of the next jobs. Return whether it may have room now."""
+        job = next(filter(self._preemption.make_room_for, self._next_jobs), None)
+        if job is None:
+            return False
+        self._only = job.tenant
+        self._link.writer.flush()
+        await self._submitter.apply_ends()
+        return True
+
+    async def _wait(self, bells: Iterable[Bell], *, kept_seconds: float = 0.0) -> None:
+        """Wait for room in the engine, for these doorbells, or until a kept job is free."""
+        pauses = (
+            self._preemption.pause_seconds,
+            kept_seconds,
+            CHECK_SECONDS * bool(self._next_jobs),
+        )
         self._has_rung = await self._doorbells.wait(
-            lanes, self._jobs.room_changed, seconds=min(seconds, default=0.0)
+            bells, self._jobs.room_changed, seconds=min(filter(None, pauses), default=0.0)
         )
 
     async def _charge_start(self, claim: JobClaim) -> None:

@@ -35,7 +35,7 @@ from contract.messages import (
     encode_logprobs,
 )
 from contract.outcomes import FinishReason
-from contract.queue import JobClaim, LeaseReport, needed_tokens
+from contract.queue import JobClaim, LeaseReport
 from worker import telemetry
 from worker.engine.base import EngineAdapter, EngineRequest, SequenceOutput
 from worker.execution.logprobs import TokenTexts, prompt_logprobs
@@ -89,6 +89,7 @@ class RunningJob:
         self.attempt = claim.attempt
         self.waited_seconds = claim.waited_seconds
         self.is_preemptible = claim.is_preemptible
+        self.weight = claim.weight
         self.adapter: EngineAdapter | None = None
         """The job's adapter, once it is loaded."""
         self._engine = engine
@@ -134,9 +135,13 @@ class RunningJob:
         self.open_sequences = {
             sequence.id: sequence for sequence in self.sequences if sequence.finish_reason is None
         }
+        self.parked: list[Sequence] = []
+        """Open sequences that wait for room in the engine, in order."""
+        self._to_submit = [*self.open_sequences.values()]
+        self.is_divisible = job.sequences > 1 and job.pooling is None and not job.images
+        """Whether some of the sequences may be parked."""
         self.is_slow_to_parse = any(each.is_slow for each in self.open_sequences.values())
         self._first_open = next(iter(self.open_sequences), None)
-        self._replayed_tokens = sum(each.tokens for each in self.open_sequences.values())
 
     def begin(self) -> None:
         """Send the end of everything that the tokens of earlier attempts complete."""
@@ -154,10 +159,11 @@ class RunningJob:
             self._finish()
 
     def requests(self) -> list[EngineRequest]:
-        """Return the engine requests of the open sequences: one prompt, several seeds."""
+        """Return the engine requests of sequences to submit: one prompt, several seeds."""
         job = self.job
+        sequences, self._to_submit = self._to_submit, []
         if job.pooling is not None:
-            return self._pooling_requests(job.pooling)
+            return self._pooling_requests(job.pooling, sequences)
         scores_prompt = job.score_prompt and not (
             job.resumption is not None and job.resumption.is_prompt_scored
         )
@@ -177,7 +183,7 @@ class RunningJob:
                 if scores_prompt and sequence.id == self._first_open
                 else None,
                 grammar=job.grammar if job.max_tokens else "",
-                output_token_ids=sequence.resumed_token_ids,
+                output_token_ids=sequence.known_token_ids,
                 images=job.images,
                 image_params=job.image_params or _places(job.images),
                 may_shorten=job.may_shorten,
@@ -185,10 +191,10 @@ class RunningJob:
                 is_preemptible=self.is_preemptible,
                 adapter=self.adapter,
             )
-            for sequence in self.open_sequences.values()
+            for sequence in sequences
         ]
 
-    def _pooling_requests(self, pooling: Pooling) -> list[EngineRequest]:
+    def _pooling_requests(self, pooling: Pooling, sequences: list[Sequence]) -> list[EngineRequest]:
         job, ends, seconds = self.job, [*accumulate(pooling.lengths)], pooling.second_texts
         return [
             EngineRequest(
@@ -205,7 +211,7 @@ class RunningJob:
                 pooling=pooling,
                 second_text=seconds[index] if seconds else None,
             )
-            for sequence in self.open_sequences.values()
+            for sequence in sequences
             for index in (sequence.index,)
         ]
 
@@ -217,6 +223,43 @@ class RunningJob:
     def advance(self, stage: Stage) -> None:
         """Enter a stage, unless the job is already past it."""
         self._stage = max(self._stage, stage)
+
+    @property
+    def seats(self) -> int:
+        """Number of open sequences that are in the engine, or will soon be."""
+        return len(self.open_sequences) - len(self.parked)
+
+    @property
+    def seated(self) -> list[Sequence]:
+        """These sequences, in order."""
+        return [each for each in self.open_sequences.values() if not each.is_parked]
+
+    @property
+    def is_parkable(self) -> bool:
+        """Whether sequences can leave the engine, or return to it, without the others."""
+        is_busy = self._to_submit or self.is_parsing or self.backlog
+        return self.is_divisible and self._stage is Stage.SUBMITTED and not is_busy
+
+    def park(self, number: int) -> list[Sequence]:
+        """Park the last sequences that are seated, and return them."""
+        leaving = self.seated[-number:] if number else []
+        for sequence in leaving:
+            if sequence.is_plain:
+                sequence.decode()
+            if sequence.piece.token_ids and not self._is_gathered:
+                self._send(sequence)
+            sequence.is_parked = True
+        self.parked = leaving + self.parked
+        self._to_submit = [each for each in self._to_submit if not each.is_parked]
+        return leaving
+
+    def unpark(self) -> None:
+        """Let the first parked sequence be submitted, from its last token on."""
+        sequence = self.parked.pop(0)
+        # The engine may still be ending the sequence of the former id.
+        sequence.begin_again(str(next(_sequence_ids)))
+        self.open_sequences = {each.id: each for each in self.sequences if not each.finish_reason}
+        self._to_submit.append(sequence)
 
     @property
     def _prompt_alternatives(self) -> int:
@@ -268,16 +311,16 @@ class RunningJob:
     @property
     def reserved_tokens(self) -> int:
         """KV-cache tokens that are reserved for the job and not used yet."""
-        seen = sum(sequence.new_tokens for sequence in self.sequences)
-        if self.first_token_at is not None:
-            seen += self.prompt_tokens + self._replayed_tokens
-        return max(needed_tokens(self.job) - seen, 0)
+        seated = self.seated
+        reserved = sum(max(each.headroom - each.new_tokens, 0) for each in seated)
+        if self.first_token_at is None:
+            reserved += self.prompt_tokens + sum(len(each.resumed_token_ids) for each in seated)
+        return reserved
 
     @property
     def held_tokens(self) -> int:
         """KV-cache tokens that are used by the job or reserved for it."""
-        used = sum(sequence.tokens for sequence in self.open_sequences.values())
-        return max(self.prompt_tokens + used, needed_tokens(self.job))
+        return self.prompt_tokens + sum(each.held_tokens for each in self.seated)
 
     @property
     def report(self) -> LeaseReport:

@@ -42,8 +42,13 @@ class RunningJobs:
 
     @property
     def sequences(self) -> int:
-        """Number of sequences of all jobs that have not ended, in the engine or not yet."""
-        return sum([len(each.open_sequences) for each in self.by_id.values()])
+        """Number of sequences of all jobs that are in the engine, or will soon be."""
+        return sum([each.seats for each in self.by_id.values()])
+
+    @property
+    def parked(self) -> list[RunningJob]:
+        """Jobs with sequences that wait for room in the engine, oldest first."""
+        return [each for each in self.by_id.values() if each.parked]
 
     @property
     def reserved_tokens(self) -> int:
@@ -92,6 +97,13 @@ class RunningJobs:
         _log.exception("Job %s: %s", generation.job.id, message, extra=about(generation.job))
         if not generation.has_ended:
             self.fail(generation, FailureCode.ENGINE_ERROR, message)
+
+    def park(self, generation: RunningJob, number: int) -> None:
+        """Let the last sequences of a job leave the engine, until they are seated again."""
+        for sequence in generation.park(number):
+            del self.by_sequence[sequence.id]
+            self.to_abort.append(sequence.id)
+        self.room_changed.set()
 
     def return_job(self, generation: RunningJob, reason: ReturnReason) -> None:
         """End a job here and return it to its gateway, which requeues it."""

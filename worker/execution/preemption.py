@@ -1,14 +1,16 @@
-"""Preemption: batch jobs leave the engine when requests need their room.
+"""Preemption: sequences leave the engine when other jobs have a right to their room.
 
-A preempted job returns to its gateway with its tokens, like a job of a stopping worker. It resumes
-after its last token when no request waits.
+Batch jobs give way to requests. A request gives way to a tenant that uses less of the engine. A
+preempted job returns to its gateway with its tokens, like a job of a stopping worker, and resumes
+after its last token. A job with several sequences keeps its lease and gives up one after another:
+these are parked, and continue here when there is room.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from contract.messages import ReturnReason
-from contract.queue import Room
+from contract.queue import ENGINE_HEADROOM_TOKENS, NextJob, Room
 from worker import telemetry
 from worker.engine.base import Engine
 from worker.execution.generation import RunningJob
@@ -35,8 +37,39 @@ These are the least and the most, as shares of the engine's sequences.
 """
 
 
+class _Use:
+    """What one tenant's requests use of an engine, and what they can give up."""
+
+    def __init__(self, tenant: str) -> None:
+        self.tenant = tenant
+        self.weight = 0.0
+        self.sequences = self.tokens = 0
+        self.jobs: list[RunningJob] = []
+        """Oldest first."""
+
+    def add(self, generation: RunningJob) -> None:
+        self.weight = max(self.weight, generation.weight)
+        self.sequences += generation.seats
+        self.tokens += generation.held_tokens
+        self.jobs.append(generation)
+
+    def victims(self) -> Iterator[tuple[RunningJob, int, int]]:
+        """Return jobs that give up sequences, youngest first, with the sequences and tokens.
+
+        The number is one, or that of a job's last ones, with which the job ends here.
+        """
+        for generation in reversed(self.jobs):
+            seated = generation.seated
+            if generation.is_parkable:
+                while len(seated) > 1 and seated[-1].may_be_preempted:
+                    yield generation, 1, seated.pop().held_tokens
+            if all(each.may_be_preempted for each in seated):
+                tokens = sum(each.held_tokens for each in seated)
+                yield generation, len(seated), generation.prompt_tokens + tokens
+
+
 class Preemption:
-    """The room of an engine, and the batch jobs that make room.
+    """The room of an engine, and the jobs that make room.
 
     Args:
         share: Share of the engine's sequences that are preempted in a second, at most.
@@ -60,16 +93,16 @@ class Preemption:
     def room(self) -> Room:
         """Return the free room, and the room of batch jobs that may be preempted now."""
         jobs, most_sequences = self._jobs, self._info.max_sequences
-        candidates = self._candidates()
+        candidates = self._batch_candidates()
         unprocessed = sum(
             len(each.job.prompt_token_ids)
             for each in jobs.batch.values()
             if each.first_token_at is None
         )
-        of_requests = jobs.sequences - sum(len(e.open_sequences) for e in jobs.batch.values())
+        of_requests = jobs.sequences - sum(each.seats for each in jobs.batch.values())
         least, most = (int(e * most_sequences) for e in (LEAST_FREE_SHARE, MOST_FREE_SHARE))
         kept_free = min(max(of_requests, least), most)
-        preemptible = sum(len(each.open_sequences) for each in candidates)
+        preemptible = sum(each.seats for each in candidates)
         return Room(
             tokens=self._free_tokens(),
             sequences=most_sequences - jobs.sequences - kept_free,
@@ -81,37 +114,135 @@ class Preemption:
         )
 
     def make_room(self, started: Sequence[RunningJob]) -> None:
-        """Return batch jobs, youngest first, until the started jobs have room."""
-        requests = [len(each.open_sequences) for each in started if not each.is_preemptible]
-        if not requests or not self._jobs.batch:
-            return
-        excess = sum(requests) - sum(min(each, self._most_sequences) for each in requests)
-        sequences = self._jobs.sequences - excess - self._info.max_sequences
-        tokens = -self._free_tokens()
-        for generation in self._candidates():
+        """Give started jobs room: return batch jobs, youngest first, for the requests among them.
+
+        Sequences for which there is no room are parked, except one of each job.
+        """
+        requests = [each.seats for each in started if not each.is_preemptible]
+        if requests and self._jobs.batch:
+            excess = sum(requests) - sum(min(each, self._most_sequences) for each in requests)
+            self._return_batch(-self._free_sequences() - excess, -self._free_tokens())
+        free = self._free_sequences() + sum(each.seats for each in started)
+        for generation in started:
+            if generation.is_divisible:
+                generation.park(max(generation.seats - max(free, 1), 0))
+            free -= generation.seats
+
+    def make_room_for(self, job: NextJob) -> bool:
+        """Preempt sequences of tenants that use more of the engine, if that makes room for a job.
+
+        A tenant's use is its share of the sequences or of the KV cache, whichever is larger,
+        divided by its weight. Tenants give up sequences only while they use more than the job's
+        tenant would, so that no two tenants preempt each other in turns. Return whether there is
+        room now, or will be after the next second's preemptions.
+        """
+        counted = min(job.sequences, self._most_sequences)
+        sequences = counted - self._free_sequences()
+        tokens = job.tokens - self._free_tokens()
+        uses = self._uses()
+        mine = uses.pop(job.tenant, _Use(job.tenant))
+        mine.weight = max(mine.weight, job.weight)
+        mine.sequences, mine.tokens = mine.sequences + counted, mine.tokens + job.tokens
+        limit = self._level(mine)
+        sources = {each.tenant: each.victims() for each in uses.values()}
+        chosen = list[tuple[RunningJob, int]]()
+        allowance = self._renewed_allowance()
+        while (sequences > 0 or tokens > 0) and allowance >= 1.0:
+            use = max(uses.values(), key=self._level, default=None)
+            if use is None or self._level(use) <= limit:
+                return False
+            victim = next(sources[use.tenant], None)
+            if victim is None:
+                del uses[use.tenant]
+                continue
+            generation, number, freed = victim
+            chosen.append((generation, number))
+            use.sequences, use.tokens = use.sequences - number, use.tokens - freed
+            sequences, tokens, allowance = sequences - number, tokens - freed, allowance - number
+        for generation, number in chosen:
+            self._preempt(generation, number)
+        return bool(chosen)
+
+    def seat(self, next_jobs: Sequence[NextJob]) -> list[RunningJob]:
+        """Give parked sequences the free room, and return their jobs, to be submitted.
+
+        Tenants that use least go first, also those whose `next_jobs` wait in the queue.
+        """
+        parked = [each for each in self._jobs.parked if each.is_parkable]
+        if not parked:
+            telemetry.PARKED_SEQUENCES.set(0)
+            return []
+        telemetry.PARKED_SEQUENCES.set(sum(len(each.parked) for each in self._jobs.parked))
+        self._return_batch(1 - self._free_sequences(), 0)
+        uses, free, seated = self._uses(), self._free_sequences(), dict[str, RunningJob]()
+        if free <= 0:
+            wanting = min((uses[each.job.tenant] for each in parked), key=self._level)
+            one = NextJob(wanting.tenant, wanting.weight, ENGINE_HEADROOM_TOKENS, 1)
+            if not self.make_room_for(one):
+                return []
+            return self.seat([one])
+        waiting = [uses.get(each.tenant, _Use(each.tenant)) for each in next_jobs]
+        limit = min(map(self._level, waiting), default=float("inf"))
+        tokens = self._free_tokens()
+        while free > 0 and tokens > 0 and parked:
+            generation = min(parked, key=lambda each: self._level(uses[each.job.tenant]))
+            use = uses[generation.job.tenant]
+            if self._level(use) > limit:
+                break
+            generation.unpark()
+            use.sequences += 1
+            free, tokens = free - 1, tokens - generation.seated[-1].held_tokens
+            seated[generation.job.id] = generation
+            if not generation.parked:
+                parked.remove(generation)
+        return list(seated.values())
+
+    def _return_batch(self, sequences: int, tokens: int) -> None:
+        for generation in self._batch_candidates():
             if sequences <= 0 and tokens <= 0:
                 return
-            sequences -= len(generation.open_sequences)
+            sequences -= generation.seats
             tokens -= generation.held_tokens
-            self._preempt(generation)
+            self._preempt(generation, generation.seats)
 
-    def _preempt(self, generation: RunningJob) -> None:
-        self._allowance -= len(generation.open_sequences)
-        telemetry.PREEMPTED_SEQUENCES.inc(len(generation.open_sequences))
-        telemetry.PREEMPTED_TOKENS.inc(sum(e.tokens for e in generation.open_sequences.values()))
-        self._jobs.return_job(generation, ReturnReason.PREEMPTED)
+    def _preempt(self, generation: RunningJob, number: int) -> None:
+        self._allowance -= number
+        source = "batch" if generation.is_preemptible else "tenant"
+        tokens = sum(each.tokens for each in generation.seated[-number:])
+        telemetry.PREEMPTED_SEQUENCES.labels(source).inc(number)
+        telemetry.PREEMPTED_TOKENS.labels(source).inc(tokens)
+        if number < generation.seats:
+            self._jobs.park(generation, number)
+        else:
+            self._jobs.return_job(generation, ReturnReason.PREEMPTED)
 
-    def _candidates(self) -> list[RunningJob]:
-        """Return the batch jobs that may be preempted now, youngest first."""
+    def _uses(self) -> dict[str, _Use]:
+        """Return what each tenant's requests use."""
+        uses = dict[str, _Use]()
+        for each in self._jobs.by_id.values():
+            if not each.is_preemptible:
+                tenant = each.job.tenant
+                uses.setdefault(tenant, _Use(tenant)).add(each)
+        return uses
+
+    def _level(self, use: _Use) -> float:
+        sequences = use.sequences / self._info.max_sequences
+        return max(sequences, use.tokens / self._info.kv_cache_tokens) / (use.weight or 1.0)
+
+    def _renewed_allowance(self) -> float:
         now = time.monotonic()
         renewed = self._allowance + (now - self._renewed_at) * self._rate
         self._allowance = min(renewed, max(self._rate, 1.0))
         self._renewed_at = now
-        candidates, allowance = [], self._allowance
+        return self._allowance
+
+    def _batch_candidates(self) -> list[RunningJob]:
+        """Return the batch jobs that may be preempted now, youngest first."""
+        candidates, allowance = [], self._renewed_allowance()
         for generation in reversed(self._jobs.batch.values()):
             if allowance < 1.0:
                 break
-            allowance -= len(generation.open_sequences)
+            allowance -= generation.seats
             candidates.append(generation)
         return candidates
 
@@ -125,6 +256,9 @@ class Preemption:
     @property
     def _most_sequences(self) -> int:
         return max(1, self._info.max_sequences // 4)
+
+    def _free_sequences(self) -> int:
+        return self._info.max_sequences - self._jobs.sequences
 
     def _free_tokens(self) -> int:
         jobs, tokens = self._jobs, self._info.kv_cache_tokens

@@ -7,6 +7,7 @@ import msgspec
 
 from contract.messages import GenerationJob, SequenceProgress, TokenLogprob
 from contract.outcomes import FinishReason
+from contract.queue import ENGINE_HEADROOM_TOKENS
 from worker.engine.base import SequenceEnd, SequenceOutput, TokenScores
 from worker.execution.logprobs import LOWEST_LOGPROB, TokenTexts, token_logprob
 from worker.execution.text import Detokenizer, StopMatcher, StopStrings
@@ -15,6 +16,12 @@ from worker.parsing.reader import ParsedOutput, Reader
 
 REPETITION = "repetition"
 """The stop reason of a sequence that ended because it repeated itself."""
+
+SAFE_TOKENS = 64
+"""Tokens that a sequence generates after a preemption before it may be preempted again."""
+
+LAST_TOKENS = 8
+"""A sequence with no more tokens than this left is not preempted."""
 
 _REASONS = {
     SequenceEnd.STOP: FinishReason.STOP,
@@ -52,6 +59,8 @@ class Sequence:
         "_reader",
         "_resumed",
         "_returned",
+        "_safe_until",
+        "_sent",
         "_stops",
         "_texts",
         "_time_is_up_at",
@@ -59,6 +68,7 @@ class Sequence:
         "finish_reason",
         "id",
         "index",
+        "is_parked",
         "is_plain",
         "piece",
         "pooled",
@@ -112,6 +122,12 @@ class Sequence:
         )
         """Whether text depends on nothing but the tokens, so that `add` may decode it later."""
         self._resumed = progress
+        self._sent = [*self.resumed_token_ids] if job.sequences > 1 else None
+        """The tokens before the piece, if the sequence may leave the engine and return."""
+        resumed = len(self.resumed_token_ids)
+        self._safe_until = resumed + SAFE_TOKENS if resumed else 0
+        self.is_parked = False
+        """Whether it waits for room in the engine."""
         if progress is not None:
             self._resume(progress)
 
@@ -119,6 +135,31 @@ class Sequence:
     def resumed_token_ids(self) -> list[int]:
         """Tokens of earlier attempts, which were already sent."""
         return [] if self._resumed is None else self._resumed.token_ids
+
+    @property
+    def known_token_ids(self) -> list[int]:
+        """Tokens that the engine must not generate again."""
+        return self.resumed_token_ids if self._sent is None else self._sent + self.piece.token_ids
+
+    @property
+    def headroom(self) -> int:
+        """KV-cache tokens that are kept for new tokens of this attempt."""
+        return min(self._job.max_tokens, ENGINE_HEADROOM_TOKENS)
+
+    @property
+    def held_tokens(self) -> int:
+        """KV-cache tokens that the sequence uses, or that are reserved for it."""
+        return max(self.tokens, len(self.resumed_token_ids) + self.headroom)
+
+    @property
+    def may_be_preempted(self) -> bool:
+        """Whether it was not preempted just now, and will not end soon."""
+        return self._safe_until <= self.tokens < self._job.max_tokens - LAST_TOKENS
+
+    def begin_again(self, sequence_id: str) -> None:
+        """Return to the engine with another id."""
+        self.id, self.is_parked = sequence_id, False
+        self._safe_until = self.tokens + SAFE_TOKENS
 
     @property
     def new_tokens(self) -> int:
@@ -138,6 +179,8 @@ class Sequence:
     def take_piece(self) -> Piece:
         """Return and reset the output since the last call."""
         piece, self.piece = self.piece, Piece(self.tokens)
+        if self._sent is not None:
+            self._sent += piece.token_ids
         self._decoded = 0
         self.was_sent = True
         return piece

@@ -90,6 +90,14 @@ class Submitter:
                 await let_others_run(generation.job)
         await self.apply_ends()
 
+    async def submit_again(self, generations: list[RunningJob]) -> None:
+        """Submit sequences of jobs that return to the engine."""
+        for generation in generations:
+            if generation.is_slow_to_submit:
+                self._tasks.start(self._submit_alone(generation))
+            else:
+                await self._submit(generation)
+
     async def apply_ends(self) -> None:
         """Submit the next suspect if it may start, and abort the sequences of ended jobs."""
         suspect = self._suspects.next()
@@ -109,7 +117,8 @@ class Submitter:
         """Submit a job, which alone fails if that is impossible. Raises EngineDeadError."""
         jobs, requests = self._jobs, list[EngineRequest]()
         try:
-            if generation.job.adapter is not None and not await self._load_adapter(generation):
+            is_loaded = generation.job.adapter is None or generation.adapter is not None
+            if not is_loaded and not await self._load_adapter(generation):
                 return
             requests = generation.requests()
             jobs.by_sequence.update((request.id, generation) for request in requests)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final, Literal
 
 from redis.asyncio import Redis
 
@@ -10,6 +10,10 @@ from common.tasks import end_task
 from contract import keys
 from contract.scripts.executor import SharedConnection
 from contract.tier import Lane
+
+OWN: Final = "own"
+Bell = Lane | Literal["own"]
+"""What rings for jobs of a lane, or `worker`'s own doorbell."""
 
 WAIT_SECONDS = 3
 """Longest wait for a doorbell, a safety net for lost tokens."""
@@ -24,27 +28,32 @@ class Doorbells:
 
     def __init__(self, redis: "Redis", model: str, worker: str, *, timeout_seconds: float) -> None:
         """Waits for requests include `worker`'s own doorbell."""
-        self._doorbells = {lane: [keys.doorbell(model, lane)] for lane in Lane}
-        self._doorbells[Lane.REQUESTS].insert(0, keys.worker_doorbell(model, worker))
-        self._connections = {
-            lane: SharedConnection(redis, timeout_seconds=timeout_seconds) for lane in Lane
+        own = keys.worker_doorbell(model, worker)
+        self._doorbells: dict[Bell, list[str]] = {
+            OWN: [own],
+            **{lane: [keys.doorbell(model, lane)] for lane in Lane},
         }
-        self._rings: dict[Lane, asyncio.Future[Any]] = {}
+        self._doorbells[Lane.REQUESTS].insert(0, own)
+        self._connections = {
+            bell: SharedConnection(redis, timeout_seconds=timeout_seconds)
+            for bell in self._doorbells
+        }
+        self._rings: dict[Bell, asyncio.Future[Any]] = {}
 
     async def wait(
-        self, lanes: Iterable[Lane], event: asyncio.Event | None = None, *, seconds: float = 0.0
+        self, bells: Iterable[Bell], event: asyncio.Event | None = None, *, seconds: float = 0.0
     ) -> bool:
-        """Wait for a doorbell of these lanes, or for the event.
+        """Wait for one of these doorbells, or for the event.
 
         The wait ends after `seconds`, if they are not 0, or WAIT_SECONDS.
 
-        Returns whether a doorbell rang, perhaps of a lane of an earlier call. The caller must
+        Returns whether a doorbell rang, perhaps one of an earlier call. The caller must
         then claim jobs, even without room: `job_claim` wakes another worker if jobs remain.
         """
-        for lane in lanes:
-            if lane not in self._rings:
-                self._rings[lane] = self._connections[lane].execute_command(
-                    "BLPOP", *self._doorbells[lane], WAIT_SECONDS
+        for bell in bells:
+            if bell not in self._rings:
+                self._rings[bell] = self._connections[bell].execute_command(
+                    "BLPOP", *self._doorbells[bell], WAIT_SECONDS
                 )
         waits: list[asyncio.Future[Any]] = list(self._rings.values())
         if event is not None:
@@ -58,7 +67,7 @@ class Doorbells:
         finally:
             if event is not None:
                 await end_task(waits[-1])
-        done = [self._rings.pop(lane) for lane, ring in [*self._rings.items()] if ring.done()]
+        done = [self._rings.pop(bell) for bell, ring in [*self._rings.items()] if ring.done()]
         return any(not ring.cancelled() and ring.result() is not None for ring in done)
 
     def cancel(self) -> None:

@@ -1,0 +1,26 @@
+-- The next jobs of tenants: a full worker may make room for one of them.
+-- @include server
+
+local most_next_jobs = 8
+
+-- Return tenant, weight, KV-cache tokens and sequences of the next job of each tenant from this
+-- index on, whose counter is at most this limit.
+local function next_jobs(lane, index, limit, job_prefix)
+  local out = {}
+  local tenants = call('ZRANGE', lane.active, index, index + most_next_jobs - 1, 'WITHSCORES')
+  for i = 1, #tenants, 2 do
+    local tenant, counter = tenants[i], tonumber(tenants[i + 1])
+    local id = counter <= limit and call('ZRANGE', lane.queue .. tenant, 0, 0)[1]
+    local weight, tokens, sequences = unpack(
+      id and call('HMGET', job_prefix .. id, 'weight', 'need_tokens', 'sequences') or {})
+    for _, each in ipairs(weight and {tenant, weight, tokens, sequences} or {}) do
+      out[#out + 1] = each
+    end
+  end
+  return out
+end
+
+-- A full worker waits for its own doorbell, which rings when a tenant begins to wait.
+local function await_tenants(is_full, full, doorbell)
+  if is_full then call('SADD', full, doorbell) end
+end
