@@ -49,18 +49,11 @@ class Registration:
             state=WorkerState.LOADING,
             engine=settings.engine,
             created=clock.now_seconds(),
-<<<<<<< HEAD
             context_window=context_window(Path(settings.model_path)),
             dialect=settings.dialect or "",
             aliases=list(settings.model_aliases),
             scales_to_zero=settings.scales_to_zero,
-=======
-            context_window=context_window(folder),
-            dialect=dialect,
-            aliases=list(aliases),
-            scales_to_zero=scales_to_zero,
             reads_chunks=True,
->>>>>>> 538580657 (Store long prompts in chunks that later turns of a chat repeat)
         )
 
     @property
