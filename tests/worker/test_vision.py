@@ -157,7 +157,7 @@ async def test_images_reduce_max_tokens(engine: VllmEngine) -> None:
         ("<image>", [], r"as many as the prompt has <image> tokens \(1\). Given: 0"),
         ("none", [RED], r"tokens \(0\). Given: 1"),
         ("<image><image>", [RED], r"tokens \(2\). Given: 1"),
-        ("<image>" * 9, [RED] * 9, "at most 8 for this model. Given: 9"),
+        ("<image>" * 101, [RED] * 101, "at most 100 for this model. Given: 101"),
     ],
     ids=["too few", "unmarked", "one missing", "too many"],
 )
