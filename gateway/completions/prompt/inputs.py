@@ -266,7 +266,8 @@ class _Preparation:
             raise self._too_long(others + 1, param, is_least=True)
         side = "right" if self._request.keeps_prompt_start else "left"
         last.truncate(self._most - others, direction=side)
-        return self._tokenizer.post_process(*before, last, add_special_tokens=adds), cut
+        first, second = (before[0], last) if before else (last, None)
+        return self._tokenizer.post_process(first, second, adds), cut
 
     def _start_of(self, prompt: Prompt, tokens: int) -> Prompt:
         """Return the start of a text that has so many tokens; 0: the whole text."""
