@@ -158,6 +158,9 @@ class _Process:
             return code
         finally:
             telemetry.READY.set(0)
+            if self._settings.ends_with_input:
+                # The loop would take another file with this number for one that it watches already.
+                loop.remove_reader(sys.stdin.fileno())
             await end_task(announcing, linking)
             await self._withdraw()
             await self._supervisor.aclose()

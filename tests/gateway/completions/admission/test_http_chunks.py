@@ -11,6 +11,7 @@ from contract.prompts import CHUNK_BYTES, CHUNK_TOKENS
 from tests.gateway.conftest import complete, eventually
 from tests.support.events import parse_chunks
 from tests.support.fake_worker import FakeWorker
+from tests.support.redis_server import RedisServer
 from tests.support.stack import Stack
 from tests.worker.conftest import MODEL, running_worker
 from worker.engine.scripted import Script
@@ -39,6 +40,7 @@ async def test_second_turn_sends_and_reads_only_what_is_new(
         chunks = parse_chunks(response.content)
         return "".join(each["text"] for chunk in chunks for each in chunk["choices"])
 
+    assert isinstance(stack.redis, RedisServer)
     script = Script(step_seconds=0.001, context_window=WINDOW)
     longer = TURN + TURN[:CHUNK_TOKENS]
     async with running_worker(stack.redis, script, prompt_cache_bytes=9 * CHUNK_BYTES):
