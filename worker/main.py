@@ -113,7 +113,7 @@ class _Process:
             worker=settings.worker_id,
             lease_ms=settings.job_lease_ms,
             most_pending_deltas=settings.reply_buffer_deltas,
-            prompt_cache_bytes=settings.prompt_cache_bytes,
+            chunk_cache_bytes=settings.chunk_cache_bytes,
         )
         self._heartbeat = WorkerHeartbeat(
             settings.redis_url.get_secret_value(),

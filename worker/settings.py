@@ -173,7 +173,7 @@ class WorkerSettings(ProcessSettings):
     reply_buffer_deltas: Annotated[int, Field(ge=1_000)] = 200_000
     """Maximum number of unwritten reply deltas while Redis is unavailable; beyond it, jobs are
     dropped."""
-    prompt_cache_bytes: Annotated[int, Field(ge=0)] = 128 * 1024**2
+    chunk_cache_bytes: Annotated[int, Field(ge=0)] = 128 * 1024**2
     """Memory for parts of long prompts, which later turns of a chat repeat; 0 reads them from Redis
     for each turn."""
 

@@ -4,7 +4,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from ops.dashboards.frame import dashboard, row
 from ops.dashboards.panels import Query, graph
-from ops.dashboards.promql import ENGINE, POOL, mean, quantile, rate, ratio, total
+from ops.dashboards.promql import ENGINE, NAMESPACE, POOL, mean, quantile, rate, ratio, total
 
 PROCESS = f'{POOL}, job="sluice-worker"'
 
@@ -177,6 +177,16 @@ def build() -> Dashboard:
                 "Digests of cached prefixes that the workers of each pool publish, at most 16,384 "
                 "each. 0 means that claims follow no cache.",
                 Query(total("sluice_worker_held_digests", POOL, "pool"), "{{pool}}"),
+            ),
+            graph(
+                "Chunks of long prompts",
+                "cps",
+                "Parts of 16 KiB that workers had in memory, read from Redis or found lost, and "
+                "that gateways kept in Redis or wrote.",
+                Query(rate("sluice_worker_prompt_chunks_total", POOL, "outcome"), "{{outcome}}"),
+                Query(
+                    rate("sluice_gateway_prompt_chunks_total", NAMESPACE, "outcome"), "{{outcome}}"
+                ),
             ),
         ),
         row(

@@ -292,7 +292,7 @@ async def running_worker(
     worker: str = WORKER,
     lease_ms: int = LEASE_MS,
     most_pending_deltas: int = 100_000,
-    prompt_cache_bytes: int = 0,
+    chunk_cache_bytes: int = 0,
     gather_seconds: float = 0.0,
     stall_seconds: float = 600.0,
     preempted_share: float = 1.0,
@@ -310,7 +310,7 @@ async def running_worker(
         worker=worker,
         lease_ms=lease_ms,
         most_pending_deltas=most_pending_deltas,
-        prompt_cache_bytes=prompt_cache_bytes,
+        chunk_cache_bytes=chunk_cache_bytes,
         gather_seconds=gather_seconds,
         stall_seconds=stall_seconds,
         preempted_share=preempted_share,
@@ -327,7 +327,7 @@ async def running_engine(
     worker: str = WORKER,
     lease_ms: int = LEASE_MS,
     most_pending_deltas: int = 100_000,
-    prompt_cache_bytes: int = 0,
+    chunk_cache_bytes: int = 0,
     **settings: Any,
 ) -> AsyncIterator[tuple[Runner, "asyncio.Task[None]"]]:
     """Run a worker with a started engine on its own connection."""
@@ -338,7 +338,7 @@ async def running_engine(
             worker=worker,
             lease_ms=lease_ms,
             most_pending_deltas=most_pending_deltas,
-            prompt_cache_bytes=prompt_cache_bytes,
+            chunk_cache_bytes=chunk_cache_bytes,
         )
         linked = asyncio.create_task(link.run())
         runner = Runner(link, engine, **settings)

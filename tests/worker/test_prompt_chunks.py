@@ -28,7 +28,7 @@ async def test_turns_of_a_chat_read_each_chunk_once(
     first, second = long_job(2 * CHUNK_TOKENS), long_job(2 * CHUNK_TOKENS + 9)
     plain = make_job(prompt_token_ids=second.prompt_token_ids, seed=3)
     await write(gateway.queue, first)
-    async with running_worker(redis_server, STEADY, prompt_cache_bytes=MANY_BYTES):
+    async with running_worker(redis_server, STEADY, chunk_cache_bytes=MANY_BYTES):
         await gateway.enqueue(first, plain)
         await gateway.finished(first, plain)
         await redis.delete(*await redis.keys("*:chunk:*"))
@@ -47,7 +47,7 @@ async def test_job_with_an_incomplete_prompt_is_returned_alone(
     wrong = msgspec.structs.replace(wrong, chunks=names_of("other", wrong.prompt_token_ids))
     (name,) = chunk_names(wrong.chunks, wrong.rest)
     await gateway.queue.write_chunks({name: wrong.prompt_token_ids.tobytes()}, ttl_ms=60_000)
-    async with running_worker(redis_server, STEADY, prompt_cache_bytes=MANY_BYTES):
+    async with running_worker(redis_server, STEADY, chunk_cache_bytes=MANY_BYTES):
         await gateway.enqueue(lost, wrong, short)
         await gateway.finished(short)
         for job in (lost, wrong):

@@ -82,7 +82,7 @@ class Link:
         worker: str,
         lease_ms: int,
         most_pending_deltas: int,
-        prompt_cache_bytes: int = 0,
+        chunk_cache_bytes: int = 0,
     ) -> None:
         self.redis = redis
         """For reads that block."""
@@ -93,7 +93,7 @@ class Link:
         self.leases = Leases(self.queue, worker, lease_ms=lease_ms)
         self.held = HeldDigests(self.queue, worker)
         """What makes claims prefer jobs for this worker."""
-        self.prompts = PromptChunks(self.queue, most_bytes=prompt_cache_bytes)
+        self.prompts = PromptChunks(self.queue, most_bytes=chunk_cache_bytes)
         self.gateways = GatewayWatch(redis)
         self.writer = ReplyWriter(
             shared,

@@ -43,7 +43,7 @@ async def test_second_turn_sends_and_reads_only_what_is_new(
     assert isinstance(stack.redis, RedisServer)
     script = Script(step_seconds=0.001, context_window=WINDOW)
     longer = TURN + TURN[:CHUNK_TOKENS]
-    async with running_worker(stack.redis, script, prompt_cache_bytes=9 * CHUNK_BYTES):
+    async with running_worker(stack.redis, script, chunk_cache_bytes=9 * CHUNK_BYTES):
         await announce(reads_chunks=True)
         before = counts()
         texts = [await turn(client, TURN), await turn(other_client, longer)]
