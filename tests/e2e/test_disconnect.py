@@ -98,7 +98,7 @@ def test_job_of_a_client_killed_in_the_queue_never_runs(
         [first, *_] = jobs = job_keys(store)
         claimed = worker_metric(stack, "sluice_worker_jobs_claimed_total")
         with calling(
-            stack.gateways[1], stack.key("waiter"), prompt=COUNTING, max_tokens=5, stream=stream
+            stack.gateways[1], stack.key("crowd"), prompt=COUNTING, max_tokens=5, stream=stream
         ) as caller:
             wait_until(lambda: waiting(store) == 1, what="a job waiting")
             answer = caller.kill()
