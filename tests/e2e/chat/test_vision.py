@@ -18,7 +18,7 @@ from tests.support.vision_model import IMAGE_TOKEN, TOKENS_OF_IMAGE
 
 pytestmark = pytest.mark.e2e
 
-MOST_IMAGES = 8
+SEVERAL = 8
 """Of the model's prompt."""
 FEW: dict[str, Any] = {"model": SEEING, "max_tokens": 8}
 RED, BLUE = picture("red"), picture("blue", "png")
@@ -75,7 +75,7 @@ def test_formats_are_served(seeing: OpenAI) -> None:
     assert len(seen) == len(kinds)
 
 
-@each_at_once("number", [1, pytest.param(2, marks=pytest.mark.long), MOST_IMAGES])
+@each_at_once("number", [1, pytest.param(2, marks=pytest.mark.long), SEVERAL])
 def test_images_are_counted(seeing: OpenAI, number: int) -> None:
     parts = [text("Look: "), *[image(RED)] * number]
     without, answer = at_once(
@@ -88,7 +88,7 @@ def test_images_are_counted(seeing: OpenAI, number: int) -> None:
 
 
 def test_images_that_exceed_the_window_are_refused_in_openais_words(seeing: OpenAI) -> None:
-    parts = [text("Look: "), *[image(RED)] * MOST_IMAGES]
+    parts = [text("Look: "), *[image(RED)] * SEVERAL]
     whole = counts(chat(seeing, [user(parts)], **FEW).usage)[0]
     window = seeing.models.retrieve(SEEING).to_dict()["context_window"]
     assert isinstance(window, int)
@@ -181,13 +181,12 @@ def test_langchain_sends_images(seeing: OpenAI) -> None:
     assert answer.usage_metadata["input_tokens"] == counts(expected.usage)[0]
 
 
-@each_at_once("number", [MOST_IMAGES + 1, 17])
-def test_too_many_images_are_refused(seeing: OpenAI, number: int) -> None:
-    error = refused(seeing, *[image(RED)] * number)
+def test_too_many_images_are_refused(seeing: OpenAI) -> None:
+    error = refused(seeing, *[image(RED)] * 101)
 
     assert (error.param or "").startswith("messages")
     assert "images" in error.message
-    assert str(MOST_IMAGES if number < 17 else 16) in error.message
+    assert "100" in error.message
 
 
 @each_at_once(
