@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from contextlib import AsyncExitStack
 from typing import Final
 
 import httpx
@@ -48,12 +49,6 @@ def base(stack: Stack) -> str:
     return stack.key("steady")
 
 
-@pytest.fixture(scope="module")
-def filling(stack: Stack) -> str:
-    """A key of a tenant whose requests fill the engine."""
-    return stack.key("crowd")
-
-
 async def test_each_answer_is_its_adapters_while_others_load_and_run(
     stack: Stack, key: str
 ) -> None:
@@ -85,7 +80,7 @@ async def test_each_answer_is_its_adapters_while_others_load_and_run(
 
 @pytest.mark.usefixtures("alone")
 async def test_tenant_that_alternates_between_adapters_takes_no_turns_of_others(
-    stack: Stack, key: str, base: str, filling: str, store: Redis
+    stack: Stack, key: str, base: str, store: Redis
 ) -> None:
     """Both have jobs of the same tokens, and the services differ by at most `U + 2 E`."""
     turns, at_once = 24, 2
@@ -111,18 +106,20 @@ async def test_tenant_that_alternates_between_adapters_takes_no_turns_of_others(
     async with (
         AsyncOpenAI(base_url=url, api_key=key, max_retries=0) as painters,
         AsyncOpenAI(base_url=url, api_key=base, max_retries=0) as steady,
-        AsyncOpenAI(base_url=url, api_key=filling, max_retries=0) as crowd,
     ):
-        filler = await crowd.completions.create(
-            model=MODEL,
-            prompt="Once",
-            n=MAX_SEQUENCES,
-            max_tokens=FILLING_TOKENS,
-            stream=True,
-            extra_body={"ignore_eos": True},
-        )
-        async with filler:
-            await anext(aiter(filler))
+        # Each has half of the engine, so neither has a right to more room.
+        async with AsyncExitStack() as fillers:
+            for client in (painters, steady):
+                filler = await client.completions.create(
+                    model=MODEL,
+                    prompt="Once",
+                    n=sequences,
+                    max_tokens=FILLING_TOKENS,
+                    stream=True,
+                    extra_body={"ignore_eos": True},
+                )
+                await fillers.enter_async_context(filler)
+                await anext(aiter(filler))
             alternating = asyncio.gather(*(take_turn(painters, model) for model in models))
             others = asyncio.gather(*(take_turn(steady, MODEL) for _ in range(turns)))
             # Neither queue becomes empty before the other: both tenants start at one counter.
