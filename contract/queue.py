@@ -815,9 +815,14 @@ async def let_others_run(job: GenerationJob) -> None:
         await asyncio.sleep(0)
 
 
+def headroom_tokens(job: GenerationJob) -> int:
+    """Return the KV-cache tokens that are kept for new tokens of each sequence."""
+    return min(job.max_tokens, ENGINE_HEADROOM_TOKENS)
+
+
 def needed_tokens(job: GenerationJob) -> int:
     """Return the KV-cache tokens that must be free before the job is claimed."""
-    headroom = min(job.max_tokens, ENGINE_HEADROOM_TOKENS)
+    headroom = headroom_tokens(job)
     prompt_tokens = len(job.prompt_token_ids)
     if job.resumption is None:
         return prompt_tokens + job.best_of * headroom

@@ -1,16 +1,20 @@
 """Batch jobs give way to requests, and resume token by token."""
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from redis.asyncio import Redis
+from typing_extensions import override
 
 from contract import keys
 from contract.messages import GenerationJob, JobFinished, JobReturned, ReturnReason
 from contract.queue import RequeueResult
+from contract.sampling import SamplingSpec
 from contract.tier import Lane, ServiceTier
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.redis_server import RedisServer
@@ -24,8 +28,10 @@ from tests.worker.conftest import (
     running_worker,
 )
 from tests.worker.test_runner import running, until
+from worker.engine.base import EngineRequest
 from worker.engine.scripted import Script, ScriptedEngine
 from worker.engine.vllm.batch_hold import MOST_HELD_STEPS, BatchHold
+from worker.execution import sequence
 from worker.queue.doorbells import Doorbells
 
 FOUR = Script(step_seconds=0.002, max_sequences=4)
@@ -49,6 +55,24 @@ async def requeue(gateway: Gateway, *jobs: GenerationJob) -> None:
         assert result is RequeueResult.REQUEUED
 
 
+async def begin_in_turn(gateway: Gateway, engine: Stepwise, jobs: list[GenerationJob]) -> None:
+    """Enqueue jobs for an empty engine, each after the first token of the one before."""
+    for number, job in enumerate(jobs, 1):
+        await gateway.enqueue(job)
+        await until(partial(reached, engine, number))
+        engine.allow(2)
+        await gateway.read_until(partial(gateway.deltas, job))
+
+
+def check_alike(
+    gateway: Gateway, jobs: list[GenerationJob], undisturbed: list[GenerationJob]
+) -> None:
+    for job, other in zip(jobs, undisturbed, strict=True):
+        for choice in range(job.n):
+            assert gateway.token_ids(job, choice) == gateway.token_ids(other, choice)
+            assert gateway.text(job, choice) == gateway.text(other, choice)
+
+
 async def served(gateway: Gateway, *jobs: GenerationJob) -> None:
     """Read until jobs have finished, and requeue them whenever they return."""
     while not {job.handle for job in jobs} <= gateway.ended_handles():
@@ -67,11 +91,7 @@ async def test_requests_replace_the_youngest_batch_jobs_which_resume_exactly(
     alike = [make_job(max_tokens=40, sampling=line.sampling) for line in lines]
     async with running_worker(redis_server, FOUR, engine_type=Stepwise) as (_, engine, _):
         assert isinstance(engine, Stepwise)
-        for number, line in enumerate(lines, 1):
-            await gateway.enqueue(line)
-            await until(partial(reached, engine, number))
-            engine.allow(2)
-            await gateway.read_until(partial(gateway.deltas, line))
+        await begin_in_turn(gateway, engine, lines)
         requests = [make_job(max_tokens=4) for _ in range(2)]
         await gateway.enqueue(*requests)
         await requeue(gateway, *lines[2:])
@@ -82,9 +102,7 @@ async def test_requests_replace_the_youngest_batch_jobs_which_resume_exactly(
         assert engine.most <= 4
         await gateway.enqueue(*alike)
         await gateway.finished(*alike)
-    for line, undisturbed in zip(lines, alike, strict=True):
-        assert gateway.token_ids(line) == gateway.token_ids(undisturbed)
-        assert gateway.text(line) == gateway.text(undisturbed)
+    check_alike(gateway, lines, alike)
     assert {gateway.end(line).attempt for line in lines[2:]} == {2}
 
 
@@ -178,11 +196,7 @@ async def test_tenant_that_uses_less_replaces_the_youngest_work_of_another(
     third = make_job(tenant="third", max_tokens=90)
     async with running_worker(redis_server, FOUR, engine_type=Stepwise) as (_, engine, _):
         assert isinstance(engine, Stepwise)
-        for number, job in enumerate(flood, 1):
-            await gateway.enqueue(job)
-            await until(partial(reached, engine, number))
-            engine.allow(2)
-            await gateway.read_until(partial(gateway.deltas, job))
+        await begin_in_turn(gateway, engine, flood)
         # The engine is full. A tenant gets half of it at once, and its next job waits.
         for number, job in enumerate(half[:2], 1):
             await gateway.enqueue(job)
@@ -197,9 +211,7 @@ async def test_tenant_that_uses_less_replaces_the_youngest_work_of_another(
         assert engine.most <= 4
         await gateway.enqueue(*alike)
         await gateway.finished(*alike)
-    for job, undisturbed in zip(flood, alike, strict=True):
-        assert gateway.token_ids(job) == gateway.token_ids(undisturbed)
-        assert gateway.text(job) == gateway.text(undisturbed)
+    check_alike(gateway, flood, alike)
 
 
 @pytest.mark.parametrize("parameters", [{}, {"logprobs": 2}, {"best_of": 9, "n": 2}], ids=str)
@@ -223,14 +235,58 @@ async def test_job_with_many_sequences_gives_them_up_one_by_one(
         await gateway.enqueue(undisturbed)
         await gateway.finished(undisturbed)
     assert not gateway.returned(group)
-    for choice in range(9):
-        assert gateway.token_ids(group, choice) == gateway.token_ids(undisturbed, choice)
-        assert gateway.text(group, choice) == gateway.text(undisturbed, choice)
+    check_alike(gateway, [group], [undisturbed])
     first, second = (gateway.end(each) for each in (group, undisturbed))
     assert isinstance(first, JobFinished)
     assert isinstance(second, JobFinished)
     assert first.completion_tokens == second.completion_tokens
     assert first.chosen == second.chosen
+
+
+class SlowAgain(Stepwise):
+    """Takes sequences that return to it only when a test allows it."""
+
+    def __init__(self, folder: Path, script: Script) -> None:
+        super().__init__(folder, script)
+        self.may_return = asyncio.Event()
+        self.is_returning = asyncio.Event()
+
+    @override
+    async def submit(self, requests: Sequence[EngineRequest]) -> None:
+        if any(request.output_token_ids for request in requests):
+            self.is_returning.set()
+            await self.may_return.wait()
+        await super().submit(requests)
+
+
+async def test_sequence_that_is_parked_while_it_returns_is_not_left_in_the_engine(
+    redis_server: RedisServer, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sequence, "SAFE_TOKENS", 0)
+    bans = SamplingSpec(seed=1, bad_words=["zzz"])  # So that submission runs in the background.
+    group = make_job(n=4, max_tokens=ENDLESS, sampling=bans)
+    first, second = (make_job(tenant=name, max_tokens=3) for name in ("first", "second"))
+    async with running_worker(redis_server, FOUR, engine_type=SlowAgain) as (runner, engine, _):
+        assert isinstance(engine, SlowAgain)
+        await gateway.enqueue(group)
+        await until(partial(reached, engine, 4))
+        engine.allow(2)
+        await until(lambda: engine.is_held)
+        await gateway.enqueue(first)
+        engine.allow(5)
+        await gateway.finished(first)
+        await engine.is_returning.wait()
+        await gateway.enqueue(second)
+        await until(lambda: second.id in runner._jobs.by_id)
+        engine.may_return.set()
+        engine.allow(10)
+        await gateway.finished(second)
+
+        def has_no_other() -> bool:
+            ids = {*engine._running, *(each.request.id for each in engine._waiting)}
+            return ids <= {*runner._jobs.by_sequence}
+
+        await until(has_no_other)
 
 
 async def test_an_interrupted_wait_keeps_its_ring(redis: Redis) -> None:

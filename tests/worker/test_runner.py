@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -480,11 +481,13 @@ async def test_unreadable_job_does_not_stop_the_jobs_of_its_claim(
         await gateway.finished(first, last)
 
 
+@pytest.mark.parametrize("n", [1, 9], ids=["one", "more-than-fit"])
 async def test_drain_finishes_running_jobs_and_claims_nothing(
-    redis_server: RedisServer, gateway: Gateway
+    redis_server: RedisServer, gateway: Gateway, n: int
 ) -> None:
-    job, late = make_job(max_tokens=50), make_job()
-    async with running_worker(redis_server, STEADY) as (runner, _, task):
+    job, late = make_job(max_tokens=50, n=n), make_job()
+    script = replace(STEADY, max_sequences=4)
+    async with running_worker(redis_server, script) as (runner, _, task):
         await gateway.begin(job)
         draining = asyncio.create_task(runner.drain(PATIENCE_SECONDS))
         await until(lambda: runner._claimer.is_stopping)

@@ -114,11 +114,14 @@ class Claimer:
 
     async def claim(self) -> None:
         """Claim jobs once, then wait until another claim may return some."""
-        if self.is_stopping:
-            await self.aclose()
-            await asyncio.Event().wait()
         self._jobs.room_changed.clear()
         await self._submitter.submit_again(self._preemption.seat(self._next_jobs))
+        if self.is_stopping:
+            # Jobs that run may still have parked sequences.
+            await self.aclose()
+            self._next_jobs = ()
+            await self._jobs.room_changed.wait()
+            return
         room = self._preemption.room()
         is_full = room.sequences + room.preemptible_sequences <= 0
         is_fresh = self._is_known_full and time.monotonic() - self._claimed_at < FRESH_SECONDS

@@ -168,11 +168,11 @@ class Preemption:
 
         Tenants that use least go first, also those whose `next_jobs` wait in the queue.
         """
-        parked = [each for each in self._jobs.parked if each.is_parkable]
+        jobs = self._jobs.parked
+        telemetry.PARKED_SEQUENCES.set(sum(len(each.parked) for each in jobs))
+        parked = [each for each in jobs if each.is_parkable]
         if not parked:
-            telemetry.PARKED_SEQUENCES.set(0)
             return []
-        telemetry.PARKED_SEQUENCES.set(sum(len(each.parked) for each in self._jobs.parked))
         self._return_batch(1 - self._free_sequences(), 0)
         uses, free, seated = self._uses(), self._free_sequences(), dict[str, RunningJob]()
         if free <= 0:

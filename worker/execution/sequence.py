@@ -7,7 +7,7 @@ import msgspec
 
 from contract.messages import GenerationJob, SequenceProgress, TokenLogprob
 from contract.outcomes import FinishReason
-from contract.queue import ENGINE_HEADROOM_TOKENS
+from contract.queue import headroom_tokens
 from worker.engine.base import SequenceEnd, SequenceOutput, TokenScores
 from worker.execution.logprobs import LOWEST_LOGPROB, TokenTexts, token_logprob
 from worker.execution.text import Detokenizer, StopMatcher, StopStrings
@@ -144,7 +144,7 @@ class Sequence:
     @property
     def headroom(self) -> int:
         """KV-cache tokens that are kept for new tokens of this attempt."""
-        return min(self._job.max_tokens, ENGINE_HEADROOM_TOKENS)
+        return headroom_tokens(self._job)
 
     @property
     def held_tokens(self) -> int:

@@ -133,9 +133,8 @@ class Submitter:
             raise
         except Exception:  # One job must not end all jobs.
             jobs.fail_broken(generation, "The engine could not accept the job.")
-        if generation.has_ended:
-            # The job ended when the engine did not have all of its sequences yet.
-            jobs.to_abort += [each.id for each in requests if each.id not in jobs.by_sequence]
+        # Some ended or were parked when the engine did not have them yet.
+        jobs.to_abort += [each.id for each in requests if each.id not in jobs.by_sequence]
 
     async def _load_adapter(self, generation: RunningJob) -> bool:
         """Load the adapter of a job. Return False if the job has ended."""
