@@ -34,7 +34,7 @@ def failure_of(error: ApiError) -> dict[str, str]:
         code = "server_is_overloaded"
     elif error.status == _TOO_MANY and error.should_retry is not False:
         code = "rate_limit_exceeded"
-        # What ends a running stream says so in every API.
+        # The message of what ends a running stream is the same in every API.
         if error.retry_after_seconds is not None and _AGAIN not in message:
             wait = math.ceil(round(error.retry_after_seconds * 10, 3)) / 10
             message = f"{message} {_AGAIN} {wait:.1f}s."

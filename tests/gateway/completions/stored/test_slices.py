@@ -58,7 +58,7 @@ async def test_stream_uses_what_is_reserved_before_a_limit_ends_it(
     await reserves(first, request, 4)
     await worker.say(claim, *"bc")
     await reserves(first, request, 7)
-    # No limit allows tokens 8 to 10. The stream goes on up to the seventh token.
+    # The limit rejects tokens 8 to 10. The stream runs up to the seventh token.
     await worker.say(claim, *"def")
     for _ in range(2):
         refused.clear()
