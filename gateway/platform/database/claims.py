@@ -259,14 +259,17 @@ class Slots(Generic[Item]):
         """
         deadline = time.monotonic() + seconds
         while True:
+            have_run = bool(self._running)
             if free := self._number - len(self._running):
                 for key, item in (await self._claim(free, self._running.keys())).items():
                     self._running[key] = asyncio.create_task(self._work(item))
                     self._running[key].add_done_callback(partial(self._end, key))
             left = deadline - time.monotonic()
-            if not self._running or left <= 0:
+            # An item that has ended during the claim may have kept others from it.
+            if left <= 0 or not (self._running or have_run):
                 break
-            await asyncio.wait(self._running.values(), timeout=min(left, LOOK_SECONDS))
+            if self._running:
+                await asyncio.wait(self._running.values(), timeout=min(left, LOOK_SECONDS))
         succeeded, outage, self._succeeded, self._outage = self._succeeded, self._outage, 0, None
         if outage is not None:
             raise outage

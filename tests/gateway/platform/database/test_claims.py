@@ -17,7 +17,8 @@ from gateway.batches.claimed import BatchSlots
 from gateway.batches.files.store import FileStore
 from gateway.batches.store import BatchStore
 from gateway.jobs.schedule import JobServices
-from gateway.platform.database.claims import Claim, LostClaimError, lock_in_turns
+from gateway.platform.database import claims
+from gateway.platform.database.claims import Claim, LostClaimError, Slots, lock_in_turns
 from gateway.platform.database.engine import Database
 from gateway.platform.database.tables import (
     AdapterRow,
@@ -33,6 +34,7 @@ from gateway.records.batches import Batch, BatchStatus, Chunk, File, FilePurpose
 from gateway.records.times import EPOCH, utc_now
 from tests.support.cases import case
 from tests.support.kinds import every_database
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.redis_server import RedisServer
 from tests.support.secret_box import BOX, ENCRYPTION_KEY
 
@@ -305,3 +307,28 @@ async def test_lost_claim_changes_nothing(database: Database) -> None:
     async with database.reading() as transaction:
         row = await transaction.get_one(AdapterRow, "few-c-40")
         assert (row.claimed_until, row.reason) == (NOW, "still other")
+
+
+async def test_run_looks_again_if_an_item_ended_while_it_looked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(claims, "LOOK_SECONDS", 0.01)
+    may_end = asyncio.Event()
+    done: list[str] = []
+
+    async def claim(_free: int, held: Collection[str]) -> dict[str, str]:
+        if held:
+            # The owner may have one item at once, which ends now.
+            may_end.set()
+            while held:
+                await asyncio.sleep(0)
+            return {}
+        return {name: name for name in ["first", "second"][len(done) :][:1]}
+
+    async def work(item: str) -> bool:
+        await may_end.wait()
+        done.append(item)
+        return True
+
+    assert await Slots(2, claim, work).run(seconds=PATIENCE_SECONDS) == 2
+    assert done == ["first", "second"]
