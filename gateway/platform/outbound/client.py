@@ -18,7 +18,7 @@ from collections.abc import (
 )
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import httpcore
 import httpx
@@ -105,8 +105,6 @@ class _Stream(httpcore.AsyncNetworkStream):
     def __init__(self, stream: httpcore.AsyncNetworkStream, wire: _Wire) -> None:
         self._stream = stream
         self._wire = wire
-        for name in ("write", "aclose", "get_extra_info"):
-            vars(self)[name] = getattr(stream, name)
 
     @override
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
@@ -120,6 +118,14 @@ class _Stream(httpcore.AsyncNetworkStream):
         return data
 
     @override
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        await self._stream.write(buffer, timeout)
+
+    @override
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    @override
     async def start_tls(
         self,
         ssl_context: ssl.SSLContext,
@@ -128,6 +134,10 @@ class _Stream(httpcore.AsyncNetworkStream):
     ) -> httpcore.AsyncNetworkStream:
         secured = await self._stream.start_tls(ssl_context, server_hostname, timeout)
         return _Stream(secured, self._wire)
+
+    @override
+    def get_extra_info(self, info: str) -> Any:
+        return self._stream.get_extra_info(info)
 
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]

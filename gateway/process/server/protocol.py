@@ -475,9 +475,8 @@ class _Receiver(asyncio.BufferedProtocol):
     """Reads parts of a bounded size for a connection."""
 
     def __init__(self, protocol: BoundedHttpProtocol) -> None:
-        self._buffer, self._receive = protocol.received, protocol.data_received
-        for name in ("eof_received", "connection_lost", "pause_writing", "resume_writing"):
-            vars(self)[name] = getattr(protocol, name)
+        self._protocol, self._buffer = protocol, protocol.received
+        self._receive = protocol.data_received
 
     @override
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -486,6 +485,22 @@ class _Receiver(asyncio.BufferedProtocol):
     @override
     def buffer_updated(self, nbytes: int) -> None:
         self._receive(bytes(self._buffer[:nbytes]))
+
+    @override
+    def eof_received(self) -> None:
+        self._protocol.eof_received()
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._protocol.connection_lost(exc)
+
+    @override
+    def pause_writing(self) -> None:
+        self._protocol.pause_writing()
+
+    @override
+    def resume_writing(self) -> None:
+        self._protocol.resume_writing()
 
 
 class _HeldFlow(FlowControl):
