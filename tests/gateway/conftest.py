@@ -29,7 +29,7 @@ from tests.support.patience import PATIENCE_SECONDS
 from tests.support.processes import free_port
 from tests.support.stack import MODEL, Stack, running_stack
 
-MAX_BODY_BYTES = 300_000
+MAX_BODY_BYTES, MAX_BODY_ITEMS = 300_000, 262_144
 MOST_WAITING_OF_TENANT = 6
 JWT_SECRET = "a secret of thirty-two bytes or more"
 JWT_ISSUER, JWT_AUDIENCE = "https://issuer.example", "sluice"
@@ -43,7 +43,9 @@ GATEWAY_SETTINGS = {
     # A stream begins with its first token, and has no keep-alives.
     "SLUICE_COMMIT_AFTER": "PT5M",
     "SLUICE_KEEP_ALIVE_INTERVAL": "PT5M",
+    # Neither limit grows with the window of a model that a test announces.
     "SLUICE_MAX_BODY_BYTES": str(MAX_BODY_BYTES),
+    "SLUICE_MAX_BODY_ITEMS": str(MAX_BODY_ITEMS),
     "SLUICE_MAX_WAITING_JOBS_OF_TENANT": str(MOST_WAITING_OF_TENANT),
     "SLUICE_OPENROUTER_MODELS": json.dumps(
         {MODEL: {"name": "Tiny", "max_output_length": 512, "quantization": "bf16"}}
