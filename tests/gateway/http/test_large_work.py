@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import threading
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from inspect import iscoroutinefunction
@@ -99,33 +98,6 @@ async def test_no_tenant_gets_all_slots() -> None:
     assert order.begun == [ONE, ONE, OTHER]
     await order.end(ONE, 9.0)
     assert order.begun == [ONE, ONE, OTHER, ONE]
-
-
-async def test_long_work_yields_the_loop_between_slices() -> None:
-    turns = LoopTurns()
-    order: list[str] = []
-
-    async def work(tenant: str, slices: int) -> None:
-        for _ in range(slices):
-            async with turns.slice_of(tenant):
-                order.append(tenant)
-                time.sleep(0.002)  # noqa: ASYNC251 - it holds the loop, as such work does
-
-    async def watch() -> None:
-        while True:
-            order.append("loop")
-            await asyncio.sleep(0)
-
-    watching = asyncio.create_task(watch())
-    await asyncio.gather(*(work(ONE, 4) for _ in range(5)), work(OTHER, 4))
-    watching.cancel()
-    # Between two slices the loop served others for longer than a turn.
-    between = [len(list(group)) for name, group in itertools.groupby(order) if name == "loop"]
-    assert len(between) >= 24
-    assert all(turns > 1 for turns in between[1:-1])
-    # The tenant with one request waits for one slice of the other at a time.
-    tenants = [name for name in order if name != "loop"]
-    assert tenants[:9].count(OTHER) == 4
 
 
 async def test_waiting_tasks_are_bounded_for_each_tenant() -> None:
@@ -340,6 +312,32 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> Requests:
     requests = Requests()
     monkeypatch.setattr(fair_turns, "time", SimpleNamespace(perf_counter=lambda: requests.now))
     return requests
+
+
+async def test_long_work_yields_the_loop_between_slices(requests: Requests) -> None:
+    order: list[str] = []
+
+    async def work(tenant: str, slices: int) -> None:
+        for _ in range(slices):
+            async with requests.turns.slice_of(tenant):
+                order.append(tenant)
+                requests.now += 0.002
+
+    async def watch() -> None:
+        while True:
+            order.append("loop")
+            await asyncio.sleep(0)
+
+    watching = asyncio.create_task(watch())
+    await asyncio.gather(*(work(ONE, 4) for _ in range(5)), work(OTHER, 4))
+    watching.cancel()
+    # Between two slices the loop served others for longer than a turn.
+    between = [len(list(group)) for name, group in itertools.groupby(order) if name == "loop"]
+    assert len(between) >= 24
+    assert all(rounds > 1 for rounds in between[1:-1])
+    # The tenant with one request waits for one slice of the other at a time.
+    tenants = [name for name in order if name != "loop"]
+    assert tenants[:9].count(OTHER) == 4
 
 
 async def test_steps_of_a_caller_above_its_share_do_not_delay_others(requests: Requests) -> None:
