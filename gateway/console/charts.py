@@ -1,82 +1,132 @@
-"""Charts as SVG, drawn on the server: a stacked bar for each period."""
+"""Charts as SVG, drawn on the server: a column for each period, stacked by series."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gateway.console.formats import scale_count, scale_money
+from gateway.records.money import show_dollars
+
 WIDTH: Final = 720
 HEIGHT: Final = 180
-_LEFT: Final = 64
-_BOTTOM: Final = 22
-_TOP: Final = 8
-_LABELS: Final = 6
-"""Labels below the bars, at most."""
-_LINES: Final = 4
+_LEFT: Final = 88
+"""Room for the numbers of the scale, also in the large letters of a phone."""
+_BOTTOM: Final = 24
+_TOP: Final = 14
+_LABELS: Final = 5
+"""Labels below the columns, at most."""
+_LINES: Final = 5
+"""Lines of the scale above zero, at most."""
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
-    """One bar, in pixels of the chart."""
+class Measure:
+    """What a chart shows."""
+
+    show: Callable[[int], str]
+    """Returns a value exactly."""
+    scale: Callable[[int], str]
+    """Returns a value of the scale in few characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a column, in pixels of the chart."""
+
+    y: float
+    height: float
+    series: int
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column, in pixels of the chart."""
 
     x: float
-    y: float
     width: float
-    height: float
-    title: str
+    parts: list[Part]
+    text: str
+    """What the column shows, exactly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Bars and axes."""
+    """Columns, axes and legend."""
 
-    bars: list[Bar]
-    lines: list[tuple[float, float]]
-    """Position and value of each horizontal line."""
+    title: str
+    total: str
+    columns: list[Column]
+    lines: list[tuple[float, str]]
+    """Position and text of each horizontal line."""
     labels: list[tuple[float, str]]
-    """Position and text of each label below the bars."""
+    """Position and text of each label below the columns."""
+    legend: list[tuple[str, str]]
+    """Name and total of each series; empty for a single one."""
     width: int = WIDTH
     height: int = HEIGHT
     left: int = _LEFT
     baseline: int = HEIGHT - _BOTTOM
 
 
-def bars(points: Sequence[tuple[str, int, str]]) -> Chart:
-    """Return a chart of points: the label, the value and the text of each."""
-    most = max((value for _, value, _ in points), default=0)
-    top = _round_up(most)
+def stacked(
+    title: str,
+    measure: Measure,
+    periods: Sequence[str],
+    series: Sequence[tuple[str, Sequence[int]]],
+) -> Chart:
+    """Return a chart of a measure.
+
+    `periods` are ISO 8601 dates or times; each series has a name and a value for each of them.
+    """
+    totals = [sum(values) for values in zip(*(values for _, values in series), strict=True)]
+    step_value, steps = _scale(max(totals, default=0))
     room = HEIGHT - _BOTTOM - _TOP
-    step = (WIDTH - _LEFT) / max(len(points), 1)
-    drawn = []
-    for number, (_, value, title) in enumerate(points):
-        height = room * value / top
-        if value:
-            drawn.append(
-                Bar(
-                    x=round(_LEFT + number * step + step * 0.12, 2),
-                    y=round(HEIGHT - _BOTTOM - height, 2),
-                    width=round(step * 0.76, 2),
-                    height=round(max(height, 1.0), 2),
-                    title=title,
-                )
-            )
-    every = -(-len(points) // _LABELS) if points else 1
+    unit, step = room / (step_value * steps), (WIDTH - _LEFT) / max(len(periods), 1)
+    columns = []
+    for number, (period, total) in enumerate(zip(periods, totals, strict=True)):
+        parts, bottom = [], float(HEIGHT - _BOTTOM)
+        shown = [(index, name, values[number]) for index, (name, values) in enumerate(series)]
+        for index, _, value in shown:
+            if value > 0:
+                height = max(value * unit, 1.0)
+                bottom -= height
+                parts.append(Part(round(bottom, 2), round(height, 2), index))
+        texts = [f"{name} {measure.show(value)}" for _, name, value in shown if value]
+        text = f"{period}: {measure.show(total)}"
+        if len(series) > 1 and texts:
+            text = f"{text} ({', '.join(texts)})"
+        x = round(_LEFT + number * step + step * 0.12, 2)
+        columns.append(Column(x, round(step * 0.76, 2), parts, text))
+    every = -(-len(periods) // _LABELS) if periods else 1
     labels = [
-        (round(_LEFT + (number + 0.5) * step, 2), label)
-        for number, (label, _, _) in enumerate(points)
+        (round(_LEFT + (number + 0.5) * step, 2), period[5:] if len(period) == 10 else period[11:])
+        for number, period in enumerate(periods)
         if number % every == 0
     ]
     lines = [
-        (round(HEIGHT - _BOTTOM - room * part / _LINES, 2), top * part / _LINES)
-        for part in range(_LINES + 1)
+        (round(HEIGHT - _BOTTOM - step_value * part * unit, 2), measure.scale(step_value * part))
+        for part in range(steps + 1)
     ]
-    return Chart(drawn, lines, labels)
+    legend = [(name, measure.show(sum(values))) for name, values in series]
+    total = measure.show(sum(totals))
+    return Chart(title, total, columns, lines, labels, legend if len(series) > 1 else [])
 
 
-def _round_up(value: int) -> int:
-    """Return the next number of the form 4, 8, 20, 40, 80, 200 ..., which four lines divide."""
-    scale = 1
+def _scale(most: int) -> tuple[int, int]:
+    """Return the step of a scale, of the form 1, 2, 2.5 or 5, and the number of steps."""
+    magnitude = 1
     while True:
-        for factor in (4, 8, 20):
-            if value <= factor * scale:
-                return factor * scale
-        scale *= 10
+        # No step is 2.5 itself: all values are whole.
+        for step in (magnitude, 2 * magnitude, 5 * magnitude // 2, 5 * magnitude):
+            if step * _LINES >= most and (magnitude > 1 or step != 5 * magnitude // 2):
+                return step, max(1, -(-most // step))
+        magnitude *= 10
+
+
+def _count(unit: str) -> Callable[[int], str]:
+    return lambda value: f"{value:,} {unit}"
+
+
+COST: Final = Measure(show_dollars, scale_money)
+TOKENS: Final = Measure(_count("tokens"), scale_count)
+REQUESTS: Final = Measure(_count("requests"), scale_count)

@@ -3,7 +3,6 @@
 import re
 import secrets
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
@@ -12,14 +11,13 @@ from urllib.parse import quote
 from fastapi import Request
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from msgspec import json
 
+from gateway.console import formats
 from gateway.console.assets import PATHS
 from gateway.console.navigation import navigation
 from gateway.http.services import services_of
 from gateway.platform.settings import Settings
 from gateway.records.money import show_dollars
-from gateway.records.usage_record import MICRO
 
 SECURITY_HEADERS: Final[Mapping[str, str]] = {
     "cache-control": "no-store",
@@ -34,43 +32,6 @@ SECURITY_HEADERS: Final[Mapping[str, str]] = {
 _PLACEHOLDER: Final = re.compile(r"\{\w+\}")
 
 
-def _number(value: int) -> str:
-    return f"{value:,}"
-
-
-def show_time(value: datetime | None, missing: str = "-") -> str:
-    """Return a time in UTC."""
-    return missing if value is None else value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def _plain(value: object) -> str:
-    """Return a stored value as JSON, text without quotes."""
-    return value if isinstance(value, str) else json.encode(value).decode()
-
-
-def _unix(seconds: int) -> str:
-    return show_time(datetime.fromtimestamp(seconds, UTC))
-
-
-def money_scale(micros: float) -> str:
-    """Return an amount on the scale of a chart."""
-    dollars = micros / MICRO
-    return f"${short_scale(dollars)}" if dollars >= 1 or not micros else f"${dollars:.6g}"
-
-
-def short_scale(value: float) -> str:
-    """Return a number on the scale of a chart in few characters."""
-    for size, letter in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
-        if value >= size:
-            return f"{value / size:g}{letter}"
-    return f"{value:g}"
-
-
-def _share(part: int, whole: int) -> float:
-    """Return a percentage, at most 100."""
-    return min(100.0, 100.0 * part / whole) if whole else 100.0
-
-
 _environment: Final = Environment(
     loader=PackageLoader("gateway.console", "html"),
     autoescape=True,
@@ -80,18 +41,21 @@ _environment: Final = Environment(
     auto_reload=False,
 )
 _environment.filters |= {
+    "cents": formats.cents,
     "dollars": show_dollars,
-    "number": _number,
-    "plain": _plain,
-    "time": show_time,
-    "unix": _unix,
+    "duration": formats.duration,
+    "number": formats.number,
+    "plain": formats.plain,
+    "short": formats.shortened,
+    "size": formats.size,
+    "time": formats.show_time,
+    "unix": formats.unix,
 }
 _environment.globals |= {
     "assets": PATHS,
-    "money_scale": money_scale,
     "navigation": navigation,
-    "share": _share,
-    "short_scale": short_scale,
+    "padding": formats.padding,
+    "share": formats.share,
 }
 # Parts of every page: to compile these and a page at once would hold the event loop for too long.
 for _name in ("base.html", "parts.html"):

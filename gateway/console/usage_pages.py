@@ -3,16 +3,24 @@
 The caller restricts `wanted` to what the visitor may see.
 """
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Any, Final
+from urllib.parse import quote
 
 from fastapi import Request, Response
 
+from contract.tier import ServiceTier
+from gateway.accounts.keys.service import KeyService
+from gateway.accounts.projects.service import ProjectService
+from gateway.accounts.tenants.service import TenantService
 from gateway.billing.usage.pages import (
     USAGE_COLUMNS,
     Writer,
     columns_of,
+    cursor_of,
+    read_position,
     read_requests,
     usage_row,
     writer_of,
@@ -30,13 +38,21 @@ from gateway.billing.usage.schemas import (
 )
 from gateway.billing.usage.service import ReportRequest, UsageService, position
 from gateway.console.rendering import page
+from gateway.console.routing import Visitor, redirect
 from gateway.console.usage_query import UsageQuery
 from gateway.http.connection import Stream
 from gateway.http.services import Services
+from gateway.models.catalogue import Catalogue
 from gateway.platform.concurrency.fair_turns import LoopTurns
-from gateway.platform.database.paging import PART
+from gateway.platform.database.paging import PART, Page, PageRequest
+from gateway.records.errors import NotFoundError
+from gateway.records.scopes import Scope
+from gateway.records.usage_record import Outcome, UsageRecord
 
 ROWS: Final = 50
+MOST_OPTIONS: Final = 200
+"""Names that a filter offers. Where there are more, it is a field to type an id into."""
+REQUESTS: Final = "/console/requests"
 
 
 def sums_file(
@@ -60,18 +76,92 @@ def sums_file(
 
 
 async def requests_list(
-    request: Request, services: Services, query: UsageQuery, wanted: UsageFilter
+    request: Request,
+    services: Services,
+    visitor: Visitor,
+    query: UsageQuery,
+    wanted: UsageFilter,
 ) -> Response:
-    """List single requests, newest first."""
-    found, following = await read_requests(
-        services.make(UsageService), wanted, query.span, after=query.after, limit=ROWS
-    )
+    """List single requests, newest first, or show the one with the id that is given."""
+    if query.form["id"]:
+        return redirect(f"{REQUESTS}/{quote(query.form['id'], safe='')}")
+    service, start = services.make(UsageService), read_position(query.newer)
+    found: list[UsageRecord] | None = None
+    previous = following = None
+    if start is not None:
+        newer = await service.newer_requests(wanted, query.span, after=start, limit=ROWS)
+        if newer.has_more:
+            found = newer.entries
+            previous, following = cursor_of(found[0]), cursor_of(found[-1])
+    if found is None:
+        after = None if query.newer else query.after
+        found, following = await read_requests(service, wanted, query.span, after=after, limit=ROWS)
+        previous = cursor_of(found[0]) if after and found else None
     return page(
         request,
         "requests.html",
         query=query,
-        receipts=map(receipt_fields, found),
-        following=following and query.link("/console/requests", after=following),
+        pickers=await pickers(services, visitor, query, ("outcome", "tier")),
+        names=await key_names(services, visitor, {each.credential_id for each in found}),
+        receipts=[*map(receipt_fields, found)],
+        previous=previous and query.link(REQUESTS, newer=previous),
+        following=following and query.link(REQUESTS, after=following),
+    )
+
+
+async def pickers(
+    services: Services, visitor: Visitor, query: UsageQuery, more: Sequence[str] = ()
+) -> list[tuple[str, str, list[tuple[str, str]] | None]]:
+    """Return the name, label and options of each filter; None without options if there are many.
+
+    `more` are the filters of single requests.
+    """
+    models = sorted(filter(visitor.principal.allows_model, services[Catalogue].names))
+    found: dict[str, list[tuple[str, str]] | None] = {"model": [(each, each) for each in models]}
+    wanted, grantor = PageRequest(None, MOST_OPTIONS, is_newest_first=True), None
+    tenant_id = visitor.tenant_id
+    if visitor.is_operator:
+        tenant_id = query.form["tenant"]
+        tenants = await services.make(TenantService).page(wanted)
+        found["tenant"] = _options(tenants)
+    else:
+        grantor = visitor.principal.grant
+    found |= {"key": None, "project": None}
+    if tenant_id and (visitor.is_operator or visitor.has(Scope.KEYS)):
+        with suppress(NotFoundError):
+            keys = await services.make(KeyService).page(tenant_id, wanted, grantor=grantor)
+            projects = await services.make(ProjectService).page(tenant_id, wanted, grantor=grantor)
+            found |= {"key": _options(keys), "project": _options(projects)}
+    known = {"tier": ServiceTier, "outcome": Outcome}
+    found |= {name: [(each, each.replace("_", " ")) for each in known[name]] for name in more}
+    return [
+        (name, name.capitalize(), _with_chosen(options, query.form[name]))
+        for name, options in found.items()
+    ]
+
+
+def _options(found: Page[Any]) -> list[tuple[str, str]] | None:
+    return None if found.has_more else [(each.id, each.name) for each in found.entries]
+
+
+def _with_chosen(
+    options: list[tuple[str, str]] | None, chosen: str
+) -> list[tuple[str, str]] | None:
+    """Return the options of a filter, which may have a value that is in none of them."""
+    if options is None:
+        return None
+    is_known = not chosen or any(value == chosen for value, _ in options)
+    return [("", "all"), *options, *([] if is_known else [(chosen, chosen)])]
+
+
+async def key_names(
+    services: Services, visitor: Visitor, ids: Collection[str]
+) -> Mapping[str, str]:
+    """Return the names of keys, for customers who may list them."""
+    if visitor.is_operator or not visitor.has(Scope.KEYS):
+        return {}
+    return await services.make(KeyService).names(
+        visitor.tenant_id, ids, grantor=visitor.principal.grant
     )
 
 

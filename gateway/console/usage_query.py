@@ -1,51 +1,90 @@
 """What the usage pages of both audiences ask for, from their query."""
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from types import MappingProxyType
 from typing import Final
 from urllib.parse import parse_qs, urlencode
 
 from fastapi import Request
 
+from contract.tier import ServiceTier
 from gateway.accounts.shared import MAX_CURSOR_CHARACTERS, MAX_TEXT_CHARACTERS
 from gateway.billing.usage.parts import Dimension, UsageFilter, UsageSums
-from gateway.billing.usage.periods import DAY, Bucket, Span
+from gateway.billing.usage.periods import DAY, HOUR, Bucket, Span
 from gateway.billing.usage.query import read_span
-from gateway.billing.usage.service import ReportRequest, UsageService
+from gateway.billing.usage.service import ReportRequest, UsageService, UsageSlice
+from gateway.console.charts import Chart, Measure, stacked
 from gateway.console.forms import MAX_FIELDS, Form
+from gateway.platform.database.partitions import month_start
 from gateway.records.checks import is_storable
 from gateway.records.errors import InvalidParameterError, must
-from gateway.records.money import show_dollars
-from gateway.records.times import day_of
+from gateway.records.times import day_of, hour_of, utc_now
+from gateway.records.usage_record import Outcome
 
 DAYS: Final = 30
 """Days of the chart on the first page."""
-_MOST_DAYS: Final = 400
+SHORT: Final = timedelta(days=3)
+"""The longest period that has a sum for each hour."""
+SERIES: Final = 5
+"""Values of a dimension in a chart."""
+PRESETS: Final = {
+    "24h": timedelta(hours=24),
+    "7d": timedelta(days=7),
+    "30d": timedelta(days=30),
+    "month": None,
+}
+"""Periods that end now; None begins with the month."""
+_FIELDS: Final = (
+    *("range", "start", "end", "model", "key", "project", "tenant", "by", "outcome", "tier"),
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """The sums of one day."""
+class Periods:
+    """Sums of each day or hour of a period, also of those without requests."""
 
-    day: str
-    sums: UsageSums
+    names: list[str]
+    """Starts of the days or hours, in UTC."""
+    sums: list[UsageSums]
+    parts: dict[str, list[UsageSums]]
+    """Sums of the largest values of a dimension, the most expensive first."""
 
-    def of_cost(self) -> tuple[str, int, str]:
-        """Return the day as a bar of its cost."""
-        text = f"{self.day}: {show_dollars(self.sums.cost_micros)}"
-        return self.day[5:], self.sums.cost_micros, text
+    def chart(
+        self,
+        title: str,
+        measure: Measure,
+        value: Callable[[UsageSums], int],
+        names: Mapping[str, str] = MappingProxyType({}),
+    ) -> Chart:
+        """Return a chart; what the largest values leave is one more series."""
+        per = "hour" if len(self.names[0]) > len("2026-11-01") else "day"
+        rest = [value(each) for each in self.sums]
+        series = []
+        for name, sums in self.parts.items():
+            values = [value(each) for each in sums]
+            rest = [whole - part for whole, part in zip(rest, values, strict=True)]
+            series.append((names.get(name, name) or "none", values))
+        if any(rest) or not series:
+            series.append(("others", rest))
+        return stacked(f"{title} per {per}", measure, self.names, series)
 
-    def of_tokens(self) -> tuple[str, int, str]:
-        """Return the day as a bar of its tokens."""
-        tokens = self.sums.prompt_tokens + self.sums.completion_tokens
-        return self.day[5:], tokens, f"{self.day}: {tokens:,} tokens"
 
-    def of_requests(self) -> tuple[str, int, str]:
-        """Return the day as a bar of its requests."""
-        sums = self.sums
-        text = f"{self.day}: {sums.requests:,} requests, {sums.failed_requests:,} failed"
-        return self.day[5:], sums.requests, text
+def cost(sums: UsageSums) -> int:
+    """Return the cost in micro-dollars."""
+    return sums.cost_micros
+
+
+def tokens(sums: UsageSums) -> int:
+    """Return the tokens of prompts and completions."""
+    return sums.prompt_tokens + sums.completion_tokens
+
+
+def requests(sums: UsageSums) -> int:
+    """Return the number of requests."""
+    return sums.requests
 
 
 NOTHING: Final = UsageSums(0, 0, 0, 0, 0, 0)
@@ -70,11 +109,14 @@ class UsageQuery:
                 f"The query must have at most {MAX_FIELDS} parameters.", param="query"
             ) from None
         self.form = Form(fields)
-        for name in ("model", "key", "project", "tenant"):
+        for name in ("model", "key", "project", "tenant", "id"):
             _check_text(name, self.form[name], MAX_TEXT_CHARACTERS)
-        _check_text("after", self.form["after"], MAX_CURSOR_CHARACTERS)
-        self.start = self.form["start"]
-        self.end = self.form["end"]
+        for name in ("after", "newer"):
+            _check_text(name, self.form[name], MAX_CURSOR_CHARACTERS)
+        for name, known in (("tier", ServiceTier), ("outcome", Outcome)):
+            if self.form[name] not in ("", *known):
+                raise must(name, f"be one of {', '.join(known)}", self.form[name])
+        self.preset = self.form["range"]
         self.span = self._span()
 
     @property
@@ -85,7 +127,19 @@ class UsageQuery:
             project_id=self.form["project"] or None,
             credential_id=self.form["key"] or None,
             model=self.form["model"] or None,
+            service_tier=ServiceTier(self.form["tier"]) if self.form["tier"] else None,
+            outcome=Outcome(self.form["outcome"]) if self.form["outcome"] else None,
         )
+
+    @property
+    def shown_end(self) -> str:
+        """The last day of the period, as the field for it has it."""
+        return f"{self.span.end - timedelta(microseconds=1):%Y-%m-%d}"
+
+    @property
+    def newer(self) -> str | None:
+        """The start of the page that follows, newest first."""
+        return self.form["newer"] or None
 
     @property
     def after(self) -> str | None:
@@ -94,18 +148,22 @@ class UsageQuery:
 
     def link(self, path: str, **changes: str | None) -> str:
         """Return a link with the same filters and some changes."""
-        names = ("start", "end", "model", "key", "project", "tenant", "by")
-        values = {name: self.form[name] for name in names} | changes
+        values = {name: self.form[name] for name in _FIELDS} | changes
         query = urlencode({name: value for name, value in values.items() if value})
         return f"{path}?{query}" if query else path
 
     def _span(self) -> Span:
-        end = self.end
+        now = utc_now()
+        if self.preset:
+            if self.preset not in PRESETS:
+                raise must("range", f"be one of {', '.join(PRESETS)}", self.preset)
+            days = PRESETS[self.preset]
+            return Span(month_start(now), now) if days is None else Span(now - days, now)
+        start, end = self.form["start"], self.form["end"]
         if len(end) == len("2026-11-01"):
             # A person means the whole last day.
-            whole = read_span(None, end).end + DAY
-            end = whole.isoformat()
-        return read_span(self.start or None, end or None)
+            end = (read_span(None, end).end + DAY).isoformat()
+        return read_span(start or None, end or None)
 
 
 def _check_text(name: str, value: str, most: int) -> None:
@@ -120,12 +178,33 @@ async def total(service: UsageService, wanted: UsageFilter, span: Span) -> Usage
     return report.slices[0].sums if report.slices else NOTHING
 
 
-async def daily(service: UsageService, wanted: UsageFilter, span: Span) -> list[Point]:
-    """Return the sums of each day of a period, also of days without requests."""
-    asked = ReportRequest(wanted=wanted, span=span, bucket=Bucket.DAY)
-    report = await service.report(asked, after=None, limit=_MOST_DAYS + 2)
-    found = {each.span.start.date().isoformat(): each.sums for each in report.slices}
-    return [Point(day, found.get(day, NOTHING)) for day in _days(span)]
+async def by_period(
+    service: UsageService, wanted: UsageFilter, span: Span, dimension: Dimension | None = None
+) -> Periods:
+    """Return the sums of each day, or each hour of at most SHORT."""
+    bucket = Bucket.HOUR if span.end - span.start <= SHORT else Bucket.DAY
+    names = _starts(span, bucket)
+    asked = ReportRequest(
+        wanted=wanted,
+        span=span,
+        bucket=bucket,
+        dimensions=() if dimension is None else (dimension,),
+    )
+    whole, parts = await service.series(asked, count=SERIES, limit=len(names))
+    numbers = {name: number for number, name in enumerate(names)}
+
+    def placed(slices: Iterable[UsageSlice]) -> list[UsageSums]:
+        sums = [NOTHING] * len(names)
+        for each in slices:
+            sums[numbers[_name(each.span.start, bucket)]] = each.sums
+        return sums
+
+    found = defaultdict[str, list[UsageSlice]](list)
+    for each in parts:
+        found[each.values[asked.dimensions[0]]].append(each)
+    sums = {value: placed(slices) for value, slices in found.items()}
+    largest = sorted(sums, key=lambda value: -sum(map(cost, sums[value])))
+    return Periods(names, placed(whole), {value: sums[value] for value in largest})
 
 
 def last_days(now: datetime, days: int = DAYS) -> Span:
@@ -148,9 +227,14 @@ async def by_dimension(
     return [(each.values[dimension], each.sums) for each in report.slices], report.next
 
 
-def _days(span: Span) -> list[str]:
-    days, day = [], day_of(span.start)
-    while day < span.end:
-        days.append(day.date().isoformat())
-        day += DAY
-    return days
+def _starts(span: Span, bucket: Bucket) -> list[str]:
+    floor, unit = (hour_of, HOUR) if bucket is Bucket.HOUR else (day_of, DAY)
+    start, names = floor(span.start), []
+    while start < span.end:
+        names.append(_name(floor(start), bucket))
+        start += unit
+    return names
+
+
+def _name(start: datetime, bucket: Bucket) -> str:
+    return f"{start:%Y-%m-%d}" if bucket is Bucket.DAY else f"{start:%Y-%m-%d %H}:00"

@@ -2,7 +2,9 @@
 
 import secrets
 from datetime import datetime
+from typing import Any
 
+from msgspec.structs import replace
 from sqlalchemy import func, select
 
 from gateway.billing.ledger.drain import row_of
@@ -23,11 +25,13 @@ async def use(
     project_id: str | None = None,
     credential_id: str = "key_1",
     is_prepaid: bool = True,
+    times: int = 1,
+    **changes: Any,
 ) -> None:
-    """Record a request of a tenant with this cost, and update the sums."""
+    """Record requests of a tenant with this cost, a second apart, and update the sums."""
     admitted_ms = to_ms(at or utc_now())
     record = UsageRecord(
-        request_id=f"cmpl-{secrets.token_hex(8)}",
+        request_id="",
         tenant_id=tenant_id,
         project_id=project_id,
         credential_id=credential_id,
@@ -41,8 +45,19 @@ async def use(
         cost_micros=cost_micros,
         engine="vllm 0.32.0",
     )
+    rows = [
+        row_of(
+            replace(
+                record,
+                request_id=f"cmpl-{secrets.token_hex(8)}",
+                created_ms=admitted_ms + 1000 * number,
+                **changes,
+            )
+        )
+        for number in range(times)
+    ]
     async with database.writing() as transaction:
-        await LedgerStore(transaction).insert([row_of(record)])
+        await LedgerStore(transaction).insert(rows)
     await Rollups(database).make_all()
 
 

@@ -112,11 +112,14 @@ async def read_requests(
     service: UsageService, wanted: UsageFilter, span: Span, *, after: str | None, limit: int
 ) -> tuple[list[UsageRecord], str | None]:
     """Return a page of requests, and the cursor of the next page if there is one."""
-    found = await service.requests(wanted, span, before=_read_position(after), limit=limit)
-    if not found.has_more:
-        return found.entries, None
-    time, request_id = position(found.entries[-1])
-    return found.entries, encode_cursor(str(to_ms(time)), request_id)
+    found = await service.requests(wanted, span, before=read_position(after), limit=limit)
+    return found.entries, cursor_of(found.entries[-1]) if found.has_more else None
+
+
+def cursor_of(record: UsageRecord) -> str:
+    """Return the cursor of a request."""
+    time, request_id = position(record)
+    return encode_cursor(str(to_ms(time)), request_id)
 
 
 async def _list(
@@ -166,7 +169,8 @@ async def _csv(
     return Response(to_csv(headings, ()) + "".join(parts), media_type="text/csv", headers=headers)
 
 
-def _read_position(after: str | None) -> tuple[datetime, str] | None:
+def read_position(after: str | None) -> tuple[datetime, str] | None:
+    """Return the position that a cursor of requests means. Raises InvalidParameterError."""
     cursor = read_cursor(after)
     return None if cursor is None else (to_time(cursor[0]), cursor[1])
 

@@ -4,6 +4,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from contract.tier import ServiceTier
+from gateway.records.usage_record import Outcome
+
 
 class Dimension(StrEnum):
     """Dimensions by which usage can be grouped."""
@@ -23,6 +26,9 @@ class UsageFilter:
     project_id: str | None = None
     credential_id: str | None = None
     model: str | None = None
+    service_tier: ServiceTier | None = None
+    outcome: Outcome | None = None
+    """Of single requests; sums do not have it."""
 
 
 class UsageSums(NamedTuple):

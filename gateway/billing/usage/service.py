@@ -1,12 +1,13 @@
 """Usage reports: sums by time, key, model and so on, and single requests."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final, NamedTuple, Self
 
 from sqlalchemy import (
     ColumnElement,
+    Select,
     String,
     and_,
     case,
@@ -75,6 +76,8 @@ class ReportRequest:
     bucket: Bucket
     dimensions: tuple[Dimension, ...] = ()
     """Dimensions to group by, in this order."""
+    values: tuple[str, ...] | None = None
+    """Only these values of the first dimension; None means all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,25 +122,10 @@ class UsageStore:
         limit: int,
     ) -> UsageReport:
         """Return sums sorted by bucket and dimensions, starting after a given group."""
-        names = [COLUMNS[dimension] for dimension in asked.dimensions]
-        parts = union_all(
-            *(
-                self._part(source, bucket=asked.bucket, names=names).where(
-                    *_conditions(source.table, asked.wanted)
-                )
-                for source in _sources(sources)
-            )
-        ).subquery()
-        groups = [parts.c.label, *(parts.c[name] for name in names)]
-        # Without groups, a sum over no rows is a row of nulls.
-        query = select(*groups, *(func.sum(parts.c[name]) for name in UsageSums._fields)).where(
-            parts.c.requests > 0
-        )
+        groups, query = self._sums(asked, sources)
         if after is not None:
             query = query.where(tuple_(*groups) > tuple_(*map(literal, after)))
-        found = await self._transaction.execute(
-            query.group_by(*groups).order_by(*groups).limit(limit + 1)
-        )
+        found = await self._transaction.execute(query.order_by(*groups).limit(limit + 1))
         rows, size = found.all(), len(groups)
         slices = [
             UsageSlice(
@@ -149,25 +137,64 @@ class UsageStore:
         ]
         return UsageReport(slices, tuple(rows[limit - 1][:size]) if len(rows) > limit else None)
 
+    async def largest(self, asked: ReportRequest, sources: Sources, *, count: int) -> list[str]:
+        """Return the values of the first dimension that cost the most, the highest cost first."""
+        groups, query = self._sums(replace(asked, bucket=Bucket.TOTAL), sources)
+        found = await self._transaction.execute(
+            query.order_by(desc(query.selected_columns.all_cost_micros), *groups).limit(count)
+        )
+        return [row[1] for row in found]
+
+    def _sums(
+        self, asked: ReportRequest, sources: Sources
+    ) -> tuple[Sequence[ColumnElement[Any]], Select[Any]]:
+        """Return the groups of a report, and the query of their sums."""
+        names = [COLUMNS[dimension] for dimension in asked.dimensions]
+        parts = union_all(
+            *(
+                self._part(source, bucket=asked.bucket, names=names).where(
+                    *_conditions(source.table, asked.wanted),
+                    *(
+                        _text(source.table, name).in_(asked.values)
+                        for name in names[:1]
+                        if asked.values is not None
+                    ),
+                )
+                for source in _sources(sources)
+            )
+        ).subquery()
+        groups = [parts.c.label, *(parts.c[name] for name in names)]
+        # Without groups, a sum over no rows is a row of nulls.
+        query = select(
+            *groups, *(func.sum(parts.c[name]).label(f"all_{name}") for name in UsageSums._fields)
+        ).where(parts.c.requests > 0)
+        return groups, query.group_by(*groups)
+
     async def records(
         self,
         wanted: UsageFilter,
         span: Span,
         *,
-        before: tuple[datetime, str] | None,
+        edge: tuple[datetime, str] | None,
         limit: int,
+        is_newer: bool = False,
     ) -> list[UsageRecord]:
-        """Return single requests, newest first, starting before a given one."""
+        """Return single requests, newest first: those just before an edge, or just after it."""
         order = LedgerRow.created_at, LedgerRow.request_id
         query = select(*_RECORD).where(
             *_conditions(LedgerRow, wanted),
             LedgerRow.created_at >= span.start,
             LedgerRow.created_at < span.end,
         )
-        if before is not None:
-            query = query.where(tuple_(*order) < tuple_(*before))
-        rows = await self._transaction.execute(query.order_by(*map(desc, order)).limit(limit))
-        return [_record(row) for row in rows]
+        if wanted.outcome is not None:
+            query = query.where(LedgerRow.outcome == wanted.outcome)
+        if edge is not None:
+            place, limits = tuple_(*order), tuple_(*edge)
+            query = query.where(place > limits if is_newer else place < limits)
+        order_by = order if is_newer else map(desc, order)
+        rows = await self._transaction.execute(query.order_by(*order_by).limit(limit))
+        records = [_record(row) for row in rows]
+        return records[::-1] if is_newer else records
 
     async def first_tokens(self, wanted: UsageFilter, sources: Sources) -> list[int]:
         """Return the requests in each bucket of `BOUNDS_MS`, without lines of batches."""
@@ -290,6 +317,7 @@ def _conditions(table: Rows, wanted: UsageFilter) -> list[ColumnElement[bool]]:
         table.project_id: wanted.project_id,
         table.credential_id: wanted.credential_id,
         table.model: wanted.model,
+        table.service_tier: wanted.service_tier,
     }
     return [column == value for column, value in asked.items() if value is not None]
 
@@ -337,6 +365,26 @@ class UsageService:
             sources = choose_sources(asked.span, dirty, by_hour=asked.bucket is Bucket.HOUR)
             return await store.report(asked, sources, after=after, limit=limit)
 
+    async def series(
+        self, asked: ReportRequest, *, count: int, limit: int
+    ) -> tuple[list[UsageSlice], list[UsageSlice]]:
+        """Return the sums of each bucket, and those of the `count` largest values by cost.
+
+        Both are of one snapshot. At most `limit` buckets are returned.
+        """
+        async with self._database.snapshot() as transaction:
+            store = UsageStore(transaction)
+            dirty = await store.dirty_hours(asked.span)
+            sources = choose_sources(asked.span, dirty, by_hour=asked.bucket is Bucket.HOUR)
+            whole = await store.report(
+                replace(asked, dimensions=()), sources, after=None, limit=limit
+            )
+            if not asked.dimensions:
+                return whole.slices, []
+            largest = replace(asked, values=tuple(await store.largest(asked, sources, count=count)))
+            parts = await store.report(largest, sources, after=None, limit=count * limit)
+        return whole.slices, parts.slices
+
     async def requests(
         self,
         wanted: UsageFilter,
@@ -350,12 +398,22 @@ class UsageService:
         async with self._database.reading() as transaction:
             store = UsageStore(transaction)
             while (missing := min(limit + 1 - len(records), PART)) > 0:
-                part = await store.records(wanted, span, before=before, limit=missing)
+                part = await store.records(wanted, span, edge=before, limit=missing)
                 records += part
                 if len(part) < missing:
                     break
                 before = position(part[-1])
         return Page(records[:limit], len(records) > limit)
+
+    async def newer_requests(
+        self, wanted: UsageFilter, span: Span, *, after: tuple[datetime, str], limit: int
+    ) -> Page[UsageRecord]:
+        """Return the requests that are newer than one, newest first, at most PART."""
+        async with self._database.reading() as transaction:
+            records = await UsageStore(transaction).records(
+                wanted, span, edge=after, limit=limit + 1, is_newer=True
+            )
+        return Page(records[-limit:], len(records) > limit)
 
     async def latency(self, wanted: UsageFilter, span: Span) -> Latency:
         """Return the time to the first token, without lines of batches."""

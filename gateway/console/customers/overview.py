@@ -3,15 +3,15 @@
 from fastapi import APIRouter, Request, Response
 
 from gateway.accounts.limits import LimitBody, LimitReports, LimitsReport
-from gateway.billing.usage.parts import UsageFilter
+from gateway.billing.usage.parts import Dimension, UsageFilter
 from gateway.billing.usage.periods import Span
 from gateway.billing.usage.routes import own_usage
 from gateway.billing.usage.service import UsageService
-from gateway.console.charts import bars
+from gateway.console.charts import COST, TOKENS, Chart
 from gateway.console.limit_fields import LABELS, shown_limit
 from gateway.console.rendering import page
 from gateway.console.routing import AnyVisitor, CustomerRoute
-from gateway.console.usage_query import DAYS, NOTHING, Point, add, daily, last_days
+from gateway.console.usage_query import NOTHING, by_period, cost, last_days, tokens, total
 from gateway.http.services import AllServices
 from gateway.platform.database.partitions import month_start
 from gateway.records.limits import LimitName
@@ -28,14 +28,13 @@ async def overview(request: Request, services: AllServices, visitor: AnyVisitor)
     limits = await services.make(LimitReports).own_limits(visitor.principal)
     sees_usage = visitor.has(Scope.USAGE, Scope.COMPLETIONS)
     month, latency = NOTHING, None
-    points: list[Point] = []
+    charts: list[Chart] = []
     if sees_usage:
         wanted = own_usage(visitor.principal, UsageFilter(tenant_id=None))
         service = services.make(UsageService)
-        # One report: a month may begin a day before the chart.
-        first = month_start(now)
-        points = await daily(service, wanted, Span(min(first, last_days(now).start), now))
-        month = add(each.sums for each in points if each.day >= f"{first:%Y-%m-%d}")
+        month = await total(service, wanted, Span(month_start(now), now))
+        periods = await by_period(service, wanted, last_days(now), Dimension.MODEL)
+        charts = [periods.chart("Cost", COST, cost), periods.chart("Tokens", TOKENS, tokens)]
         latency = await service.latency(wanted, last_days(now))
     return page(
         request,
@@ -47,8 +46,7 @@ async def overview(request: Request, services: AllServices, visitor: AnyVisitor)
         budget=_budget(limits),
         limits=limits,
         used=list(_used(limits)),
-        spend=bars([point.of_cost() for point in points[-DAYS:]]),
-        tokens=bars([point.of_tokens() for point in points[-DAYS:]]),
+        charts=charts,
         labels=LABELS,
         shown_limit=shown_limit,
         is_whole=visitor.has_whole(Scope.USAGE),

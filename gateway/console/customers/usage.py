@@ -1,26 +1,34 @@
 """Usage by day, model, key and project, single requests and their receipts."""
 
+from collections.abc import Mapping
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from gateway.accounts.keys.service import KeyService
 from gateway.billing.usage.parts import Dimension, UsageFilter
 from gateway.billing.usage.query import decode_cursor, encode_cursor
 from gateway.billing.usage.routes import RequestId, own_usage
 from gateway.billing.usage.service import UsageService
-from gateway.console.charts import bars
+from gateway.console.charts import COST, TOKENS
 from gateway.console.rendering import page
 from gateway.console.routing import CustomerRoute, Visitor, needs
-from gateway.console.usage_pages import ROWS, receipt_of, requests_file, requests_list, sums_file
-from gateway.console.usage_query import UsageQuery, by_dimension, daily
-from gateway.http.services import AllServices, Services
+from gateway.console.usage_pages import (
+    ROWS,
+    key_names,
+    pickers,
+    receipt_of,
+    requests_file,
+    requests_list,
+    sums_file,
+)
+from gateway.console.usage_query import UsageQuery, by_dimension, by_period, cost, tokens
+from gateway.http.services import AllServices
 from gateway.records.errors import must
 from gateway.records.scopes import Scope
 
 VIEWS: Final = (Dimension.MODEL, Dimension.KEY, Dimension.PROJECT)
-"""Dimensions of the table; it can also show days."""
-BY_DAY: Final = "day"
+"""Dimensions of charts and table; the table can also show days or hours."""
+BY_PERIOD: Final = "period"
 
 router = APIRouter(route_class=CustomerRoute, include_in_schema=False)
 
@@ -33,30 +41,34 @@ async def usage(request: Request, services: AllServices, visitor: SeesUsage) -> 
     query = UsageQuery(request)
     service = services.make(UsageService)
     wanted = own_usage(visitor.principal, query.wanted)
-    points = await daily(service, wanted, query.span)
     by = query.form["by"] or Dimension.MODEL
-    if by == BY_DAY:
-        rows, following = [(point.day, point.sums) for point in reversed(points)], None
+    dimension = None if by == BY_PERIOD else _dimension(by)
+    periods = await by_period(service, wanted, query.span, dimension)
+    following = None
+    if dimension is None:
+        rows = [*zip(reversed(periods.names), reversed(periods.sums), strict=True)]
     else:
+        after = decode_cursor(query.after, parts=2)
         rows, following = await by_dimension(
-            service,
-            wanted,
-            query.span,
-            _dimension(by),
-            after=decode_cursor(query.after, parts=2),
-            limit=ROWS,
+            service, wanted, query.span, dimension, after=after, limit=ROWS
         )
-    names = await _names(services, visitor, by, [value for value, _ in rows])
+    names: Mapping[str, str] = {}
+    if dimension is Dimension.KEY:
+        ids = {*periods.parts, *(value for value, _ in rows)}
+        names = await key_names(services, visitor, ids)
     return page(
         request,
         "usage.html",
         query=query,
+        pickers=await pickers(services, visitor, query),
         by=by,
-        views=[*((each, each.replace("_", " ").capitalize()) for each in VIEWS), (BY_DAY, "Day")],
+        views=[*((each, each.capitalize()) for each in VIEWS), (BY_PERIOD, "Day or hour")],
         rows=rows,
         names=names,
-        spend=bars([point.of_cost() for point in points]),
-        tokens=bars([point.of_tokens() for point in points]),
+        charts=[
+            periods.chart("Cost", COST, cost, names),
+            periods.chart("Tokens", TOKENS, tokens, names),
+        ],
         following=following and query.link("/console/usage", after=encode_cursor(*following)),
     )
 
@@ -66,7 +78,7 @@ async def usage_csv(request: Request, services: AllServices, visitor: SeesUsage)
     """Return the sums of each day and each value of a dimension as CSV."""
     query = UsageQuery(request)
     by = query.form["by"] or Dimension.MODEL
-    dimensions = () if by == BY_DAY else (_dimension(by),)
+    dimensions = () if by == BY_PERIOD else (_dimension(by),)
     return sums_file(services, query, own_usage(visitor.principal, query.wanted), dimensions)
 
 
@@ -74,7 +86,8 @@ async def usage_csv(request: Request, services: AllServices, visitor: SeesUsage)
 async def requests(request: Request, services: AllServices, visitor: SeesUsage) -> Response:
     """List single requests, newest first."""
     query = UsageQuery(request)
-    return await requests_list(request, services, query, own_usage(visitor.principal, query.wanted))
+    wanted = own_usage(visitor.principal, query.wanted)
+    return await requests_list(request, services, visitor, query, wanted)
 
 
 @router.get("/console/requests.csv")
@@ -95,14 +108,5 @@ async def receipt(
 
 def _dimension(by: str) -> Dimension:
     if by not in VIEWS:
-        raise must("by", f"be {BY_DAY} or one of {', '.join(VIEWS)}", by)
+        raise must("by", f"be {BY_PERIOD} or one of {', '.join(VIEWS)}", by)
     return Dimension(by)
-
-
-async def _names(services: Services, visitor: Visitor, by: str, ids: list[str]) -> dict[str, str]:
-    """Return the names of keys, for visitors who may list them."""
-    if by != Dimension.KEY or not visitor.has(Scope.KEYS):
-        return {}
-    return await services.make(KeyService).names(
-        visitor.tenant_id, ids, grantor=visitor.principal.grant
-    )

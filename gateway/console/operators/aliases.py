@@ -7,8 +7,9 @@ from fastapi import APIRouter, Query, Request, Response
 
 from gateway.accounts.aliases import AliasDefinition, AliasService
 from gateway.accounts.shared import MAX_TEXT_CHARACTERS
+from gateway.console.formats import show_time
 from gateway.console.forms import Form, checked
-from gateway.console.rendering import confirmation, page, show_time
+from gateway.console.rendering import confirmation, page
 from gateway.console.routing import AnyVisitor, OperatorRoute, SentForm, redirect
 from gateway.http.services import AllServices, made
 from gateway.limits.refusal_log import Period, PeriodCounts

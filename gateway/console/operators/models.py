@@ -7,8 +7,9 @@ from fastapi import APIRouter, Query, Request, Response
 
 from contract.tier import ServiceTier
 from gateway.billing.prices import PriceAddition, PriceService
+from gateway.console.formats import show_time
 from gateway.console.forms import Form, checked
-from gateway.console.rendering import confirmation, page, show_time
+from gateway.console.rendering import confirmation, page
 from gateway.console.routing import AnyVisitor, OperatorRoute, SentForm, redirect
 from gateway.http.services import AllServices, Services
 from gateway.models.catalogue import Catalogue

@@ -8,10 +8,10 @@ from fastapi import APIRouter, Request, Response
 from gateway.billing.usage.parts import Dimension, UsageFilter
 from gateway.billing.usage.periods import Span
 from gateway.billing.usage.service import UsageService
-from gateway.console.charts import bars
+from gateway.console.charts import COST, REQUESTS
 from gateway.console.rendering import page
 from gateway.console.routing import OperatorRoute
-from gateway.console.usage_query import add, by_dimension, daily, last_days
+from gateway.console.usage_query import add, by_dimension, by_period, cost, last_days, requests
 from gateway.http.services import AllServices
 from gateway.models.catalogue import Catalogue
 from gateway.platform.database.partitions import month_start
@@ -29,7 +29,7 @@ async def overview(request: Request, services: AllServices) -> Response:
     now, everything = utc_now(), UsageFilter(tenant_id=None)
     service = services.make(UsageService)
     # Concurrent queries, from which all sums of the page follow.
-    (tenants, _), points = await asyncio.gather(
+    (tenants, _), periods = await asyncio.gather(
         by_dimension(
             service,
             everything,
@@ -38,17 +38,19 @@ async def overview(request: Request, services: AllServices) -> Response:
             after=None,
             limit=MOST_TENANTS,
         ),
-        daily(service, everything, last_days(now)),
+        by_period(service, everything, last_days(now), Dimension.MODEL),
     )
     return page(
         request,
         "operators/overview.html",
         month_name=f"{now:%B %Y}",
         month=add(sums for _, sums in tenants),
-        today=points[-1].sums,
+        today=periods.sums[-1],
         tenants=len(tenants),
         top=sorted(tenants, key=lambda each: each[1].cost_micros, reverse=True)[:TOP],
-        revenue=bars([point.of_cost() for point in points]),
-        requests=bars([point.of_requests() for point in points]),
+        charts=[
+            periods.chart("Revenue", COST, cost),
+            periods.chart("Requests", REQUESTS, requests),
+        ],
         models=services[Catalogue].models,
     )

@@ -9,11 +9,18 @@ from gateway.billing.usage.parts import Dimension, UsageFilter
 from gateway.billing.usage.query import decode_cursor, encode_cursor
 from gateway.billing.usage.routes import RequestId
 from gateway.billing.usage.service import UsageService
-from gateway.console.charts import bars
+from gateway.console.charts import COST, TOKENS
 from gateway.console.rendering import page
-from gateway.console.routing import OperatorRoute
-from gateway.console.usage_pages import ROWS, receipt_of, requests_file, requests_list, sums_file
-from gateway.console.usage_query import UsageQuery, by_dimension, daily
+from gateway.console.routing import AnyVisitor, OperatorRoute
+from gateway.console.usage_pages import (
+    ROWS,
+    pickers,
+    receipt_of,
+    requests_file,
+    requests_list,
+    sums_file,
+)
+from gateway.console.usage_query import UsageQuery, by_dimension, by_period, cost, tokens
 from gateway.http.services import AllServices
 from gateway.records.errors import must
 
@@ -23,12 +30,12 @@ router = APIRouter(route_class=OperatorRoute, include_in_schema=False)
 
 
 @router.get("/console/usage")
-async def usage(request: Request, services: AllServices) -> Response:
+async def usage(request: Request, services: AllServices, visitor: AnyVisitor) -> Response:
     """Show sums of a period as charts and a table."""
     query, service = UsageQuery(request), services.make(UsageService)
     by = _dimension(query)
-    points, (rows, following) = await asyncio.gather(
-        daily(service, query.wanted, query.span),
+    periods, (rows, following) = await asyncio.gather(
+        by_period(service, query.wanted, query.span, by),
         by_dimension(
             service,
             query.wanted,
@@ -42,12 +49,15 @@ async def usage(request: Request, services: AllServices) -> Response:
         request,
         "usage.html",
         query=query,
+        pickers=await pickers(services, visitor, query),
         by=by.value,
-        views=[(each.value, each.replace("_", " ").capitalize()) for each in VIEWS],
+        views=[(each.value, each.capitalize()) for each in VIEWS],
         rows=rows,
         names={},
-        spend=bars([point.of_cost() for point in points]),
-        tokens=bars([point.of_tokens() for point in points]),
+        charts=[
+            periods.chart("Revenue", COST, cost),
+            periods.chart("Tokens", TOKENS, tokens),
+        ],
         following=following and query.link("/console/usage", after=encode_cursor(*following)),
     )
 
@@ -60,10 +70,10 @@ async def usage_csv(request: Request, services: AllServices) -> Response:
 
 
 @router.get("/console/requests")
-async def requests(request: Request, services: AllServices) -> Response:
+async def requests(request: Request, services: AllServices, visitor: AnyVisitor) -> Response:
     """List single requests of all tenants, newest first."""
     query = UsageQuery(request)
-    return await requests_list(request, services, query, query.wanted)
+    return await requests_list(request, services, visitor, query, query.wanted)
 
 
 @router.get("/console/requests.csv")

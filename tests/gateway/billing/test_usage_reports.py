@@ -290,7 +290,7 @@ async def test_requests_are_listed_newest_first_page_by_page(database: Database)
     ],
 )
 async def test_requests_are_filtered(
-    database: Database, wanted: dict[str, str], number: int
+    database: Database, wanted: dict[str, Any], number: int
 ) -> None:
     made: list[dict[str, Any]] = [
         {"model": "m2"},

@@ -280,6 +280,16 @@ async def test_filters_replace_the_results_without_loading_the_page(
     lines = file.read_text().splitlines()
     assert lines[0].startswith("start,end,model,key,")
     assert len(lines) == 13
+    # The arrow keys read the columns of a chart, and Esc closes the menu of the account.
+    await page.get_by_role("img", name=re.compile("Cost per day")).focus()
+    await page.keyboard.press("ArrowLeft")
+    readout = page.locator(".readout").first
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d: \$1\.25", await readout.inner_text())
+    await page.keyboard.press("ArrowLeft")
+    assert "$2.50" in await readout.inner_text()
+    await page.locator(".account summary").click()
+    await page.keyboard.press("Escape")
+    assert not await page.get_by_role("button", name="Log out", exact=True).is_visible()
     await page.get_by_role("link", name="key_1").click()
     await page.get_by_role("link", name=re.compile("cmpl-")).first.click()
     await page.get_by_role("heading", name="Receipt").wait_for()
@@ -291,7 +301,7 @@ async def test_forms_work_without_javascript(stack: Stack, open_tab: OpenTab) ->
     tab = await open_tab(stack.url, java_script_enabled=False)
     await tab.log_in(key)
     await tab.open("/console/usage")
-    await tab.page.get_by_label("Group by").select_option("day")
+    await tab.page.get_by_label("Group by").select_option("period")
     await tab.page.get_by_role("button", name="Show").click()
     await tab.page.get_by_role("heading", name="By day").wait_for()
     await tab.page.get_by_text(TENANT, exact=True).first.click()

@@ -1,13 +1,21 @@
 """Projects, members and webhooks, as their owner manages them without JavaScript."""
 
 import asyncio
+import html
 import re
+from datetime import timedelta
+from typing import Any
 
+from contract.tier import ServiceTier
+from gateway.console.usage_pages import ROWS
 from gateway.platform.database.engine import Database
 from gateway.records.limits import LimitName
 from gateway.records.scopes import TENANT_SCOPES, Scope
+from gateway.records.times import utc_now
+from gateway.records.usage_record import Outcome
 from tests.gateway.conftest import eventually, gateway_client
 from tests.gateway.console.conftest import HOSTILE, fail_adapter, visiting
+from tests.support.ledger import use
 from tests.support.stack import MODEL, Stack
 
 TENANT = "managed"
@@ -127,3 +135,47 @@ async def test_rejected_requests_and_their_reasons_are_listed(stack: Stack) -> N
         async with visiting(stack.url, key) as visit:
             page = (await visit.get("/console/limits")).text
             assert ("The limit of 1 requests per minute of the key" in page) == sees
+
+
+async def test_requests_are_filtered_and_read_in_both_directions(stack: Stack) -> None:
+    owner = await asyncio.to_thread(stack.key, "requests", scopes=TENANT_SCOPES)
+    database, at = Database(stack.database_url), utc_now() - timedelta(hours=5)
+    for outcome, tier, times in (("failed", "flex", 2), ("finished", "default", 2 * ROWS + 3)):
+        changes: dict[str, Any] = {
+            "outcome": Outcome(outcome),
+            "service_tier": ServiceTier(tier),
+        }
+        await use(database, "requests", 1_234_567, at=at, times=times, **changes)
+        at += timedelta(hours=1)
+    await database.aclose()
+    async with visiting(stack.url, owner) as visit:
+
+        async def shown(path: str) -> tuple[list[str], dict[str, str]]:
+            page = (await visit.get(path)).text
+            links = re.findall(r'rel="(next|prev)" href="([^"]+)"', page)
+            return re.findall(r'href="/console/requests/([^"]+)"', page), {
+                name: html.unescape(href) for name, href in links
+            }
+
+        first, links = await shown("/console/requests?outcome=finished")
+        assert [*links] == ["next"]
+        second, links = await shown(links["next"])
+        third, last = await shown(links["next"])
+        assert ([len(each) for each in (first, second, third)], [*last]) == ([50, 50, 3], ["prev"])
+        assert len({*first, *second, *third}) == 2 * ROWS + 3
+        again, back = await shown(last["prev"])
+        assert (again, sorted(back)) == (second, ["next", "prev"])
+        assert await shown(back["prev"]) == await shown("/console/requests?outcome=finished")
+        failed, links = await shown("/console/requests?tier=flex")
+        assert (len(failed), links) == (2, {})
+        found = await visit.get(f"/console/requests?id={failed[0]}")
+        assert found.headers["location"] == f"/console/requests/{failed[0]}"
+        page = (await visit.get("/console/requests?range=24h")).text
+        # Rounded in the list, exact on demand and in the receipt.
+        assert '<data value="$1.234567" title="$1.234567">$1.23</data>' in page
+        for bad in ("outcome=lots", "tier=gold", "range=1h"):
+            assert (await visit.get(f"/console/requests?{bad}")).status_code == 400
+        # One column for each hour of a short period.
+        page = (await visit.get("/console/usage?range=24h")).text
+        assert "Cost per hour" in page
+        assert page.count('class="column"') in (24, 25)

@@ -1,0 +1,38 @@
+// Charts tell what a column shows: under the pointer, at a touch, and at the arrow keys.
+"use strict";
+
+const read = (column) => {
+  const figure = column.closest("figure");
+  for (const other of figure.querySelectorAll(".column.read")) other.classList.remove("read");
+  column.classList.add("read");
+  figure.querySelector(".readout").textContent = column.querySelector("title").textContent;
+};
+
+for (const kind of ["pointerover", "click"]) {
+  document.addEventListener(kind, (event) => {
+    const column = event.target.closest?.(".chart .column");
+    if (column) read(column);
+  });
+}
+
+document.addEventListener("keydown", (event) => {
+  const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+  const chart = event.target.closest?.(".chart svg[tabindex]");
+  if (!chart || !step) return;
+  event.preventDefault();
+  const columns = [...chart.querySelectorAll(".column")];
+  const at = columns.findIndex((each) => each.classList.contains("read"));
+  const next = at < 0 ? (step > 0 ? 0 : columns.length - 1) : at + step;
+  if (columns[next]) read(columns[next]);
+});
+
+// The menu of the account closes on Esc and where the visitor clicks beside it.
+const menu = document.querySelector("details.account");
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "Escape" || !menu?.open) return;
+  menu.open = false;
+  menu.querySelector("summary").focus();
+});
+document.addEventListener("click", (event) => {
+  if (menu?.open && !menu.contains(event.target)) menu.open = false;
+});

@@ -1,0 +1,76 @@
+"""How pages show amounts, sizes, durations and scales."""
+
+import pytest
+
+from gateway.console import formats
+from gateway.console.charts import COST, TOKENS, Measure, stacked
+from tests.support.cases import all_cases
+
+
+@all_cases(
+    ("micros", "shown"),
+    [
+        (0, "$0.00"),
+        (1, "$0.000001"),
+        (999_999, "$0.999999"),
+        (1_000_000, "$1.00"),
+        (1_234_567, "$1.23"),
+        (1_235_000, "$1.24"),
+        (1_999_999, "$2.00"),
+        (-1_234_567, "-$1.23"),
+        (1_234_567_890_123, "$1,234,567.89"),
+    ],
+)
+def test_amounts_have_two_decimals_from_a_dollar_on(micros: int, shown: str) -> None:
+    assert formats.cents(micros) == shown
+    assert len(formats.padding(shown)) + len(shown.partition(".")[2]) == 6
+
+
+@all_cases(
+    ("shown", "expected"),
+    [
+        (formats.duration(-3), "0 s"),
+        (formats.duration(59.6), "1 min"),
+        (formats.duration(3_600), "1 h"),
+        (formats.duration(388_800), "4 d 12 h"),
+        (formats.duration(86_400 + 59), "1 d"),
+        (formats.size(0), "0 B"),
+        (formats.size(1_536), "1.5 KiB"),
+        (formats.size(268_435_456), "256 MiB"),
+        (formats.size(2**61), "2048 PiB"),
+        (formats.shortened("cmpl-0123456789abcdef"), "cmpl-…abcdef"),
+        (formats.shortened("key_1"), "key_1"),
+    ],
+)
+def test_sizes_durations_and_ids_are_short(shown: str, expected: str) -> None:
+    assert shown == expected
+
+
+@pytest.mark.parametrize("exponent", range(19))
+@all_cases("measure", [COST, TOKENS], ids=["cost", "tokens"])
+def test_scales_step_by_1_2_2_and_a_half_or_5(measure: Measure, exponent: int) -> None:
+    for first in (1, 3, 7):
+        most = first * 10**exponent
+        chart = stacked("", measure, ["2026-11-01", "2026-11-02"], [("a", [most, 0])])
+        texts = [text for _, text in chart.lines]
+        assert 2 <= len(texts) <= 6
+        assert not any("e" in text for text in texts)
+        assert max(map(len, texts)) <= 9
+        digits = texts[1].strip("$kMGTP").replace(".", "").strip("0")
+        assert digits in ("1", "2", "25", "5")
+        [part] = chart.columns[0].parts
+        assert chart.lines[-1][0] <= part.y < chart.baseline
+        assert not chart.columns[1].parts
+
+
+def test_columns_stack_their_parts_and_name_them() -> None:
+    series = [("m1", [3, 0]), ("m2", [1, 2])]
+    chart = stacked("Tokens per hour", TOKENS, ["2026-11-01 07:00", "2026-11-01 08:00"], series)
+    first, second = chart.columns
+    low, high = first.parts
+    assert round(low.y + low.height, 2) == chart.baseline
+    assert round(high.y + high.height, 2) == low.y
+    assert first.text == "2026-11-01 07:00: 4 tokens (m1 3 tokens, m2 1 tokens)"
+    assert second.text == "2026-11-01 08:00: 2 tokens (m2 2 tokens)"
+    assert chart.legend == [("m1", "3 tokens"), ("m2", "3 tokens")]
+    assert [text for _, text in chart.labels] == ["07:00", "08:00"]
