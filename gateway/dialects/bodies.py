@@ -41,7 +41,7 @@ from gateway.dialects.stream_options import (
 )
 from gateway.dialects.structured.structured_outputs import unknown_options
 from gateway.dialects.structured.structures import StructureParameters, read_structure
-from gateway.records.errors import InvalidParameterError, MissingParameterError, must
+from gateway.records.errors import MissingParameterError, invalid, must
 
 
 class SharedParameters(
@@ -173,9 +173,7 @@ def check_end_is_free(request: GenerationRequest) -> None:
         ),
     ):
         if is_given:
-            raise InvalidParameterError(
-                f"'{name}' cannot be combined with '{constraint}': {why}", param=name
-            )
+            raise invalid(name, f"cannot be combined with '{constraint}': {why}")
 
 
 def _constraint(request: GenerationRequest) -> str | None:

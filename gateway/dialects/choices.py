@@ -10,7 +10,7 @@ from gateway.dialects.fields import COUNT, Parameters, agreed, bounded, integer
 from gateway.dialects.json_types import schema_of
 from gateway.dialects.profile import Profile
 from gateway.dialects.wire import INTEGRAL
-from gateway.records.errors import InvalidParameterError, must
+from gateway.records.errors import invalid, must
 
 
 class SharedChoiceParameters(Parameters):
@@ -95,10 +95,7 @@ def read_logprobs(body: SharedChoiceParameters, *, by_default: int, most: int) -
     """
     is_on, count = _read_logprobs(body.logprobs)
     if body.top_logprobs and not (is_on or body.n_probs):
-        raise InvalidParameterError(
-            f"'top_logprobs' requires 'logprobs' true. Given: {body.top_logprobs}.",
-            param="top_logprobs",
-        )
+        raise invalid("top_logprobs", f"requires 'logprobs' true. Given: {body.top_logprobs}.")
     given = {
         "logprobs": count,
         "top_logprobs": body.top_logprobs if is_on or body.n_probs else None,

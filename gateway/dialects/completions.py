@@ -19,7 +19,7 @@ from gateway.dialects.request import GenerationRequest, Prompt
 from gateway.dialects.sampling.parameters import new_seed
 from gateway.dialects.structured.tools import ToolParameters, read_tool_use
 from gateway.dialects.wire import validate
-from gateway.records.errors import InvalidParameterError
+from gateway.records.errors import invalid
 
 MOST_READ: Final = 1_000
 """Combinations of parameters whose requests are kept."""
@@ -113,29 +113,24 @@ def to_generation_request(
 
 def _check_fan_out(prompts: list[Prompt], best_of: int, *, max_prompts: int) -> None:
     if len(prompts) * best_of > max_prompts:
-        raise InvalidParameterError(
-            f"'prompt' must have at most {max_prompts} prompts, multiplied by best_of or n. "
-            f"Given: {len(prompts)} prompts, best_of {best_of}.",
-            param="prompt",
+        raise invalid(
+            "prompt",
+            f"must have at most {max_prompts} prompts, multiplied by best_of or n. Given: "
+            f"{len(prompts)} prompts, best_of {best_of}.",
         )
 
 
 def _check_combinations(request: GenerationRequest) -> None:
     if any(request.images) and not request.parses_special_tokens:
-        raise InvalidParameterError(
-            "'safe_tokenization' cannot be combined with 'images', which special tokens stand for.",
-            param="safe_tokenization",
+        raise invalid(
+            "safe_tokenization", "cannot be combined with 'images', which special tokens stand for."
         )
     if request.scored_alternatives is not None and any(request.images):
         scores = "'echo' and 'logprobs'" if request.echoes_logprobs else "'prompt_logprobs'"
-        raise InvalidParameterError(
-            f"'images' cannot be combined with {scores}: images have no log-probabilities.",
-            param="images",
+        raise invalid(
+            "images", f"cannot be combined with {scores}: images have no log-probabilities."
         )
     structure, tool_use = request.structure, request.tool_use
     if structure is not None and tool_use is not None and tool_use.is_constraint:
-        raise InvalidParameterError(
-            f"'{structure.param}' cannot be combined with tools that constrain the text.",
-            param=structure.param,
-        )
+        raise invalid(structure.param, "cannot be combined with tools that constrain the text.")
     check_end_is_free(request)

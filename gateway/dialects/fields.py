@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from contract.sampling import Range
-from gateway.records.errors import InvalidParameterError, must, shown
+from gateway.records.errors import invalid, must, shown
 
 TOKEN_ID = Range(0, 2**31 - 1)
 COUNT = Range(0, 2**31 - 1)
@@ -53,9 +53,10 @@ def agreed(**given: T | None) -> T | None:
     first, value = present[0]
     for name, other in present[1:]:
         if other != value:
-            raise InvalidParameterError(
-                f"'{first}' and '{name}' are the same parameter and must be equal. "
-                f"Given: {shown(value)} and {shown(other)}.",
+            raise invalid(
+                first,
+                f"and '{name}' are the same parameter and must be equal. Given: {shown(value)} "
+                f"and {shown(other)}.",
                 param=name,
             )
     return value
@@ -103,9 +104,7 @@ def read_strings(value: object, name: str, *, most: int, longest: int) -> list[s
     strings = read_list(value, name, most=most)
     for item in strings:
         if not isinstance(item, str):
-            raise InvalidParameterError(
-                f"'{name}' must be an array of strings. Given: {shown(item)} in it.", param=name
-            )
+            raise invalid(name, f"must be an array of strings. Given: {shown(item)} in it.")
         check_length(item, name, longest=longest)
     return strings
 
@@ -113,10 +112,8 @@ def read_strings(value: object, name: str, *, most: int, longest: int) -> list[s
 def check_length(text: str, name: str, *, longest: int) -> None:
     """Raise InvalidParameterError if a string in a list is empty or too long."""
     if not 0 < len(text) <= longest:
-        raise InvalidParameterError(
-            f"'{name}' must have strings of 1 to {longest} characters. "
-            f"Given: {len(text)} characters.",
-            param=name,
+        raise invalid(
+            name, f"must have strings of 1 to {longest} characters. Given: {len(text)} characters."
         )
 
 

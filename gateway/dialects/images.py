@@ -9,7 +9,7 @@ from pydantic import Field
 from gateway.dialects.fields import Parameters, read_list
 from gateway.dialects.json_types import schema_of
 from gateway.dialects.request import Prompt
-from gateway.records.errors import InvalidParameterError, must, shown
+from gateway.records.errors import invalid, must, shown
 
 IMAGE_MARK = "<image>"
 """Marks the place of an image in a prompt's text."""
@@ -77,10 +77,10 @@ def _per_prompt(value: object, prompts: list[Prompt]) -> list[list[Any]]:
     if not is_nested and len(prompts) == 1:
         return [entries]
     if not is_nested or len(entries) != len(prompts):
-        raise InvalidParameterError(
-            f"'images' must have one array for each of the {len(prompts)} prompts. "
-            f"Given: {len(entries)} {'arrays' if is_nested else 'images'}.",
-            param="images",
+        raise invalid(
+            "images",
+            f"must have one array for each of the {len(prompts)} prompts. Given: {len(entries)} "
+            f"{'arrays' if is_nested else 'images'}.",
         )
     return [read_list(entry, "images", most=MAX_IMAGES) for entry in entries]
 
@@ -89,10 +89,10 @@ def _check_marks(images: int, prompt: Prompt, path: str) -> None:
     pieces = [prompt] if isinstance(prompt, str) else prompt
     marks = sum(piece.count(IMAGE_MARK) for piece in pieces if isinstance(piece, str))
     if marks != images:
-        raise InvalidParameterError(
-            f"'images' must have as many images as '{path}' has {IMAGE_MARK} marks. "
-            f"Given: {images} images, {marks} marks.",
-            param="images",
+        raise invalid(
+            "images",
+            f"must have as many images as '{path}' has {IMAGE_MARK} marks. Given: {images} "
+            f"images, {marks} marks.",
         )
 
 
@@ -112,9 +112,10 @@ def decoded_image(uri: str, path: str, *, param: str) -> bytes:
             param=param,
         )
     if len(data) > MAX_IMAGE_BYTES // 3 * 4 + 4:
-        raise InvalidParameterError(
-            f"'{path}' must be an image of at most {MAX_IMAGE_BYTES} bytes. "
-            f"Given: {len(data) // 4 * 3} bytes.",
+        raise invalid(
+            path,
+            f"must be an image of at most {MAX_IMAGE_BYTES} bytes. Given: {len(data) // 4 * 3} "
+            "bytes.",
             param=param,
         )
     try:
@@ -122,8 +123,9 @@ def decoded_image(uri: str, path: str, *, param: str) -> bytes:
     except ValueError:
         raise must(path, "be encoded in base64", data[:80], param=param) from None
     if not content.startswith(SIGNATURES[media_type]):
-        raise InvalidParameterError(
-            f"'{path}' must be a file of its declared type. Given: {media_type}, first bytes "
+        raise invalid(
+            path,
+            f"must be a file of its declared type. Given: {media_type}, first bytes "
             f"{shown(content[:8].hex())} in hexadecimal.",
             param=param,
         )

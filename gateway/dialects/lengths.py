@@ -16,7 +16,7 @@ from gateway.dialects.fields import COUNT, Parameters, agreed, bounded, check_le
 from gateway.dialects.json_types import schema_of
 from gateway.dialects.profile import ContextLengthBehavior, Profile
 from gateway.dialects.wire import INTEGRAL
-from gateway.records.errors import InvalidParameterError, must
+from gateway.records.errors import InvalidParameterError, invalid, must
 
 MAX_TOKENS = Range(-1, 2**31 - 1)
 PATTERN_SIZE = Range(0, 128)
@@ -92,9 +92,7 @@ def read_max_tokens(body: LengthParameters, profile: Profile, *, is_echoed: bool
     given = _given_max_tokens(body, profile)
     max_tokens = profile.max_tokens if given is None else given
     if max_tokens == 0 and not is_echoed and not profile.allows_empty_completion:
-        raise InvalidParameterError(
-            "'max_tokens' must be at least 1, unless 'echo' is true. Given: 0.", param="max_tokens"
-        )
+        raise must("max_tokens", "be at least 1, unless 'echo' is true", 0)
     return max_tokens
 
 
@@ -103,9 +101,7 @@ def read_chat_max_tokens(body: LengthParameters, profile: Profile) -> int:
     given = _given_max_tokens(body, profile)
     max_tokens = profile.chat_max_tokens if given is None else given
     if max_tokens == 0 and not profile.allows_empty_completion:
-        raise InvalidParameterError(
-            "'max_tokens' must be at least 1, or -1. Given: 0.", param="max_tokens"
-        )
+        raise must("max_tokens", "be at least 1, or -1", 0)
     return max_tokens
 
 
@@ -154,11 +150,11 @@ def _too_many_stop_strings(given: int, profile: Profile) -> InvalidParameterErro
     most = profile.most_stop_strings
     if most == MAX_STOP_STRINGS:
         return must("stop", f"have at most {most} strings", given)
-    return InvalidParameterError(
-        f"'stop' must have at most {most} strings in dialect {profile.name}. Given: {given}. Other "
+    return invalid(
+        "stop",
+        f"must have at most {most} strings in dialect {profile.name}. Given: {given}. Other "
         f"dialects allow {MAX_STOP_STRINGS}: select one by the header X-Api-Dialect, or ask the "
         "operator for another default.",
-        param="stop",
     )
 
 

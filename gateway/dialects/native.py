@@ -19,7 +19,7 @@ from gateway.dialects.sampling.chain import with_reported_probabilities
 from gateway.dialects.sampling.logit_bias import FORBIDDEN
 from gateway.dialects.sampling.mirostat import DEFAULT_ETA, DEFAULT_TAU
 from gateway.dialects.wire import validate
-from gateway.records.errors import InvalidParameterError, MissingParameterError, must
+from gateway.records.errors import MissingParameterError, invalid, must
 
 MAX_FILES: Final = 256
 MAX_FIELDS: Final = 64
@@ -126,10 +126,10 @@ def default_settings(profile: Profile, *, context_window: int) -> dict[str, Any]
 
 def _with_probabilities(request: GenerationRequest) -> GenerationRequest:
     if request.best_of > request.n:
-        raise InvalidParameterError(
-            f"'{_POST_SAMPLING}' cannot be combined with 'best_of', which compares sequences by "
-            "the model's own probabilities.",
-            param=_POST_SAMPLING,
+        raise invalid(
+            _POST_SAMPLING,
+            "cannot be combined with 'best_of', which compares sequences by the model's own "
+            "probabilities.",
         )
     sampling = with_reported_probabilities(request.sampling, request.profile)
     return msgspec.structs.replace(request, sampling=sampling)

@@ -25,6 +25,7 @@ from gateway.records.errors import (
     UnsupportedParameterError,
     must,
     shown,
+    unsupported,
 )
 
 IGNORED_HEADER: Final = "x-ignored-params"
@@ -487,9 +488,7 @@ def _without_thinking_budget(request: GenerationRequest, met: set[Need]) -> Gene
 
 
 def _unsupported(param: str, need: Need) -> UnsupportedParameterError:
-    return UnsupportedParameterError(
-        f"'{param}' is not supported by this model. It requires {need}.", param=param
-    )
+    return unsupported(param, f"is not supported by this model. It requires {need}.")
 
 
 def _asked(request: GenerationRequest) -> list[tuple[str, Need]]:

@@ -28,7 +28,7 @@ from gateway.dialects.request import (
 )
 from gateway.dialects.stream_options import AccountParameters, read_service_tier
 from gateway.dialects.wire import INTEGRAL, validate
-from gateway.records.errors import InvalidParameterError, MissingParameterError, must
+from gateway.records.errors import MissingParameterError, invalid, must
 
 MAX_INPUTS: Final = 2_048
 """Maximum texts of a request, which is OpenAI's limit."""
@@ -171,10 +171,8 @@ def read_score(body: dict[str, Any], profile: Profile, *, max_prompts: int) -> G
     query_param, queries = _read_texts(wire, "text_1", "queries", "data_1")
     param, documents = _read_texts(wire, "text_2", "documents", "data_2", "items")
     if len(queries) not in (1, len(documents)):
-        raise InvalidParameterError(
-            f"'{query_param}' must have one text, or as many as '{param}' ({len(documents)}). "
-            f"Given: {len(queries)}.",
-            param=query_param,
+        raise must(
+            query_param, f"have one text, or as many as '{param}' ({len(documents)})", len(queries)
         )
     return _request(
         wire,
@@ -223,9 +221,7 @@ def _read_inputs(
         unused = [each for each in (*_CHAT_FIELDS, "add_generation_prompt") if getattr(body, each)]
         return _request(body, profile, prompts, unused=unused, **pooling)
     if body.input is not None:
-        raise InvalidParameterError(
-            "'input' cannot be combined with 'messages': use one of them.", param="input"
-        )
+        raise invalid("input", "cannot be combined with 'messages': use one of them.")
     fields = {name: getattr(body, name) for name in (*_CHAT_FIELDS, "messages", "model")}
     wire = validate(ChatCompletionRequest, fields)
     read = to_chat_generation_request(wire, profile, max_prompts=max_prompts)
@@ -258,10 +254,10 @@ def _request(
         }
     pooled = PoolingRequest(is_activated=body.use_activation, **pooling)
     if len(prompts) > MAX_INPUTS:
-        raise InvalidParameterError(
-            f"'{pooled.param}' must have at most {MAX_INPUTS - pooled.queries} texts. "
-            f"Given: {len(prompts) - pooled.queries}.",
-            param=pooled.param,
+        raise invalid(
+            pooled.param,
+            f"must have at most {MAX_INPUTS - pooled.queries} texts. Given: "
+            f"{len(prompts) - pooled.queries}.",
         )
     kept = read_prompt_tokens_kept(body)
     ignored = [*unread(body.model_extra, REJECTED_BY_POOLING), *unused]
@@ -312,10 +308,10 @@ def _read_entries(value: object, name: str, *, takes_ids: bool = False) -> list[
         if not isinstance(text, str) and not (takes_ids and _are_ids(text)):
             raise must(path, _IDS_OR_TEXT if takes_ids else _OBJECT_OR_TEXT, entry, param=name)
         if not text:
-            raise InvalidParameterError(f"'{path}' must not be empty.", param=name)
+            raise invalid(path, "must not be empty.", param=name)
         texts.append(text)
     if not texts:
-        raise InvalidParameterError(f"'{name}' must not be empty.", param=name)
+        raise invalid(name, "must not be empty.")
     return texts
 
 

@@ -11,7 +11,7 @@ from gateway.dialects.parameters import unread
 from gateway.dialects.profile import Profile
 from gateway.dialects.request import FIT, Prompt
 from gateway.dialects.wire import INTEGRAL
-from gateway.records.errors import InvalidParameterError, MissingParameterError, must
+from gateway.records.errors import MissingParameterError, invalid, must
 
 _TEXT = "prompt_string"
 _IDS = "list[int[0:]]"
@@ -82,9 +82,8 @@ def read_prompts(body: PromptParameters, profile: Profile, *, max_prompts: int) 
     if kinds.isdisjoint((list, dict)) and kinds != {str}:
         return [_one_prompt(value, "prompt")]
     if len(value) > max_prompts:
-        raise InvalidParameterError(
-            f"'prompt' must have at most {max_prompts} prompts. Given: {len(value)} prompts.",
-            param="prompt",
+        raise invalid(
+            "prompt", f"must have at most {max_prompts} prompts. Given: {len(value)} prompts."
         )
     return [_one_prompt(item, f"prompt[{index}]") for index, item in enumerate(value)]
 
@@ -100,7 +99,7 @@ def _one_prompt(value: object, path: str) -> Prompt:
     if not isinstance(value, list):
         raise must(path, "be a string or an array of token ids", value, param="prompt")
     if not value:
-        raise InvalidParameterError(f"'{path}' must not be empty.", param="prompt")
+        raise invalid(path, "must not be empty.", param="prompt")
     if not set(map(type, value)) <= {int, str}:
         position = next(i for i, piece in enumerate(value) if type(piece) not in {int, str})
         raise must(
@@ -114,10 +113,7 @@ def read_prompt_tokens_kept(body: TruncationParameters) -> int | None:
     if body.truncate_prompt_tokens is None:
         return FIT if body.truncate_sequence else None
     if body.truncate_prompt_tokens == 0:
-        raise InvalidParameterError(
-            "'truncate_prompt_tokens' must be at least 1, or -1. Given: 0.",
-            param="truncate_prompt_tokens",
-        )
+        raise must("truncate_prompt_tokens", "be at least 1, or -1", 0)
     return body.truncate_prompt_tokens
 
 
@@ -152,11 +148,9 @@ def read_suffix(
     if not suffix or profile.is_suffix_literal:
         return suffix
     if read_echo(body)[0]:
-        raise InvalidParameterError("'suffix' cannot be combined with 'echo'.", param="suffix")
+        raise invalid("suffix", "cannot be combined with 'echo'.")
     if not all(isinstance(prompt, str) for prompt in prompts):
-        raise InvalidParameterError(
-            "'suffix' requires prompts of text, not of token ids.", param="suffix"
-        )
+        raise invalid("suffix", "requires prompts of text, not of token ids.")
     if has_images:
-        raise InvalidParameterError("'suffix' cannot be combined with 'images'.", param="suffix")
+        raise invalid("suffix", "cannot be combined with 'images'.")
     return suffix

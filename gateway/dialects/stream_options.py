@@ -7,7 +7,7 @@ from pydantic import Field
 from contract.tier import REQUEST_TIERS
 from gateway.dialects.fields import Parameters, agreed
 from gateway.dialects.profile import Profile
-from gateway.records.errors import InvalidParameterError, must
+from gateway.records.errors import invalid, must
 
 MAX_ISOLATION_KEY_CHARACTERS = 256
 
@@ -82,9 +82,7 @@ def read_stream_options(body: DeliveryParameters, profile: Profile) -> StreamOpt
     if body.stream:
         return options
     if not profile.allows_stream_options_without_stream:
-        raise InvalidParameterError(
-            "'stream_options' is only allowed when 'stream' is true.", param="stream_options"
-        )
+        raise invalid("stream_options", "is only allowed when 'stream' is true.")
     return _NO_OPTIONS
 
 
@@ -105,17 +103,15 @@ def read_cache_isolation_key(body: DeliveryParameters, profile: Profile) -> str:
     Raises InvalidParameterError.
     """
     if body.cache_salt == "" and profile.rejects_empty_values:
-        raise InvalidParameterError(
-            "'cache_salt' must not be empty in this dialect. Given: \"\".", param="cache_salt"
-        )
+        raise invalid("cache_salt", 'must not be empty in this dialect. Given: "".')
     key = agreed(
         prompt_cache_isolation_key=body.prompt_cache_isolation_key, cache_salt=body.cache_salt
     )
     if key is not None and len(key) > MAX_ISOLATION_KEY_CHARACTERS:
         name = "prompt_cache_isolation_key" if body.prompt_cache_isolation_key else "cache_salt"
-        raise InvalidParameterError(
-            f"'{name}' must have at most {MAX_ISOLATION_KEY_CHARACTERS} characters. "
-            f"Given: {len(key)} characters.",
-            param=name,
+        raise invalid(
+            name,
+            f"must have at most {MAX_ISOLATION_KEY_CHARACTERS} characters. Given: {len(key)} "
+            "characters.",
         )
     return key or ""

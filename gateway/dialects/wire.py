@@ -15,6 +15,7 @@ from gateway.records.errors import (
     InvalidParameterError,
     MissingParameterError,
     PayloadTooLargeError,
+    invalid,
     shown,
 )
 
@@ -286,9 +287,7 @@ def _parameter_error(error: ErrorDetails) -> ApiError:
     if kind == "missing":
         return MissingParameterError(path)
     if kind in _EXPECTATIONS:
-        return InvalidParameterError(
-            f"'{path}' must be {_EXPECTATIONS[kind]}. Given: {value}.", param=path
-        )
+        return invalid(path, f"must be {_EXPECTATIONS[kind]}. Given: {value}.")
     bounds = {
         "greater_than": ("greater than", "gt"),
         "greater_than_equal": ("at least", "ge"),
@@ -297,13 +296,9 @@ def _parameter_error(error: ErrorDetails) -> ApiError:
     }
     if kind in bounds:
         comparison, name = bounds[kind]
-        return InvalidParameterError(
-            f"'{path}' must be {comparison} {context[name]}. Given: {value}.", param=path
-        )
+        return invalid(path, f"must be {comparison} {context[name]}. Given: {value}.")
     if kind in ("enum", "literal_error"):
-        return InvalidParameterError(
-            f"'{path}' must be one of {context['expected']}. Given: {value}.", param=path
-        )
+        return invalid(path, f"must be one of {context['expected']}. Given: {value}.")
     if kind == "value_error":
-        return InvalidParameterError(f"'{path}' {context['error']}. Given: {value}.", param=path)
+        return invalid(path, f"{context['error']}. Given: {value}.")
     return InvalidParameterError(f"'{path}': {error['msg']}. Given: {value}.", param=path)

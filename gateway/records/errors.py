@@ -667,8 +667,17 @@ def must(path: str, rule: str, given: object, *, param: str | None = None) -> In
 
     `param` is the parameter, if `path` is a place inside of it.
     """
-    message = f"'{path}' must {rule}. Given: {shown(given)}."
-    return InvalidParameterError(message, param=param or path)
+    return invalid(path, f"must {rule}. Given: {shown(given)}.", param=param)
+
+
+def invalid(path: str, rule: str, *, param: str | None = None) -> InvalidParameterError:
+    """Return the error for a parameter that breaks a rule, such as "must not be empty."."""
+    return InvalidParameterError(f"'{path}' {rule}", param=param or path)
+
+
+def unsupported(path: str, reason: str, *, param: str | None = None) -> UnsupportedParameterError:
+    """Return the error for a parameter that is not supported, such as "is not read here."."""
+    return UnsupportedParameterError(f"'{path}' {reason}", param=param or path)
 
 
 def shown(value: object) -> str:

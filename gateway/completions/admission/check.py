@@ -51,9 +51,10 @@ from gateway.records.errors import (
     ContextLengthExceededError,
     InvalidParameterError,
     NoWorkerError,
-    UnsupportedParameterError,
+    invalid,
     must,
     queue_unavailable,
+    unsupported,
 )
 from gateway.records.limits import SubjectLimits
 from gateway.records.usage_record import Counts
@@ -321,10 +322,10 @@ class RequestChecker:
             and Feature.REASONING in card.features
             and request.form is not ResponseForm.MESSAGES
         ):
-            raise UnsupportedParameterError(
-                f"'{switch}' cannot turn off the reasoning of this model. Set a variable of its "
-                "template with 'chat_template_kwargs', or hide it with 'include_reasoning' false.",
-                param=switch,
+            raise unsupported(
+                switch,
+                "cannot turn off the reasoning of this model. Set a variable of its template with "
+                "'chat_template_kwargs', or hide it with 'include_reasoning' false.",
             )
         if use is not None and enforced is None:
             ignored += ["tools.format"] * any(each.grammar for each in use.tools)
@@ -421,7 +422,7 @@ def _of_line(request: GenerationRequest) -> GenerationRequest:
     Raises InvalidParameterError.
     """
     if request.stream:
-        raise InvalidParameterError("'stream' must be false in a batch.", param="stream")
+        raise invalid("stream", "must be false in a batch.")
     if request.service_tier not in (None, AUTO_TIER):
         raise must("service_tier", "be absent or auto in a batch", request.service_tier)
     return msgspec.structs.replace(request, is_background=True)

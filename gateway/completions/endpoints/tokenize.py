@@ -30,7 +30,7 @@ from gateway.dialects.profile import Dialect
 from gateway.dialects.structured.tools import TOOLS_SCHEMA
 from gateway.dialects.wire import validate
 from gateway.http.services import services_of
-from gateway.records.errors import InvalidParameterError, UnsupportedParameterError, must
+from gateway.records.errors import invalid, must, unsupported
 
 router = APIRouter()
 
@@ -117,10 +117,7 @@ class Tokenization:
         names = ("prompt", "messages", "content")
         [*others, name] = [each for each in names if call.body.get(each) is not None] or ["prompt"]
         if others:
-            raise InvalidParameterError(
-                f"'{name}' cannot be combined with '{others[0]}': a request has one text.",
-                param=name,
-            )
+            raise invalid(name, f"cannot be combined with '{others[0]}': a request has one text.")
         if name == "messages":
             return await self._tokenize_chat(call)
         return await (
@@ -174,20 +171,19 @@ class Tokenization:
         request = await call.beside(partial(CHATS.read, fields, call.profile, max_prompts=1))
         chat = present(request.chat)
         if chat.image_sources:
-            raise UnsupportedParameterError(
-                "'messages' with images are not supported: the engine determines an image's "
-                "tokens.",
-                param="messages",
+            raise unsupported(
+                "messages",
+                "with images are not supported: the engine determines an image's tokens.",
             )
         chat = replace(chat, opens_message=body.add_generation_prompt)
         request = msgspec.structs.replace(request, chat=chat)
         encoder = await self._encoder(card, is_chat=True)
         rendered = await render_chat(request, card, self._chat_templates, encoder, call.beside)
         if len(rendered.text) > MAX_CHARACTERS:
-            raise InvalidParameterError(
-                f"'messages' must have at most {MAX_CHARACTERS} characters as a prompt. "
-                f"Given: {len(rendered.text)} characters.",
-                param="messages",
+            raise invalid(
+                "messages",
+                f"must have at most {MAX_CHARACTERS} characters as a prompt. Given: "
+                f"{len(rendered.text)} characters.",
             )
         read = chat.template_arguments.keys() - {*rendered.ignored_template_arguments}
         work = partial(

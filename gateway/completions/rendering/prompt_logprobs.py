@@ -15,7 +15,7 @@ from gateway.completions.queue.generation import Reply, Turn
 from gateway.completions.rendering.completion import Completion
 from gateway.completions.rendering.logprobs import LOGPROB_FLOOR, LogprobLists, named_by_id, placed
 from gateway.dialects.request import GenerationRequest
-from gateway.records.errors import InvalidParameterError
+from gateway.records.errors import invalid
 
 MAX_BYTES = 64 * 1024 * 1024
 """Limit of the log-probabilities of all prompts of a response: each choice repeats them."""
@@ -67,10 +67,10 @@ class PromptLogprobs:
         if self._bytes > MAX_BYTES:
             is_echoed = self._completion.request.prompt_logprobs is None
             param = "logprobs" if is_echoed else "prompt_logprobs"
-            raise InvalidParameterError(
-                f"'{param}' of prompts must take at most {MAX_BYTES} bytes in all choices. "
-                f"Given: at least {self._bytes}.",
-                param=param,
+            raise invalid(
+                param,
+                f"of prompts must take at most {MAX_BYTES} bytes in all choices. Given: at least "
+                f"{self._bytes}.",
             )
         return encoded
 

@@ -21,11 +21,11 @@ from gateway.dialects.request import ImageSource
 from gateway.dialects.wire import parse_object, written_object
 from gateway.records.errors import (
     InvalidJsonError,
-    InvalidParameterError,
     MissingParameterError,
-    UnsupportedParameterError,
+    invalid,
     must,
     shown,
+    unsupported,
 )
 
 MAX_MESSAGES = 100_000
@@ -156,16 +156,13 @@ def read_messages(value: object, *, takes_any_role: bool = False) -> Conversatio
         raise MissingParameterError("messages")
     messages = read_list(value, "messages", most=MAX_MESSAGES)
     if not messages:
-        raise InvalidParameterError(
-            "'messages' must have at least one message. Given: [].", param="messages"
-        )
+        raise must("messages", "have at least one message", [])
     conversation = Conversation()
     for index, message in enumerate(messages):
         _read_message(message, f"messages[{index}]", conversation, takes_any_role=takes_any_role)
         if conversation.has_partial and index < len(messages) - 1:
-            raise InvalidParameterError(
-                f"'messages[{index}].partial' is only allowed in the last message. Given: true.",
-                param=f"messages[{index}].partial",
+            raise invalid(
+                f"messages[{index}].partial", "is only allowed in the last message. Given: true."
             )
     return conversation
 
@@ -181,15 +178,14 @@ def check_continued(conversation: Conversation, *, may_repeat: bool) -> None:
             f"{path}.role", "be assistant if the response continues the message", last["role"]
         )
     if last["content"] is None or "tool_calls" in last:
-        raise InvalidParameterError(
-            f"'{path}' must have content and no tool calls if the response continues the message.",
-            param=path,
+        raise invalid(
+            path, "must have content and no tool calls if the response continues the message."
         )
     if not may_repeat and [each["role"] for each in conversation.messages[-2:-1]] == ["assistant"]:
-        raise InvalidParameterError(
-            f"'{path}' must not follow another assistant message if the response continues it. "
-            "Merge the two messages, or set 'continue_final_message' to false.",
-            param=path,
+        raise invalid(
+            path,
+            "must not follow another assistant message if the response continues it. Merge the "
+            "two messages, or set 'continue_final_message' to false.",
         )
 
 
@@ -224,9 +220,7 @@ def _read_assistant(
     message: dict[str, Any], path: str, conversation: Conversation
 ) -> dict[str, Any]:
     if not is_nothing(message.get("audio")):
-        raise UnsupportedParameterError(
-            f"'{path}.audio' is not supported. Send its text as 'content'.", param=f"{path}.audio"
-        )
+        raise unsupported(f"{path}.audio", "is not supported. Send its text as 'content'.")
     content = _content(message, path, conversation, takes_refusals=True)
     refusal = read_text(message, "refusal", path)
     read: dict[str, Any] = {"role": "assistant", "content": refusal if content is None else content}
@@ -300,10 +294,9 @@ def _part(value: object, path: str, kinds: list[str], conversation: Conversation
     if kind is None:
         raise MissingParameterError(f"{path}.type")
     if not isinstance(kind, str) or kind not in kinds:
-        raise UnsupportedParameterError(
-            f"'{path}.type' must be one of {', '.join(kinds)} in a message of this role. "
-            f"Given: {shown(kind)}.",
-            param=f"{path}.type",
+        raise unsupported(
+            f"{path}.type",
+            f"must be one of {', '.join(kinds)} in a message of this role. Given: {shown(kind)}.",
         )
     conversation.ignore(path, unread_members(part, {"type", kind}))
     if kind == "image_url":
@@ -318,8 +311,9 @@ def _part(value: object, path: str, kinds: list[str], conversation: Conversation
 def add_image(value: object, path: str, conversation: Conversation) -> None:
     """Add the image of a URL or data URI at `path`. Raises a BadRequestError."""
     if len(conversation.image_sources) == MAX_IMAGES:
-        raise InvalidParameterError(
-            f"'messages' must have at most {MAX_IMAGES} images. Given: one more in '{path}'.",
+        raise invalid(
+            "messages",
+            f"must have at most {MAX_IMAGES} images. Given: one more in '{path}'.",
             param=path,
         )
     url, url_path = value, path
@@ -355,10 +349,10 @@ def _reasoning(message: dict[str, Any], path: str) -> str | None:
     named = {name: read_text(message, name, path) for name in ("reasoning_content", "reasoning")}
     given = [text for text in named.values() if text is not None]
     if len(set(given)) > 1:
-        raise InvalidParameterError(
-            f"'{path}.reasoning_content' and '{path}.reasoning' are the same parameter and must be "
-            "equal. "
-            f"Given: {shown(given[0])} and {shown(given[1])}.",
+        raise invalid(
+            f"{path}.reasoning_content",
+            f"and '{path}.reasoning' are the same parameter and must be equal. Given: "
+            f"{shown(given[0])} and {shown(given[1])}.",
             param=f"{path}.reasoning",
         )
     return given[0] if given else None
@@ -373,10 +367,7 @@ def _calls(message: dict[str, Any], path: str, conversation: Conversation) -> li
             for index, call in enumerate(calls)
         ]
     if message.get("tool_calls"):
-        raise InvalidParameterError(
-            f"'{path}.function_call' cannot be combined with 'tool_calls'.",
-            param=f"{path}.function_call",
-        )
+        raise invalid(f"{path}.function_call", "cannot be combined with 'tool_calls'.")
     # Nine letters and digits: some templates accept no other ids.
     conversation.last_function_call = f"call{len(conversation.messages):05d}"
     function = _function(legacy, f"{path}.function_call", conversation)
@@ -387,9 +378,7 @@ def _call(value: object, path: str, conversation: Conversation) -> dict[str, Any
     call = read_object(value, path)
     kind = call.get("type", "function")
     if kind != "function":
-        raise UnsupportedParameterError(
-            f"'{path}.type' must be function. Given: {shown(kind)}.", param=f"{path}.type"
-        )
+        raise unsupported(f"{path}.type", f"must be function. Given: {shown(kind)}.")
     call_id = read_text(call, "id", path, most=MAX_NAME_CHARACTERS)
     if call_id is None:
         raise MissingParameterError(f"{path}.id")
@@ -446,9 +435,8 @@ def read_text(
     if not isinstance(text, str):
         raise must(f"{path}.{name}", "be a string", text)
     if most is not None and not 0 < len(text) <= most:
-        raise InvalidParameterError(
-            f"'{path}.{name}' must have 1 to {most} characters. Given: {len(text)} characters.",
-            param=f"{path}.{name}",
+        raise invalid(
+            f"{path}.{name}", f"must have 1 to {most} characters. Given: {len(text)} characters."
         )
     return text
 

@@ -37,7 +37,7 @@ from gateway.dialects.lengths import ChatLengthParameters, read_chat_max_tokens
 from gateway.dialects.parameters import REJECTED_BY_CHATS, unread
 from gateway.dialects.profile import Profile
 from gateway.dialects.request import ChatRequest, GenerationRequest, ToolMode
-from gateway.records.errors import InvalidParameterError, must
+from gateway.records.errors import invalid, must
 
 MAX_METADATA = 16
 MAX_METADATA_KEY_CHARACTERS = 64
@@ -155,10 +155,10 @@ def check_metadata(value: object) -> None:
         raise must("metadata", f"have at most {MAX_METADATA} entries", len(value))
     for key, text in value.items():
         if len(key) > MAX_METADATA_KEY_CHARACTERS:
-            raise InvalidParameterError(
-                f"'metadata' must have keys of at most {MAX_METADATA_KEY_CHARACTERS} characters. "
-                f"Given: {len(key)} characters.",
-                param="metadata",
+            raise invalid(
+                "metadata",
+                f"must have keys of at most {MAX_METADATA_KEY_CHARACTERS} characters. Given: "
+                f"{len(key)} characters.",
             )
         if not isinstance(text, str) or len(text) > MAX_METADATA_CHARACTERS:
             raise must(
@@ -171,14 +171,13 @@ def check_metadata(value: object) -> None:
 def _check_combinations(request: GenerationRequest) -> None:
     structure, use = request.structure, request.tool_use
     if structure is not None and use is not None and use.mode is not ToolMode.AUTO:
-        raise InvalidParameterError(
-            f"'{structure.param}' cannot be combined with a '{request.tool_choice_param}' that "
-            "forces a call: a text can have only one structure.",
-            param=structure.param,
+        raise invalid(
+            structure.param,
+            f"cannot be combined with a '{request.tool_choice_param}' that forces a call: a text "
+            "can have only one structure.",
         )
     if request.prompt_logprobs is not None and request.chat and request.chat.image_sources:
-        raise InvalidParameterError(
-            "'prompt_logprobs' cannot be combined with images, which have no log-probabilities.",
-            param="prompt_logprobs",
+        raise invalid(
+            "prompt_logprobs", "cannot be combined with images, which have no log-probabilities."
         )
     check_end_is_free(request)

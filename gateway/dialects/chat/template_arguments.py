@@ -10,7 +10,7 @@ from gateway.dialects.chat.thinking import Thinking
 from gateway.dialects.fields import Parameters
 from gateway.dialects.json_types import schema_of
 from gateway.dialects.request import ChatRequest
-from gateway.records.errors import InvalidParameterError, UnsupportedParameterError, must, shown
+from gateway.records.errors import invalid, must, shown, unsupported
 
 MAX_ARGUMENTS = 32
 MAX_ARGUMENT_CHARACTERS = 1024
@@ -129,19 +129,14 @@ def read_continues_last(
     if by_default and body.continue_final_message is None and body.add_generation_prompt is None:
         continues = True
     if continues and body.continue_final_message is False:
-        raise InvalidParameterError(
-            "'continue_final_message' must not be false if the last message has 'partial'.",
-            param="continue_final_message",
+        raise invalid(
+            "continue_final_message", "must not be false if the last message has 'partial'."
         )
     if continues and body.add_generation_prompt:
-        raise InvalidParameterError(
-            "'add_generation_prompt' must not be true if the last message is continued.",
-            param="add_generation_prompt",
-        )
+        raise invalid("add_generation_prompt", "must not be true if the last message is continued.")
     if not continues and body.add_generation_prompt is False:
-        raise UnsupportedParameterError(
-            "'add_generation_prompt' false is only supported with 'continue_final_message'.",
-            param="add_generation_prompt",
+        raise unsupported(
+            "add_generation_prompt", "false is only supported with 'continue_final_message'."
         )
     return continues
 
@@ -174,15 +169,13 @@ def _check(name: str, argument: object) -> None:
         raise must(_KWARGS, "have names of 1 to 64 letters, digits or '_', no digit first", name)
     path = f"{_KWARGS}.{name}"
     if name in RESERVED:
-        raise UnsupportedParameterError(
-            f"'{path}' cannot be set. The request or the model determines it.", param=path
-        )
+        raise unsupported(path, "cannot be set. The request or the model determines it.")
     if isinstance(argument, str):
         if len(argument) > MAX_ARGUMENT_CHARACTERS:
-            raise InvalidParameterError(
-                f"'{path}' must have at most {MAX_ARGUMENT_CHARACTERS} characters. "
-                f"Given: {len(argument)} characters.",
-                param=path,
+            raise invalid(
+                path,
+                f"must have at most {MAX_ARGUMENT_CHARACTERS} characters. Given: {len(argument)} "
+                "characters.",
             )
     elif not isinstance(argument, bool | int | float | None):
         raise must(path, "be a string, a number or a boolean", argument)
@@ -194,7 +187,6 @@ def _check_equal(name: str, value: str, given: dict[str, Any]) -> None:
     """Raise InvalidParameterError if `chat_template_kwargs` has another value of a parameter."""
     if (argument := given.get(name, value)) != value:
         path = f"{_KWARGS}.{name}"
-        raise InvalidParameterError(
-            f"'{path}' and '{name}' must be equal. Given: {shown(argument)} and {shown(value)}.",
-            param=path,
+        raise invalid(
+            path, f"and '{name}' must be equal. Given: {shown(argument)} and {shown(value)}."
         )

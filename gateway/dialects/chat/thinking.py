@@ -11,7 +11,7 @@ from gateway.dialects.fields import Parameters, agreed, bounded, integer, option
 from gateway.dialects.json_types import Schema, or_null, schema_of
 from gateway.dialects.profile import Profile
 from gateway.dialects.wire import INTEGRAL
-from gateway.records.errors import InvalidParameterError, must
+from gateway.records.errors import invalid, must
 
 THINKING_BUDGET = Range(-1, 2**31 - 1)
 UNLIMITED: Final = -1
@@ -91,10 +91,7 @@ class Thinking:
 def read_thinking(body: ThinkingParameters, profile: Profile) -> Thinking:
     """Return the reasoning settings of a request. Raises InvalidParameterError."""
     if profile.separates_thinking and None not in (body.thinking, body.reasoning_effort):
-        raise InvalidParameterError(
-            "'thinking' cannot be combined with 'reasoning_effort' in this dialect.",
-            param="thinking",
-        )
+        raise invalid("thinking", "cannot be combined with 'reasoning_effort' in this dialect.")
     effort, effort_budget, is_effort = _effort(body.reasoning_effort, "reasoning_effort")
     reasoning = optional_object(body.reasoning, "reasoning")
     other_effort, other_budget, is_other_effort = _effort(
@@ -103,10 +100,7 @@ def read_thinking(body: ThinkingParameters, profile: Profile) -> Thinking:
     switch, switch_budget = _thinking(body.thinking)
     excludes = _flag(reasoning, "exclude")
     if excludes and body.include_reasoning:
-        raise InvalidParameterError(
-            "'reasoning.exclude' must not be true if 'include_reasoning' is true.",
-            param="reasoning.exclude",
-        )
+        raise invalid("reasoning.exclude", "must not be true if 'include_reasoning' is true.")
     efforts = {"reasoning_effort": effort, "reasoning.effort": other_effort}
     switches = {
         "reasoning_effort": is_effort,
@@ -147,9 +141,7 @@ def _agreed_switch(switches: Mapping[str, bool | None]) -> bool | None:
     for name, other in switches.items():
         if other is not None and other is not is_on:
             given, earlier = ("enables", "disables") if other else ("disables", "enables")
-            raise InvalidParameterError(
-                f"'{name}' {given} reasoning, but '{first}' {earlier} it.", param=name
-            )
+            raise invalid(name, f"{given} reasoning, but '{first}' {earlier} it.")
     return is_on
 
 
@@ -174,9 +166,8 @@ def _thinking(value: object) -> tuple[bool | None, int | None]:
         raise must("thinking.type", f"be one of {', '.join(_SWITCHES)}", kind)
     budget = _budget(thinking.get("budget_tokens"), "thinking.budget_tokens")
     if kind == "disabled" and budget is not None:
-        raise InvalidParameterError(
-            f"'thinking.budget_tokens' requires 'thinking.type' enabled. Given: {budget}.",
-            param="thinking.budget_tokens",
+        raise invalid(
+            "thinking.budget_tokens", f"requires 'thinking.type' enabled. Given: {budget}."
         )
     return None if kind is None else _SWITCHES[kind], budget
 

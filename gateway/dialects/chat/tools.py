@@ -22,7 +22,7 @@ from gateway.dialects.structured.tools import (
     read_tool_choice,
     read_tools,
 )
-from gateway.records.errors import InvalidParameterError, must
+from gateway.records.errors import invalid, must
 
 _MODE: Final = f'"mode": "auto" | "required", "tools": list[{NAMED}, 1:{MAX_TOOLS}]'
 _ALLOWED: Final = (
@@ -75,18 +75,14 @@ class ChatTools:
 def read_chat_tools(body: ChatToolParameters, profile: Profile) -> ChatTools:
     """Return the tools and how the model may use them. Raises a BadRequestError."""
     if body.tools == [] and profile.rejects_empty_values:
-        raise InvalidParameterError(
-            "'tools' must have at least one tool in this dialect. Given: [].", param="tools"
-        )
+        raise must("tools", "have at least one tool in this dialect", [])
     for older, newer, is_both in (
         ("functions", "tools", bool(body.functions and body.tools)),
         ("functions", "tool_choice", bool(body.functions and body.tool_choice is not None)),
         ("function_call", "tools", bool(body.function_call is not None and body.tools)),
     ):
         if is_both:
-            raise InvalidParameterError(
-                f"'{older}' cannot be combined with '{newer}'.", param=older
-            )
+            raise invalid(older, f"cannot be combined with '{newer}'.")
     if body.functions or body.function_call is not None:
         return _legacy_tools(body)
     return _tools(body)

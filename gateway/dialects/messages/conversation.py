@@ -22,12 +22,7 @@ from gateway.dialects.chat.messages import (
 from gateway.dialects.fields import read_list
 from gateway.dialects.images import SIGNATURES
 from gateway.dialects.json_styles import restyled
-from gateway.records.errors import (
-    MissingParameterError,
-    UnsupportedParameterError,
-    must,
-    shown,
-)
+from gateway.records.errors import MissingParameterError, must, shown, unsupported
 
 ROLES: Final = ("user", "assistant", "system")
 
@@ -203,10 +198,7 @@ class _Reader:
         if kind is None:
             raise MissingParameterError(f"{path}.type")
         if not isinstance(kind, str) or kind not in kinds:
-            raise UnsupportedParameterError(
-                f"'{path}.type' must {_one_of(kinds)} here. Given: {shown(kind)}.",
-                param=f"{path}.type",
-            )
+            raise unsupported(f"{path}.type", f"must {_one_of(kinds)} here. Given: {shown(kind)}.")
         if not block.keys() <= _MEMBERS[kind]:
             self._conversation.ignore(path, unread_members(block, _MEMBERS[kind]))
         return block, kind
@@ -236,11 +228,10 @@ class _Reader:
             case "content":
                 return self._parts(source.get("content"), f"{path}.content", _OF_DOCUMENTS)
             case kind:
-                raise UnsupportedParameterError(
-                    f"'{path}.type' must be one of text, content: other documents are not read "
-                    f"here. Given: {shown(kind)}. Send the document's text, or images of its "
-                    "pages.",
-                    param=f"{path}.type",
+                raise unsupported(
+                    f"{path}.type",
+                    "must be one of text, content: other documents are not read here. Given: "
+                    f"{shown(kind)}. Send the document's text, or images of its pages.",
                 )
 
     def _add_image(self, value: object, path: str) -> None:

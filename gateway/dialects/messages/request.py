@@ -41,12 +41,7 @@ from gateway.dialects.stream_options import AUTO_TIER
 from gateway.dialects.structured.schemas import checked_schema
 from gateway.dialects.structured.tools import check_choice, check_names
 from gateway.dialects.wire import INTEGRAL, validate
-from gateway.records.errors import (
-    MissingParameterError,
-    UnsupportedParameterError,
-    must,
-    shown,
-)
+from gateway.records.errors import MissingParameterError, must, shown, unsupported
 
 MAX_TOOLS: Final = 1024
 """Agents send the tools of all their MCP servers."""
@@ -327,10 +322,10 @@ def _tool(value: object, path: str, ignored: list[str]) -> Tool:
     tool = optional_object(value, path)
     name, kind = tool.get("name"), tool.get("type")
     if kind not in (None, "custom"):
-        raise UnsupportedParameterError(
-            f"'{path}.type' must be custom: tools that Anthropic defines are not available here. "
-            f"Describe the tool {shown(name)} by an 'input_schema'. Given: {shown(kind)}.",
-            param=f"{path}.type",
+        raise unsupported(
+            f"{path}.type",
+            "must be custom: tools that Anthropic defines are not available here. Describe the "
+            f"tool {shown(name)} by an 'input_schema'. Given: {shown(kind)}.",
         )
     if not isinstance(name, str) or not _TOOL_NAME.fullmatch(name):
         raise must(f"{path}.name", "have 1 to 128 letters, digits, '_' or '-'", name)

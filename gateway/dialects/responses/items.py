@@ -26,12 +26,7 @@ from gateway.dialects.fields import read_list
 from gateway.dialects.json_styles import restyled
 from gateway.dialects.parameters import MAX_NAMED
 from gateway.dialects.responses.tools import Toolbox, flat_name
-from gateway.records.errors import (
-    InvalidParameterError,
-    MissingParameterError,
-    UnsupportedParameterError,
-    must,
-)
+from gateway.records.errors import MissingParameterError, invalid, must, unsupported
 
 MAX_ITEMS: Final = 100_000
 ROLES: Final = ("user", "assistant", "system", "developer")
@@ -77,9 +72,7 @@ def read_input(value: object, instructions: str | None, toolbox: Toolbox) -> Con
             reader.read(item, f"input[{index}]")
     conversation = reader.finished()
     if not conversation.messages:
-        raise InvalidParameterError(
-            "'input' must have at least one item that is a message. Given: none.", param="input"
-        )
+        raise invalid("input", "must have at least one item that is a message. Given: none.")
     return conversation
 
 
@@ -150,10 +143,10 @@ class _Reader:
         if kind is None:
             raise MissingParameterError(f"{path}.type")
         if kind == "item_reference":
-            raise UnsupportedParameterError(
-                f"'{path}' refers to an item of an earlier response, and responses are not kept. "
-                "Send the item itself.",
-                param=path,
+            raise unsupported(
+                path,
+                "refers to an item of an earlier response, and responses are not kept. Send the "
+                "item itself.",
             )
         read = self._readers.get(kind) if isinstance(kind, str) else None
         if read is None:
@@ -315,18 +308,19 @@ class _Reader:
             return [_text_part(text)]
         if kind == "input_image" and takes_images:
             if part.get("image_url") is None:
-                raise UnsupportedParameterError(
-                    f"'{path}' must have 'image_url': files are not read from their ids.",
+                raise unsupported(
+                    path,
+                    "must have 'image_url': files are not read from their ids.",
                     param=f"{path}.image_url",
                 )
             url = {"url": part["image_url"], "detail": part.get("detail")}
             add_image(url, f"{path}.image_url", self._conversation)
             return [{"type": "image"}]
         if kind in ("input_file", "input_image", "input_audio"):
-            raise UnsupportedParameterError(
-                f"'{path}.type' {kind} is not supported here. Send the content as text, or images "
-                "in messages of role user.",
-                param=f"{path}.type",
+            raise unsupported(
+                f"{path}.type",
+                f"{kind} is not supported here. Send the content as text, or images in messages "
+                "of role user.",
             )
         self._ignore(str(kind))
         return []

@@ -35,7 +35,7 @@ from gateway.dialects.responses.items import read_input
 from gateway.dialects.responses.tools import CHOICE_SCHEMA, TOOLS_SCHEMA, Toolbox, read_use
 from gateway.dialects.structured.schemas import checked_schema
 from gateway.dialects.wire import INTEGRAL, validate
-from gateway.records.errors import InvalidParameterError, UnsupportedParameterError, must
+from gateway.records.errors import invalid, must, unsupported
 
 ENCRYPTED: Final = "reasoning.encrypted_content"
 LOGPROBS: Final = "message.output_text.logprobs"
@@ -174,9 +174,9 @@ def read_response(body: dict[str, Any], profile: Profile, *, max_prompts: int) -
     structure = shared.structure
     if (formatted := _structure(text.get("format"))) is not None:
         if structure is not None:
-            raise InvalidParameterError(
-                f"'text' and '{structure.param}' cannot be combined: a text can have only one "
-                "structure.",
+            raise invalid(
+                "text",
+                f"and '{structure.param}' cannot be combined: a text can have only one structure.",
                 param=structure.param,
             )
         structure = formatted
@@ -256,9 +256,7 @@ def _ignored(body: dict[str, Any], wire: ResponseRequest) -> list[str]:
             raise must(name, "be 1: a response has one choice", body[name])
     for name in ("logprobs", "n_probs"):
         if not is_nothing(body.get(name)) and body[name] != 0:
-            raise UnsupportedParameterError(
-                f"'{name}' is not supported here. Use 'top_logprobs'.", param=name
-            )
+            raise unsupported(name, "is not supported here. Use 'top_logprobs'.")
     ignored = unread(wire.model_extra, REJECTED) + shared_extra(wire)
     ignored += (name for name in _UNSERVED if not is_nothing(body.get(name)) and body[name] != 1)
     for path, value, known in (

@@ -38,7 +38,7 @@ from gateway.dialects.sampling.parameters import (
     without_penalties,
     without_truncation,
 )
-from gateway.records.errors import InvalidParameterError, must, shown
+from gateway.records.errors import invalid, must, shown
 
 
 def read_sampling(body: ChainParameters, profile: Profile) -> SamplingSpec:
@@ -129,10 +129,9 @@ def _steps(body: ChainParameters, profile: Profile, order: list[Sampler]) -> Sam
 def _xtc(body: ChainParameters, profile: Profile, order: list[Sampler]) -> Xtc | None:
     threshold = DEFAULT_XTC_THRESHOLD if body.xtc_threshold is None else body.xtc_threshold
     if threshold > profile.most_xtc_threshold:
-        raise InvalidParameterError(
-            f"'xtc_threshold' must be at most {profile.most_xtc_threshold:g}. "
-            f"Given: {threshold:g}.",
-            param="xtc_threshold",
+        raise invalid(
+            "xtc_threshold",
+            f"must be at most {profile.most_xtc_threshold:g}. Given: {threshold:g}.",
         )
     is_off = not body.xtc_probability or threshold > MAX_ACTIVE_XTC_THRESHOLD
     if is_off or Sampler.XTC not in order:
@@ -178,9 +177,8 @@ def _order(value: object) -> list[Sampler]:
         if sampler is None:
             raise must("samplers", f"contain only {', '.join(DEFAULT_SAMPLERS)}", name)
         if sampler in order:
-            raise InvalidParameterError(
-                f"'samplers' must name each step at most once. Given: {shown(name)} twice.",
-                param="samplers",
+            raise invalid(
+                "samplers", f"must name each step at most once. Given: {shown(name)} twice."
             )
         order.append(sampler)
     return order

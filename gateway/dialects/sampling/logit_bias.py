@@ -23,7 +23,7 @@ from gateway.dialects.fields import (
     read_token_ids,
 )
 from gateway.dialects.json_types import schema_of
-from gateway.records.errors import InvalidParameterError, must, shown
+from gateway.records.errors import invalid, must, shown
 
 MAX_BIAS_TEXT_CHARACTERS = 128
 FORBIDDEN = -math.inf
@@ -115,10 +115,9 @@ def _bias(given: object, token: object) -> float:
         return FORBIDDEN
     value = number(given)
     if value is None:
-        raise InvalidParameterError(
-            f"'logit_bias' must have numbers or false as biases. Given: {shown(given)} "
-            f"for {shown(token)}.",
-            param="logit_bias",
+        raise invalid(
+            "logit_bias",
+            f"must have numbers or false as biases. Given: {shown(given)} for {shown(token)}.",
         )
     return min(max(value, LOGIT_BIAS.minimum), LOGIT_BIAS.maximum)
 
@@ -132,10 +131,7 @@ def read_allowed_token_ids(value: object, bias: LogitBias) -> list[int]:
         return []
     allowed = read_token_ids(value, "allowed_token_ids", most=MAX_ALLOWED_TOKEN_IDS)
     if not allowed:
-        raise InvalidParameterError(
-            "'allowed_token_ids' must have at least one token id. Given: [].",
-            param="allowed_token_ids",
-        )
+        raise must("allowed_token_ids", "have at least one token id", [])
     if all(bias.ids.get(token) == FORBIDDEN for token in allowed):
         raise must("allowed_token_ids", "have at least one token that 'logit_bias' allows", allowed)
     return allowed

@@ -9,7 +9,7 @@ from contract.sampling import MIROSTAT, MIROSTAT_ETA, MIROSTAT_TAU, Mirostat
 from gateway.dialects.fields import Parameters, bounded
 from gateway.dialects.profile import MirostatUnit, Profile
 from gateway.dialects.wire import INTEGRAL
-from gateway.records.errors import InvalidParameterError
+from gateway.records.errors import invalid
 
 DEFAULT_TAU = 5.0
 DEFAULT_ETA = 0.1
@@ -67,22 +67,18 @@ def _check_families(body: MirostatParameters) -> None:
     one = next((name for name in fireworks if getattr(body, name) is not None), None)
     other = next((name for name in llamacpp if getattr(body, name) is not None), None)
     if one is not None and other is not None:
-        raise InvalidParameterError(
-            f"'{one}' cannot be combined with '{other}': both configure Mirostat.", param=one
-        )
+        raise invalid(one, f"cannot be combined with '{other}': both configure Mirostat.")
 
 
 def _tau_of(target: float, unit: MirostatUnit) -> float:
     if unit is MirostatUnit.PERPLEXITY:
         if target < 1.0:
-            raise InvalidParameterError(
-                f"'mirostat_target' must be a perplexity of at least 1. Given: {target:g}.",
-                param="mirostat_target",
+            raise invalid(
+                "mirostat_target", f"must be a perplexity of at least 1. Given: {target:g}."
             )
         return math.log2(target)
     if target > MIROSTAT_TAU.maximum:
-        raise InvalidParameterError(
-            f"'mirostat_target' must be at most {MIROSTAT_TAU.maximum:g} bits. Given: {target:g}.",
-            param="mirostat_target",
+        raise invalid(
+            "mirostat_target", f"must be at most {MIROSTAT_TAU.maximum:g} bits. Given: {target:g}."
         )
     return target

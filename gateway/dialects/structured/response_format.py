@@ -6,7 +6,7 @@ from gateway.dialects.json_types import schema_of
 from gateway.dialects.parameters import PARAMETERS
 from gateway.dialects.request import Structure, StructureKind
 from gateway.dialects.structured.schemas import checked_schema
-from gateway.records.errors import UnsupportedParameterError, must
+from gateway.records.errors import must, unsupported
 
 _NAME = "response_format"
 _TYPES = ("text", "json_object", "json_schema", "grammar")
@@ -41,10 +41,9 @@ def read_response_format(value: object) -> Structure | None:
         case "grammar":
             return _grammar(value)
         case "structural_tag":
-            raise UnsupportedParameterError(
-                f"'{_NAME}' of type structural_tag is not supported. "
-                f"{PARAMETERS['structural_tag'].reason}",
-                param=_NAME,
+            raise unsupported(
+                _NAME,
+                f"of type structural_tag is not supported. {PARAMETERS['structural_tag'].reason}",
             )
         case _:
             raise must(f"{_NAME}.type", f"be one of {', '.join(_TYPES)}", value.get("type"))

@@ -6,7 +6,7 @@ from gateway.dialects.fields import read_strings
 from gateway.dialects.json_types import Schema, or_null, schema_of
 from gateway.dialects.request import Structure, StructureKind
 from gateway.dialects.structured.schemas import decoded_schema
-from gateway.records.errors import InvalidParameterError, must
+from gateway.records.errors import invalid, must
 
 MAX_CHOICES = 1024
 MAX_CHOICE_CHARACTERS = 4096
@@ -42,10 +42,10 @@ def read_structured_outputs(value: object) -> Structure | None:
     if "json_object" in given and value["json_object"] is False:
         given.remove("json_object")
     if len(given) != 1:
-        raise InvalidParameterError(
-            f"'{_NAME}' must have exactly one of {', '.join(CONSTRAINTS)}. "
-            f"Given: {', '.join(given) or 'none'}.",
-            param=_NAME,
+        raise invalid(
+            _NAME,
+            f"must have exactly one of {', '.join(CONSTRAINTS)}. Given: "
+            f"{', '.join(given) or 'none'}.",
         )
     return _structure(given[0], value[given[0]])
 
@@ -82,7 +82,5 @@ def _structure(name: str, source: Any) -> Structure:
 def _choices(source: object, param: str) -> list[str]:
     choices = read_strings(source, param, most=MAX_CHOICES, longest=MAX_CHOICE_CHARACTERS)
     if not choices:
-        raise InvalidParameterError(
-            f"'{param}' must have at least one string. Given: [].", param=param
-        )
+        raise must(param, "have at least one string", [])
     return choices

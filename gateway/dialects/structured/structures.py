@@ -15,7 +15,7 @@ from gateway.dialects.structured.structured_outputs import (
     STRUCTURED_OUTPUTS_SCHEMA,
     read_structured_outputs,
 )
-from gateway.records.errors import InvalidParameterError, must
+from gateway.records.errors import invalid, must
 
 
 class GrammarSyntax(StrEnum):
@@ -64,9 +64,9 @@ def read_structure(body: StructureParameters) -> Structure | None:
     """Return what the text must match, or None if it is unconstrained. Raises a BadRequestError."""
     found = [structure for structure in _all_structures(body) if structure is not None]
     if len(found) > 1:
-        raise InvalidParameterError(
-            f"'{found[0].param}' and '{found[1].param}' cannot be combined: a text can have only "
-            "one structure.",
+        raise invalid(
+            f"{found[0].param}",
+            f"and '{found[1].param}' cannot be combined: a text can have only one structure.",
             param=found[1].param,
         )
     return found[0] if found else None
@@ -83,10 +83,7 @@ def _all_structures(body: StructureParameters) -> Iterable[Structure | None]:
 
 def _grammar(value: object, syntax: GrammarSyntax | None) -> Structure | None:
     if syntax is not None and value is not None and not isinstance(value, str):
-        raise InvalidParameterError(
-            "'grammar_syntax' is only allowed with a 'grammar' that is a string.",
-            param="grammar_syntax",
-        )
+        raise invalid("grammar_syntax", "is only allowed with a 'grammar' that is a string.")
     if value is None or value == "":
         return None
     if isinstance(value, str):

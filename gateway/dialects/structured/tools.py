@@ -9,7 +9,7 @@ from gateway.dialects.fields import Parameters, read_list
 from gateway.dialects.json_types import schema_of
 from gateway.dialects.request import Tool, ToolMode, ToolUse
 from gateway.dialects.structured.schemas import checked_schema
-from gateway.records.errors import InvalidParameterError, must, shown
+from gateway.records.errors import invalid, must, shown
 
 MAX_TOOLS = 128
 
@@ -88,9 +88,7 @@ def read_function(value: object, path: str, *, param: str) -> Tool:
 def check_names(tools: list[Tool], param: str) -> None:
     """Raise InvalidParameterError if two functions have the same name."""
     if len({tool.name for tool in tools}) < len(tools):
-        raise InvalidParameterError(
-            f"'{param}' must have functions with different names.", param=param
-        )
+        raise invalid(param, "must have functions with different names.")
 
 
 def check_choice(
@@ -108,9 +106,7 @@ def check_choice(
     """
     of_tools, of_choice = params
     if mode in (ToolMode.REQUIRED, ToolMode.NAMED) and not tools:
-        raise InvalidParameterError(
-            f"'{of_choice}' requires '{of_tools}'. Given: {shown(given)}.", param=of_choice
-        )
+        raise invalid(of_choice, f"requires '{of_tools}'. Given: {shown(given)}.")
     if name is not None and name not in {tool.name for tool in tools}:
         raise must(of_choice, f"name one of the {of_tools}", name)
 
