@@ -2,12 +2,9 @@
 
 from typing import Annotated, Any
 
-from pydantic import Field
-
 from contract.messages import Ranking
 from contract.sampling import LOGPROBS, N
-from gateway.dialects.fields import COUNT, Parameters, agreed, bounded, integer
-from gateway.dialects.json_types import schema_of
+from gateway.dialects.fields import COUNT, Parameters, agreed, bounded, integer, typed
 from gateway.dialects.profile import Profile
 from gateway.dialects.wire import INTEGRAL
 from gateway.records.errors import invalid, must
@@ -33,12 +30,9 @@ class SharedChoiceParameters(Parameters):
     skip_special_tokens: bool | None = None
     """Whether to omit special tokens from the text; end-of-text and stop tokens are always omitted.
     Default: true."""
-    logprobs: Annotated[
-        Any,
-        Field(
-            json_schema_extra=schema_of(f"int[{LOGPROBS.minimum}:{LOGPROBS.maximum}] | bool | None")
-        ),
-    ] = None
+    logprobs: Annotated[Any, typed(f"int[{LOGPROBS.minimum}:{LOGPROBS.maximum}] | bool | None")] = (
+        None
+    )
     """Return log-probabilities of the sampled tokens and of this many likeliest tokens; true means
     1, in chats 0. At most 5 in dialects openai (chats: 20) and fireworks, 20 in others."""
     top_logprobs: Annotated[int, bounded(LOGPROBS), INTEGRAL] | None = None

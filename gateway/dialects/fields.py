@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from contract.sampling import Range
+from gateway.dialects.json_types import Schema, schema_of
 from gateway.records.errors import invalid, must, shown
 
 TOKEN_ID = Range(0, 2**31 - 1)
@@ -40,6 +41,11 @@ class Parameters(BaseModel):
 def bounded(bounds: Range) -> Any:
     """Return the pydantic constraint for a number within `bounds`."""
     return Field(ge=bounds.minimum, le=bounds.maximum)
+
+
+def typed(kind: str, /, **types: Schema) -> Any:
+    """Return the pydantic annotation of a value whose type is written as for `schema_of`."""
+    return Field(json_schema_extra=schema_of(kind, **types))
 
 
 def agreed(**given: T | None) -> T | None:

@@ -12,7 +12,15 @@ from contract.sampling import (
     Range,
     RepetitionDetection,
 )
-from gateway.dialects.fields import COUNT, Parameters, agreed, bounded, check_length, read_token_ids
+from gateway.dialects.fields import (
+    COUNT,
+    Parameters,
+    agreed,
+    bounded,
+    check_length,
+    read_token_ids,
+    typed,
+)
 from gateway.dialects.json_types import schema_of
 from gateway.dialects.profile import ContextLengthBehavior, Profile
 from gateway.dialects.wire import INTEGRAL
@@ -66,9 +74,7 @@ class LengthParameters(Parameters):
     include_stop_str_in_output: bool | None = None
     """Whether the returned text includes the stop string that ended it. Default: false; dialect
     fireworks: true."""
-    stop_token_ids: Annotated[
-        Any, Field(json_schema_extra=schema_of(f"list[int[0:], :{MAX_STOP_TOKEN_IDS}] | None"))
-    ] = None
+    stop_token_ids: Annotated[Any, typed(f"list[int[0:], :{MAX_STOP_TOKEN_IDS}] | None")] = None
     """Token ids at which generation ends."""
     ignore_eos: bool | None = None
     """Continue after the end-of-text token. Default: false."""

@@ -14,8 +14,7 @@ from contract.sampling import Range, SamplingSpec
 from gateway.dialects.bodies import read_model
 from gateway.dialects.chat.request import ChatCompletionRequest, to_chat_generation_request
 from gateway.dialects.chat.template_arguments import KWARGS_SCHEMA, read_template_kwargs
-from gateway.dialects.fields import COUNT, agreed, bounded
-from gateway.dialects.json_types import schema_of
+from gateway.dialects.fields import COUNT, agreed, bounded, typed
 from gateway.dialects.parameters import REJECTED_BY_POOLING, unread
 from gateway.dialects.profile import ContextLengthBehavior, Profile
 from gateway.dialects.prompts import TruncationParameters, TruncationSide, read_prompt_tokens_kept
@@ -73,10 +72,10 @@ class PoolingParameters(TruncationParameters, AccountParameters):
 class ClassificationRequest(PoolingParameters):
     """Body of `POST /v1/classify`. Null means absent for every parameter."""
 
-    input: Annotated[Any, Field(json_schema_extra=schema_of(_INPUT))] = None
+    input: Annotated[Any, typed(_INPUT)] = None
     """A text, a list of token ids, or a list of up to 2,048 of them; none may be empty. Required
     without `messages`."""
-    messages: Annotated[Any, Field(json_schema_extra=schema_of("list[dict, 1:]"))] = None
+    messages: Annotated[Any, typed("list[dict, 1:]")] = None
     """One chat in place of `input`; the model's chat template makes it a text."""
     add_generation_prompt: bool | None = None
     """Whether the text of `messages` ends with the beginning of a response. Default: false."""
@@ -106,7 +105,7 @@ class ComparisonParameters(PoolingParameters):
     variable reject it. Default: the template's."""
 
 
-_Texts = Annotated[Any, Field(json_schema_extra=schema_of(f"str | list[str, 1:{MAX_INPUTS}]"))]
+_Texts = Annotated[Any, typed(f"str | list[str, 1:{MAX_INPUTS}]")]
 
 
 class ScoreRequest(ComparisonParameters):
@@ -133,7 +132,7 @@ class RerankRequest(ComparisonParameters):
 
     query: str | None = None
     """The query. Required."""
-    documents: Annotated[Any, Field(json_schema_extra=schema_of(_DOCUMENTS))] = None
+    documents: Annotated[Any, typed(_DOCUMENTS)] = None
     """The documents: texts, or objects with a `text`. Required."""
     top_n: Annotated[int, bounded(COUNT), INTEGRAL] | None = None
     """Return only the best results; 0: all. Default: 0."""

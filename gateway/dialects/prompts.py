@@ -5,8 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from gateway.dialects.fields import COUNT, Parameters, bounded
-from gateway.dialects.json_types import schema_of
+from gateway.dialects.fields import COUNT, Parameters, bounded, typed
 from gateway.dialects.parameters import unread
 from gateway.dialects.profile import Profile
 from gateway.dialects.request import FIT, Prompt
@@ -44,11 +43,9 @@ class PromptParameters(TruncationParameters):
 
     prompt: Annotated[
         Any,
-        Field(
-            json_schema_extra=schema_of(
-                f"str | list[str] | {_IDS} | list[{_IDS}] | list[str | int] | {_OBJECT} | "
-                f"list[str | {_IDS} | {_OBJECT}]"
-            )
+        typed(
+            f"str | list[str] | {_IDS} | list[{_IDS}] | list[str | int] | {_OBJECT} | "
+            f"list[str | {_IDS} | {_OBJECT}]"
         ),
     ] = None
     """Text, a list of token ids, a list that mixes both, llama.cpp's `{prompt_string}`, or a list

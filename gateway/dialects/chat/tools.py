@@ -5,8 +5,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from gateway.dialects.fields import read_list
-from gateway.dialects.json_types import schema_of
+from gateway.dialects.fields import read_list, typed
 from gateway.dialects.profile import Profile
 from gateway.dialects.request import Tool, ToolMode, ToolUse
 from gateway.dialects.structured.tools import (
@@ -38,25 +37,18 @@ class ChatToolParameters(ToolParameters):
     tools: Annotated[Any, Field(json_schema_extra=TOOLS_SCHEMA)] = None
     """Functions that the prompt describes and the model may call; with `strict`, the arguments
     match the schema `parameters`. Calls are returned in `tool_calls` of the message."""
-    tool_choice: Annotated[
-        Any, Field(json_schema_extra=schema_of(f"{CHOICE} | {_ALLOWED} | None"))
-    ] = None
+    tool_choice: Annotated[Any, typed(f"{CHOICE} | {_ALLOWED} | None")] = None
     """`none` (the prompt describes the tools, but the response is text), `auto`, `required` or
     `any` (at least one call), `{type: function, function: {name}}` or `{type: function, name}`,
     `{type: allowed_tools, allowed_tools: {mode, tools}}` or, as in mistral.rs, `{type:
     allowed_tools, mode, tools}`. With `allowed_tools`, the prompt describes all tools, but the
     model may (`mode` auto) or must (required) call only those. Default: auto if there are tools,
     else none."""
-    functions: Annotated[
-        Any,
-        Field(
-            json_schema_extra=schema_of(f"list[each, :{MAX_TOOLS}] | None", each=FUNCTION_SCHEMA)
-        ),
-    ] = None
+    functions: Annotated[Any, typed(f"list[each, :{MAX_TOOLS}] | None", each=FUNCTION_SCHEMA)] = (
+        None
+    )
     """OpenAI's older form of `tools`; at most one call, returned as `function_call`."""
-    function_call: Annotated[
-        Any, Field(json_schema_extra=schema_of('"none" | "auto" | {"name": str} | None'))
-    ] = None
+    function_call: Annotated[Any, typed('"none" | "auto" | {"name": str} | None')] = None
     """Choice of a function: `none`, `auto`, or `{name}`. Default: auto if there are functions."""
 
 

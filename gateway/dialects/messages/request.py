@@ -22,8 +22,8 @@ from gateway.dialects.fields import (
     optional_object,
     read_list,
     read_strings,
+    typed,
 )
-from gateway.dialects.json_types import schema_of
 from gateway.dialects.messages.conversation import ROLES, read_conversation
 from gateway.dialects.profile import PROFILES, ContextLengthBehavior, Profile
 from gateway.dialects.request import (
@@ -81,27 +81,17 @@ class MessageRequest(Parameters):
     """Maximum tokens to generate, including thinking. Required. More than fit into the context
     window are accepted; the response then ends with the window."""
     messages: Annotated[
-        Any,
-        Field(
-            json_schema_extra=schema_of(
-                f'list[{{"role": role, "content": {_CONTENT}}}, 1:]', role={"enum": list(ROLES)}
-            )
-        ),
+        Any, typed(f'list[{{"role": role, "content": {_CONTENT}}}, 1:]', role={"enum": list(ROLES)})
     ] = None
     """The conversation, oldest message first. Required. Content is text or a list of blocks: text,
     image, document (as text), search_result, tool_use, tool_result, thinking and redacted_thinking.
     System messages keep their places. If the last message is the assistant's and has text, the
     response continues it."""
-    system: Annotated[Any, Field(json_schema_extra=schema_of(f"{_CONTENT} | None"))] = None
+    system: Annotated[Any, typed(f"{_CONTENT} | None")] = None
     """The system prompt: text, or blocks of type text. Lines that begin with `x-anthropic-` are
     left out: they differ in each request of Claude Code."""
     stop_sequences: Annotated[
-        Any,
-        Field(
-            json_schema_extra=schema_of(
-                f"list[str[1:{MAX_STOP_CHARACTERS}], :{MAX_STOP_STRINGS}] | None"
-            )
-        ),
+        Any, typed(f"list[str[1:{MAX_STOP_CHARACTERS}], :{MAX_STOP_STRINGS}] | None")
     ] = None
     """Strings at which generation ends; the returned text ends before them."""
     temperature: Annotated[float, bounded(sampling.TEMPERATURE)] | None = None
@@ -114,13 +104,11 @@ class MessageRequest(Parameters):
     """Stream the response as server-sent events. Default: false."""
     thinking: Annotated[
         Any,
-        Field(
-            json_schema_extra=schema_of(
-                f'{{"type": kind, "budget_tokens?": int[{LEAST_BUDGET}:] | None, '
-                '"display?": display} | None',
-                kind={"enum": list(_THINKING)},
-                display={"enum": [*_DISPLAYS, None]},
-            )
+        typed(
+            f'{{"type": kind, "budget_tokens?": int[{LEAST_BUDGET}:] | None, '
+            '"display?": display} | None',
+            kind={"enum": list(_THINKING)},
+            display={"enum": [*_DISPLAYS, None]},
         ),
     ] = None
     """`{type, budget_tokens, display}`. `enabled` and `disabled` turn reasoning on and off, if the
@@ -128,25 +116,20 @@ class MessageRequest(Parameters):
     reasoning there is. With display `omitted`, thinking blocks have only their signature."""
     output_config: Annotated[
         Any,
-        Field(
-            json_schema_extra=schema_of(
-                '{"effort?": effort, "format?": dict | None} | None',
-                effort={"enum": [*EFFORTS, None]},
-            )
+        typed(
+            '{"effort?": effort, "format?": dict | None} | None', effort={"enum": [*EFFORTS, None]}
         ),
     ] = None
     """`{effort, format}`: `effort` sets the variable `reasoning_effort` of the chat template, if it
     reads it; `format` `{type: json_schema, schema}` is enforced."""
-    output_format: Annotated[Any, Field(json_schema_extra=schema_of("dict | None"))] = None
+    output_format: Annotated[Any, typed("dict | None")] = None
     """The older name of `output_config.format`."""
     tools: Annotated[
         Any,
-        Field(
-            json_schema_extra=schema_of(
-                f'list[{{"name": name, "description?": str | None, "input_schema": dict, '
-                f'"type?": "custom" | None, "strict?": bool | None}}, :{MAX_TOOLS}] | None',
-                name={"type": "string", "pattern": f"^{_TOOL_NAME.pattern}$"},
-            )
+        typed(
+            f'list[{{"name": name, "description?": str | None, "input_schema": dict, '
+            f'"type?": "custom" | None, "strict?": bool | None}}, :{MAX_TOOLS}] | None',
+            name={"type": "string", "pattern": f"^{_TOOL_NAME.pattern}$"},
         ),
     ] = None
     """Tools of the client that the model may call: `{name, description, input_schema, strict}`.
@@ -154,12 +137,9 @@ class MessageRequest(Parameters):
     than custom, are rejected."""
     tool_choice: Annotated[
         Any,
-        Field(
-            json_schema_extra=schema_of(
-                '{"type": kind, "name?": str | None, '
-                '"disable_parallel_tool_use?": bool | None} | None',
-                kind={"enum": [*_MODES, "none"]},
-            )
+        typed(
+            '{"type": kind, "name?": str | None, "disable_parallel_tool_use?": bool | None} | None',
+            kind={"enum": [*_MODES, "none"]},
         ),
     ] = None
     """`{type, name, disable_parallel_tool_use}` of type auto, any (at least one call), tool (the
@@ -167,9 +147,7 @@ class MessageRequest(Parameters):
     service_tier: str | None = None
     """`auto` (the account's tier), `standard_only`, or a tier of chats. The response names the tier
     in its usage. Default: auto."""
-    metadata: Annotated[
-        Any, Field(json_schema_extra=schema_of('{"user_id?": str | None} | None'))
-    ] = None
+    metadata: Annotated[Any, typed('{"user_id?": str | None} | None')] = None
     """`{user_id}`: an id of the end user, or of the session of an agent."""
     cache_control: Any = None
     """No effect, here and in blocks: requests with a common prefix share cached work

@@ -12,7 +12,7 @@ from gateway.dialects.chat.messages import unread_members
 from gateway.dialects.chat.request import LabelParameters, check_metadata
 from gateway.dialects.chat.template_arguments import TemplateParameters, read_template_arguments
 from gateway.dialects.chat.thinking import EFFORTS, ThinkingParameters, read_thinking
-from gateway.dialects.fields import COUNT, agreed, bounded, optional_object
+from gateway.dialects.fields import COUNT, agreed, bounded, optional_object, typed
 from gateway.dialects.json_types import schema_of
 from gateway.dialects.lengths import read_chat_max_tokens
 from gateway.dialects.parameters import (
@@ -80,9 +80,7 @@ REJECTED: Final = {
 class ResponseRequest(LabelParameters, SharedParameters):
     """Body of `POST /v1/responses`. Null means absent for every parameter."""
 
-    input: Annotated[Any, Field(json_schema_extra=schema_of('str | list[{"type?": str}, 1:]'))] = (
-        None
-    )
+    input: Annotated[Any, typed('str | list[{"type?": str}, 1:]')] = None
     """A text, or the items of the conversation, oldest first. Required. Items: messages of role
     user, assistant, system or developer, reasoning, calls of tools and their outputs. Items of
     other types are left out, and so are calls without output and outputs without call."""
@@ -102,24 +100,20 @@ class ResponseRequest(LabelParameters, SharedParameters):
     """Whether a response may have several calls. Default: true."""
     reasoning: Annotated[
         Any,
-        Field(
-            json_schema_extra=schema_of(
-                '{"effort?": effort, "summary?": summary} | None',
-                effort={"enum": [*EFFORTS, None]},
-                summary={"enum": [*SUMMARIES, None]},
-            )
+        typed(
+            '{"effort?": effort, "summary?": summary} | None',
+            effort={"enum": [*EFFORTS, None]},
+            summary={"enum": [*SUMMARIES, None]},
         ),
     ] = None
     """`{effort, summary}`: `effort` as `reasoning_effort` of chats; with `summary`, the reasoning
     is returned as a summary, which is the whole reasoning."""
     text: Annotated[
         Any,
-        Field(
-            json_schema_extra=schema_of(
-                '{"format?": {"type": kind, "schema?": dict} | None, "verbosity?": size} | None',
-                kind={"enum": list(_FORMATS)},
-                size={"enum": [*_VERBOSITIES, None]},
-            )
+        typed(
+            '{"format?": {"type": kind, "schema?": dict} | None, "verbosity?": size} | None',
+            kind={"enum": list(_FORMATS)},
+            size={"enum": [*_VERBOSITIES, None]},
         ),
     ] = None
     """`{format, verbosity}`: `format` of type text, json_object, or json_schema with `schema`,

@@ -21,6 +21,7 @@ from gateway.dialects.fields import (
     read_strings,
     read_token_id,
     read_token_ids,
+    typed,
 )
 from gateway.dialects.json_types import schema_of
 from gateway.records.errors import invalid, must, shown
@@ -52,17 +53,12 @@ class TokenChoiceParameters(Parameters):
             f"dict[str, bias, {_MOST}] | list[pair, {_MOST}] | None", bias=_BIAS, pair=_PAIR
         ),
     )
-    allowed_token_ids: Annotated[
-        Any, Field(json_schema_extra=schema_of(f"list[int[0:], :{MAX_ALLOWED_TOKEN_IDS}] | None"))
-    ] = None
+    allowed_token_ids: Annotated[Any, typed(f"list[int[0:], :{MAX_ALLOWED_TOKEN_IDS}] | None")] = (
+        None
+    )
     """The only tokens that may be generated. Default: all."""
     bad_words: Annotated[
-        Any,
-        Field(
-            json_schema_extra=schema_of(
-                f"list[str[1:{MAX_BAD_WORD_CHARACTERS}], :{MAX_BAD_WORDS}] | None"
-            )
-        ),
+        Any, typed(f"list[str[1:{MAX_BAD_WORD_CHARACTERS}], :{MAX_BAD_WORDS}] | None")
     ] = None
     """Words that may not be generated, at the start of a word or inside one."""
 

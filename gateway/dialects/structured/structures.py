@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from gateway.dialects.fields import Parameters
-from gateway.dialects.json_types import schema_of
+from gateway.dialects.fields import Parameters, typed
 from gateway.dialects.request import Structure, StructureKind
 from gateway.dialects.structured.response_format import RESPONSE_FORMAT_SCHEMA, read_response_format
 from gateway.dialects.structured.schemas import SCHEMA_SCHEMA, checked_schema, decoded_schema
@@ -37,12 +36,7 @@ class StructureParameters(Parameters):
     """Constraints on the text; at most one of them per request."""
 
     grammar: Annotated[
-        Any,
-        Field(
-            json_schema_extra=schema_of(
-                'str | {"type": kind, "value": Any} | None', kind={"enum": list(_TAGGED_KINDS)}
-            )
-        ),
+        Any, typed('str | {"type": kind, "value": Any} | None', kind={"enum": list(_TAGGED_KINDS)})
     ] = None
     """A grammar that the text must match: a string in llama.cpp's GBNF or in the language of
     `grammar_syntax`, or an object with `type` (regex, lark, json_schema or llguidance) and

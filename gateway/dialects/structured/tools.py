@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from gateway.dialects.fields import Parameters, read_list
+from gateway.dialects.fields import Parameters, read_list, typed
 from gateway.dialects.json_types import schema_of
 from gateway.dialects.request import Tool, ToolMode, ToolUse
 from gateway.dialects.structured.schemas import checked_schema
@@ -39,7 +39,7 @@ class ToolParameters(Parameters):
     tools: Annotated[Any, Field(json_schema_extra=TOOLS_SCHEMA)] = None
     """Functions that the model may call; with `strict`, the arguments match the schema
     `parameters`. Calls are returned in `tool_calls` of a choice."""
-    tool_choice: Annotated[Any, Field(json_schema_extra=schema_of(f"{CHOICE} | None"))] = None
+    tool_choice: Annotated[Any, typed(f"{CHOICE} | None")] = None
     """`none`, `auto`, `required` or `any` (at least one call), `{type: function, function: {name}}`
     or `{type: function, name}`. Default: auto if there are tools, else none."""
     parallel_tool_calls: bool | None = None
