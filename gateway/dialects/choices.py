@@ -3,8 +3,8 @@
 from typing import Annotated, Any
 
 from contract.messages import Ranking
-from contract.sampling import LOGPROBS, N
-from gateway.dialects.fields import COUNT, Parameters, agreed, bounded, integer, typed
+from contract.sampling import LOGPROBS, N, Range
+from gateway.dialects.fields import COUNT, Parameters, agreed, bounded, integer, typed, within
 from gateway.dialects.profile import Profile
 from gateway.dialects.wire import INTEGRAL
 from gateway.records.errors import invalid, must
@@ -60,25 +60,16 @@ def read_fan_out(
     n = agreed(n=body.n, n_cmpl=body.n_cmpl) or 1
     kept, sampled, ranking = n, n, Ranking.MEAN
     if body.best_of is not None and profile.best_of_keeps:
-        kept = _best_of_kept(body.best_of, n)
-        ranking = Ranking.MEAN if is_streamed else Ranking.SUM
+        if body.best_of > n:
+            raise must("best_of", f"be at most n ({n}) in this dialect", body.best_of)
+        kept, ranking = body.best_of, Ranking.MEAN if is_streamed else Ranking.SUM
     elif body.best_of is not None:
-        sampled = _best_of_sampled(body.best_of, n)
+        if body.best_of < n:
+            raise must("best_of", f"be at least n ({n})", body.best_of)
+        sampled = body.best_of
     if is_streamed and sampled > kept:
         raise must("best_of", f"equal n ({n}) if 'stream' is true", body.best_of)
     return kept, sampled, ranking
-
-
-def _best_of_sampled(best_of: int, n: int) -> int:
-    if best_of < n:
-        raise must("best_of", f"be at least n ({n})", best_of)
-    return best_of
-
-
-def _best_of_kept(best_of: int, n: int) -> int:
-    if best_of > n:
-        raise must("best_of", f"be at most n ({n}) in this dialect", best_of)
-    return best_of
 
 
 def read_logprobs(body: SharedChoiceParameters, *, by_default: int, most: int) -> int | None:
@@ -97,10 +88,9 @@ def read_logprobs(body: SharedChoiceParameters, *, by_default: int, most: int) -
     }
     name = next((name for name, value in given.items() if value is not None), "logprobs")
     count = agreed(**given)
-    if count is not None and not 0 <= count <= most:
-        comparison, bound = ("at least", 0) if count < 0 else ("at most", most)
-        raise must(name, f"be {comparison} {bound}", count)
-    return by_default if count is None and is_on else count
+    if count is not None:
+        return within(count, name, Range(0, most))
+    return by_default if is_on else None
 
 
 def _read_logprobs(value: object) -> tuple[bool, int | None]:

@@ -5,13 +5,14 @@ gets one clear error message. Validation of a list stops at the first invalid en
 the list is.
 """
 
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from contract.sampling import Range
 from gateway.dialects.json_types import Schema, schema_of
-from gateway.records.errors import invalid, must, shown
+from gateway.records.errors import MissingParameterError, invalid, must, shown
 
 TOKEN_ID = Range(0, 2**31 - 1)
 COUNT = Range(0, 2**31 - 1)
@@ -66,6 +67,48 @@ def agreed(**given: T | None) -> T | None:
                 param=name,
             )
     return value
+
+
+def given_or(value: T | None, default: T) -> T:
+    """Return a value, or the default if it is None."""
+    return default if value is None else value
+
+
+def one_of(value: object, path: str, names: Collection[str]) -> Any:
+    """Return a value that is None or one of these texts. Raises InvalidParameterError."""
+    if value is not None and not (isinstance(value, str) and value in names):
+        raise must(path, f"be one of {', '.join(names)}", value)
+    return value
+
+
+def read_boolean(value: object, path: str) -> bool | None:
+    """Return a boolean or None. Raises InvalidParameterError."""
+    if not isinstance(value, bool | None):
+        raise must(path, "be a boolean", value)
+    return value
+
+
+def within(value: int, path: str, bounds: Range) -> int:
+    """Return a number within `bounds`. Raises InvalidParameterError."""
+    if value < bounds.minimum:
+        raise must(path, f"be at least {bounds.minimum}", value)
+    if value > bounds.maximum:
+        raise must(path, f"be at most {bounds.maximum}", value)
+    return value
+
+
+def non_empty(value: object, path: str) -> str:
+    """Return a text that is not empty. Raises InvalidParameterError."""
+    if not isinstance(value, str) or not value:
+        raise must(path, "be a non-empty string", value)
+    return value
+
+
+def required(value: Mapping[str, Any], name: str, path: str) -> Any:
+    """Return the member `name` of the object at `path`. Raises MissingParameterError."""
+    if value.get(name) is None:
+        raise MissingParameterError(f"{path}.{name}")
+    return value[name]
 
 
 def integer(value: object) -> int | None:

@@ -7,13 +7,14 @@ later: content stays a text or a list of parts, and `developer` stays a role.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Final
 
 from pydantic import Field
 
-from gateway.dialects.fields import Parameters, read_list
+from common.present import present
+from gateway.dialects.fields import Parameters, agreed, one_of, read_boolean, read_list, required
 from gateway.dialects.images import MAX_IMAGES, decoded_image
 from gateway.dialects.json_types import schema_of
 from gateway.dialects.parameters import MAX_NAMED, is_nothing
@@ -40,26 +41,17 @@ MAX_NAME_CHARACTERS = 256
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 DETAILS = ("auto", "low", "high", "original")
 
-_KEYS: Mapping[str, frozenset[str]] = {
-    **dict.fromkeys(("system", "developer", "user"), frozenset({"role", "content", "name"})),
+_KEYS: Final = frozenset({"role", "content", "name"})
+_MORE_KEYS: Final[Mapping[str, frozenset[str]]] = {
     "assistant": frozenset(
         {
-            "role",
-            "content",
-            "name",
-            "refusal",
-            "reasoning_content",
-            "reasoning",
-            "tool_calls",
-            "function_call",
-            "audio",
-            "partial",
+            *("refusal", "reasoning_content", "reasoning", "tool_calls", "function_call"),
+            *("audio", "partial"),
         }
     ),
-    "tool": frozenset({"role", "content", "name", "tool_call_id"}),
-    "function": frozenset({"role", "content", "name"}),
+    "tool": frozenset({"tool_call_id"}),
 }
-"""The fields that are read from a message, by its role."""
+"""The fields that are read from a message besides _KEYS, by its role."""
 
 _DATA_SCHEME = "data:"
 
@@ -193,9 +185,7 @@ def _read_message(
     value: object, path: str, conversation: Conversation, *, takes_any_role: bool
 ) -> None:
     message = read_object(value, path)
-    role = message.get("role")
-    if role is None:
-        raise MissingParameterError(f"{path}.role")
+    role = required(message, "role", path)
     if takes_any_role:
         role = read_text(message, "role", path, most=MAX_NAME_CHARACTERS)
     elif not isinstance(role, str) or role not in ROLES:
@@ -213,7 +203,7 @@ def _read_message(
     if (name := read_text(message, "name", path, most=MAX_NAME_CHARACTERS)) is not None:
         read["name"] = name
     conversation.messages.append(read)
-    conversation.ignore(path, unread_members(message, _KEYS.get(str(role), _KEYS["user"])))
+    conversation.ignore(path, unread_members(message, _KEYS.union(_MORE_KEYS.get(role, ()))))
 
 
 def _read_assistant(
@@ -232,7 +222,7 @@ def _read_assistant(
         read |= {"reasoning": reasoning, "reasoning_content": reasoning}
     if read["content"] is None and not calls and reasoning is None:
         raise MissingParameterError(f"{path}.content")
-    conversation.has_partial = _boolean(message, "partial", path)
+    conversation.has_partial = bool(read_boolean(message.get("partial"), f"{path}.partial"))
     return read
 
 
@@ -240,17 +230,14 @@ def _read_tool_result(
     message: dict[str, Any], path: str, conversation: Conversation
 ) -> dict[str, Any]:
     content = _joined(_required_content(message, path, conversation))
-    call = read_text(message, "tool_call_id", path, most=MAX_NAME_CHARACTERS)
-    if call is None:
-        raise MissingParameterError(f"{path}.tool_call_id")
+    call = required_text(message, "tool_call_id", path, most=MAX_NAME_CHARACTERS)
     return {"role": "tool", "content": content, "tool_call_id": call}
 
 
 def _read_function_result(
     message: dict[str, Any], path: str, conversation: Conversation
 ) -> dict[str, Any]:
-    if message.get("name") is None:
-        raise MissingParameterError(f"{path}.name")
+    required(message, "name", path)
     content = _content(message, path, conversation)
     read = {"role": "tool", "content": "" if content is None else _joined(content)}
     if conversation.last_function_call:
@@ -290,9 +277,7 @@ def _content(
 
 def _part(value: object, path: str, kinds: list[str], conversation: Conversation) -> dict[str, str]:
     part = read_object(value, path)
-    kind = part.get("type")
-    if kind is None:
-        raise MissingParameterError(f"{path}.type")
+    kind = required(part, "type", path)
     if not isinstance(kind, str) or kind not in kinds:
         raise unsupported(
             f"{path}.type",
@@ -302,10 +287,7 @@ def _part(value: object, path: str, kinds: list[str], conversation: Conversation
     if kind == "image_url":
         add_image(part.get(kind), f"{path}.{kind}", conversation)
         return {"type": "image"}
-    text = read_text(part, kind, path)
-    if text is None:
-        raise MissingParameterError(f"{path}.{kind}")
-    return {"type": "text", "text": text}
+    return {"type": "text", "text": required_text(part, kind, path)}
 
 
 def add_image(value: object, path: str, conversation: Conversation) -> None:
@@ -319,23 +301,16 @@ def add_image(value: object, path: str, conversation: Conversation) -> None:
     url, url_path = value, path
     if isinstance(value, dict):
         url, url_path = value.get("url"), f"{path}.url"
-        _check_detail(value.get("detail"), f"{path}.detail")
+        one_of(value.get("detail"), f"{path}.detail", DETAILS)
         conversation.ignore(path, unread_members(value, {"url", "detail"}))
     if url is None:
         raise MissingParameterError(url_path)
     if not isinstance(url, str):
         raise must(url_path, "be a string", url)
+    source = ImageSource(url=url, param=url_path, is_of_tool=conversation.is_in_result)
     if url[: len(_DATA_SCHEME)].lower() == _DATA_SCHEME:
-        content = decoded_image(url, url_path, param=url_path)
-        source = ImageSource(file=content, param=url_path, is_of_tool=conversation.is_in_result)
-    else:
-        source = ImageSource(url=url, param=url_path, is_of_tool=conversation.is_in_result)
+        source = replace(source, file=decoded_image(url, url_path, param=url_path), url="")
     conversation.image_sources.append(source)
-
-
-def _check_detail(value: object, path: str) -> None:
-    if value is not None and not (isinstance(value, str) and value in DETAILS):
-        raise must(path, f"be one of {', '.join(DETAILS)}", value)
 
 
 def _joined(content: str | list[dict[str, str]]) -> str:
@@ -346,16 +321,8 @@ def _joined(content: str | list[dict[str, str]]) -> str:
 
 
 def _reasoning(message: dict[str, Any], path: str) -> str | None:
-    named = {name: read_text(message, name, path) for name in ("reasoning_content", "reasoning")}
-    given = [text for text in named.values() if text is not None]
-    if len(set(given)) > 1:
-        raise invalid(
-            f"{path}.reasoning_content",
-            f"and '{path}.reasoning' are the same parameter and must be equal. Given: "
-            f"{shown(given[0])} and {shown(given[1])}.",
-            param=f"{path}.reasoning",
-        )
-    return given[0] if given else None
+    names = ("reasoning_content", "reasoning")
+    return agreed(**{f"{path}.{name}": read_text(message, name, path) for name in names})
 
 
 def _calls(message: dict[str, Any], path: str, conversation: Conversation) -> list[dict[str, Any]]:
@@ -379,11 +346,8 @@ def _call(value: object, path: str, conversation: Conversation) -> dict[str, Any
     kind = call.get("type", "function")
     if kind != "function":
         raise unsupported(f"{path}.type", f"must be function. Given: {shown(kind)}.")
-    call_id = read_text(call, "id", path, most=MAX_NAME_CHARACTERS)
-    if call_id is None:
-        raise MissingParameterError(f"{path}.id")
-    if call.get("function") is None:
-        raise MissingParameterError(f"{path}.function")
+    call_id = required_text(call, "id", path, most=MAX_NAME_CHARACTERS)
+    required(call, "function", path)
     # Clients that assemble a streamed call may leave its index in it.
     conversation.ignore(path, unread_members(call, {"id", "type", "function", "index"}))
     function = _function(call["function"], f"{path}.function", conversation)
@@ -393,9 +357,7 @@ def _call(value: object, path: str, conversation: Conversation) -> dict[str, Any
 
 def _function(value: object, path: str, conversation: Conversation) -> dict[str, Any]:
     function = read_object(value, path)
-    name = read_text(function, "name", path, most=MAX_NAME_CHARACTERS)
-    if name is None:
-        raise MissingParameterError(f"{path}.name")
+    name = required_text(function, "name", path, most=MAX_NAME_CHARACTERS)
     conversation.ignore(path, unread_members(function, {"name", "arguments"}))
     arguments = read_arguments(function.get("arguments"), f"{path}.arguments")
     return {"arguments": arguments, "name": name}
@@ -441,11 +403,10 @@ def read_text(
     return text
 
 
-def _boolean(value: dict[str, Any], name: str, path: str) -> bool:
-    given = value.get(name)
-    if given is not None and not isinstance(given, bool):
-        raise must(f"{path}.{name}", "be a boolean", given)
-    return bool(given)
+def required_text(value: dict[str, Any], name: str, path: str, *, most: int | None = None) -> str:
+    """Return a string from `value` as `read_text` does. Raises MissingParameterError if absent."""
+    required(value, name, path)
+    return present(read_text(value, name, path, most=most))
 
 
 def unread_members(value: dict[str, Any], known: Iterable[str]) -> Iterable[str]:

@@ -26,36 +26,14 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 RESERVED = frozenset(
     {
         # Set by other parameters or by the model.
-        "add_generation_prompt",
-        "additional_special_tokens",
-        "bos_token",
-        "cls_token",
-        "continue_final_message",
-        "documents",
-        "eos_token",
-        "mask_token",
-        "messages",
-        "pad_token",
-        "sep_token",
-        "tools",
-        "unk_token",
+        *("add_generation_prompt", "additional_special_tokens", "bos_token", "cls_token"),
+        *("continue_final_message", "documents", "eos_token", "mask_token", "messages"),
+        *("pad_token", "sep_token", "tools", "unk_token"),
         # Arguments of `apply_chat_template` itself, not of the template.
-        "chat_template",
-        "conversation",
-        "padding",
-        "return_assistant_tokens_mask",
-        "return_dict",
-        "return_tensors",
-        "tokenize",
-        "truncation",
+        *("chat_template", "conversation", "padding", "return_assistant_tokens_mask"),
+        *("return_dict", "return_tensors", "tokenize", "truncation"),
         # Functions of templates.
-        "cycler",
-        "dict",
-        "joiner",
-        "lipsum",
-        "namespace",
-        "raise_exception",
-        "range",
+        *("cycler", "dict", "joiner", "lipsum", "namespace", "raise_exception", "range"),
         "strftime_now",
     }
 )

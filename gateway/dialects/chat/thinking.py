@@ -7,7 +7,16 @@ from typing import Annotated, Any, Final
 from pydantic import Field
 
 from contract.sampling import Range
-from gateway.dialects.fields import Parameters, agreed, bounded, integer, optional_object
+from gateway.dialects.fields import (
+    Parameters,
+    agreed,
+    bounded,
+    integer,
+    one_of,
+    optional_object,
+    read_boolean,
+    within,
+)
 from gateway.dialects.json_types import Schema, or_null, schema_of
 from gateway.dialects.profile import Profile
 from gateway.dialects.wire import INTEGRAL
@@ -98,14 +107,14 @@ def read_thinking(body: ThinkingParameters, profile: Profile) -> Thinking:
         reasoning.get("effort"), "reasoning.effort"
     )
     switch, switch_budget = _thinking(body.thinking)
-    excludes = _flag(reasoning, "exclude")
+    excludes = read_boolean(reasoning.get("exclude"), "reasoning.exclude")
     if excludes and body.include_reasoning:
         raise invalid("reasoning.exclude", "must not be true if 'include_reasoning' is true.")
     efforts = {"reasoning_effort": effort, "reasoning.effort": other_effort}
     switches = {
         "reasoning_effort": is_effort,
         "reasoning.effort": is_other_effort,
-        "reasoning.enabled": _flag(reasoning, "enabled"),
+        "reasoning.enabled": read_boolean(reasoning.get("enabled"), "reasoning.enabled"),
         "thinking.type": switch,
         "enable_thinking": body.enable_thinking,
     }
@@ -161,9 +170,7 @@ def _effort(value: object, path: str) -> tuple[str | None, int | None, bool | No
 def _thinking(value: object) -> tuple[bool | None, int | None]:
     """Return whether to reason, and the budget."""
     thinking = optional_object(value, "thinking")
-    kind = thinking.get("type")
-    if kind is not None and not (isinstance(kind, str) and kind in _SWITCHES):
-        raise must("thinking.type", f"be one of {', '.join(_SWITCHES)}", kind)
+    kind = one_of(thinking.get("type"), "thinking.type", _SWITCHES)
     budget = _budget(thinking.get("budget_tokens"), "thinking.budget_tokens")
     if kind == "disabled" and budget is not None:
         raise invalid(
@@ -172,23 +179,10 @@ def _thinking(value: object) -> tuple[bool | None, int | None]:
     return None if kind is None else _SWITCHES[kind], budget
 
 
-def _flag(reasoning: dict[str, Any], name: str) -> bool | None:
-    value = reasoning.get(name)
-    if not isinstance(value, bool | None):
-        raise must(f"reasoning.{name}", "be a boolean", value)
-    return value
-
-
 def _budget(value: object, path: str) -> int | None:
     if value is None:
         return None
     budget = integer(value)
     if budget is None:
         raise must(path, "be an integer", value)
-    for comparison, bound, is_beyond in (
-        ("at least", THINKING_BUDGET.minimum, budget < THINKING_BUDGET.minimum),
-        ("at most", THINKING_BUDGET.maximum, budget > THINKING_BUDGET.maximum),
-    ):
-        if is_beyond:
-            raise must(path, f"be {comparison} {bound}", value)
-    return budget
+    return within(budget, path, THINKING_BUDGET)

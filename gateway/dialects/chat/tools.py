@@ -7,7 +7,7 @@ from pydantic import Field
 
 from gateway.dialects.fields import read_list, typed
 from gateway.dialects.profile import Profile
-from gateway.dialects.request import Tool, ToolMode, ToolUse
+from gateway.dialects.request import ToolMode, ToolUse
 from gateway.dialects.structured.tools import (
     CHOICE,
     FUNCTION_SCHEMA,
@@ -15,8 +15,8 @@ from gateway.dialects.structured.tools import (
     NAMED,
     TOOLS_SCHEMA,
     ToolParameters,
-    check_choice,
     check_names,
+    checked_use,
     read_function,
     read_tool_choice,
     read_tools,
@@ -94,12 +94,8 @@ def _tools(body: ChatToolParameters) -> ChatTools:
                 allowed = tuple(tool.name for tool in tools)
         case choice:
             mode, name = read_tool_choice(choice)
-    params = ("tools", "tool_choice")
-    check_choice(tools, mode, name, given=body.tool_choice, params=params)
-    use = None
-    if mode is not None and tools:
-        is_parallel = body.parallel_tool_calls is not False
-        use = ToolUse(tools, mode, name, is_parallel=is_parallel, allowed=allowed)
+    is_parallel, given = body.parallel_tool_calls is not False, body.tool_choice
+    use = checked_use(tools, mode, name, given=given, is_parallel=is_parallel, allowed=allowed)
     return ChatTools(use, described, is_legacy=False)
 
 
@@ -140,17 +136,11 @@ def _legacy_tools(body: ChatToolParameters) -> ChatTools:
     ]
     check_names(tools, "functions")
     mode, name = _function_call(body.function_call)
-    params = ("functions", "function_call")
-    check_choice(tools, mode, name, given=body.function_call, params=params)
-    described = [{"type": "function", "function": each} for each in listed]
-    return ChatTools(_legacy_use(tools, mode, name), described, is_legacy=bool(tools))
-
-
-def _legacy_use(tools: list[Tool], mode: ToolMode | None, name: str | None) -> ToolUse | None:
-    if mode is None or not tools:
-        return None
+    params, given = ("functions", "function_call"), body.function_call
     # `function_call` holds only one call.
-    return ToolUse(tools, mode, name, is_parallel=False)
+    use = checked_use(tools, mode, name, given=given, is_parallel=False, params=params)
+    described = [{"type": "function", "function": each} for each in listed]
+    return ChatTools(use, described, is_legacy=bool(tools))
 
 
 def _function_call(value: object) -> tuple[ToolMode | None, str | None]:

@@ -17,9 +17,10 @@ from gateway.dialects.chat.messages import (
     add_image,
     read_object,
     read_text,
+    required_text,
     unread_members,
 )
-from gateway.dialects.fields import read_list
+from gateway.dialects.fields import read_boolean, read_list, required
 from gateway.dialects.images import SIGNATURES
 from gateway.dialects.json_styles import restyled
 from gateway.records.errors import MissingParameterError, must, shown, unsupported
@@ -95,10 +96,7 @@ class _Reader:
 
     def read_message(self, value: object, path: str) -> None:
         message = read_object(value, path)
-        role, content = message.get("role"), message.get("content")
-        for name, member in (("role", role), ("content", content)):
-            if member is None:
-                raise MissingParameterError(f"{path}.{name}")
+        role, content = (required(message, name, path) for name in ("role", "content"))
         self._conversation.ignore(path, unread_members(message, ("role", "content", *_COMMON)))
         path = f"{path}.content"
         match role:
@@ -139,12 +137,9 @@ class _Reader:
 
     def _read_result(self, block: dict[str, Any], path: str) -> list[_Part]:
         """Add a tool's result as a message, and return its images."""
-        call = read_text(block, "tool_use_id", path, most=MAX_NAME_CHARACTERS)
-        if call is None:
-            raise MissingParameterError(f"{path}.tool_use_id")
-        content, is_error = block.get("content"), block.get("is_error")
-        if not isinstance(is_error, bool | None):
-            raise must(f"{path}.is_error", "be a boolean", is_error)
+        call = required_text(block, "tool_use_id", path, most=MAX_NAME_CHARACTERS)
+        content = block.get("content")
+        is_error = read_boolean(block.get("is_error"), f"{path}.is_error")
         self._conversation.is_in_result = True
         parts = [] if content is None else self._parts(content, f"{path}.content", _OF_RESULTS)
         self._conversation.is_in_result = False
@@ -194,9 +189,7 @@ class _Reader:
     def _block(self, value: object, path: str, kinds: Sequence[str]) -> tuple[dict[str, Any], str]:
         """Return a block and its type, which must be one of `kinds`."""
         block = read_object(value, path)
-        kind = block.get("type")
-        if kind is None:
-            raise MissingParameterError(f"{path}.type")
+        kind = required(block, "type", path)
         if not isinstance(kind, str) or kind not in kinds:
             raise unsupported(f"{path}.type", f"must {_one_of(kinds)} here. Given: {shown(kind)}.")
         if not block.keys() <= _MEMBERS[kind]:
@@ -214,9 +207,7 @@ class _Reader:
             parts = self._parts(block.get("content"), f"{path}.content", _OF_SYSTEM)
             return _titled(block, path, parts, "source")
         name = "tool_name" if kind == "tool_reference" else "text"
-        text = read_text(block, name, path)
-        if text is None:
-            raise MissingParameterError(f"{path}.{name}")
+        text = required_text(block, name, path)
         return [{"type": "text", "text": text}] if text else []
 
     def _document(self, value: object, path: str) -> list[_Part]:
@@ -238,11 +229,10 @@ class _Reader:
         source = read_object(value, path)
         match source.get("type"):
             case "base64":
-                kind, data = source.get("media_type"), read_text(source, "data", path)
+                kind = source.get("media_type")
                 if not isinstance(kind, str) or kind not in SIGNATURES:
                     raise must(f"{path}.media_type", _one_of([*SIGNATURES]), kind)
-                if data is None:
-                    raise MissingParameterError(f"{path}.data")
+                data = required_text(source, "data", path)
                 add_image(f"data:{kind};base64,{data}", f"{path}.data", self._conversation)
             case "url":
                 add_image(source.get("url"), f"{path}.url", self._conversation)
@@ -273,15 +263,14 @@ def _titled(
 
 
 def _call(block: dict[str, Any], path: str) -> dict[str, Any]:
-    call, name = (read_text(block, each, path, most=MAX_NAME_CHARACTERS) for each in ("id", "name"))
-    for member, given in (("id", call), ("name", name)):
-        if given is None:
-            raise MissingParameterError(f"{path}.{member}")
+    call, name = (
+        required_text(block, each, path, most=MAX_NAME_CHARACTERS) for each in ("id", "name")
+    )
     arguments = block.get("input")
     if not isinstance(arguments, dict | None):
         raise must(f"{path}.input", "be an object", arguments)
     # In vLLM's order, as in chats.
-    function = {"arguments": restyled(arguments or {}, str(call)), "name": name}
+    function = {"arguments": restyled(arguments or {}, call), "name": name}
     return {"id": call, "function": function, "type": "function"}
 
 

@@ -19,9 +19,12 @@ from gateway.dialects.fields import (
     Parameters,
     bounded,
     integer,
+    one_of,
     optional_object,
+    read_boolean,
     read_list,
     read_strings,
+    required,
     typed,
 )
 from gateway.dialects.messages.conversation import ROLES, read_conversation
@@ -39,7 +42,7 @@ from gateway.dialects.request import (
 )
 from gateway.dialects.stream_options import AUTO_TIER
 from gateway.dialects.structured.schemas import checked_schema
-from gateway.dialects.structured.tools import check_choice, check_names
+from gateway.dialects.structured.tools import check_members, check_names, checked_use
 from gateway.dialects.wire import INTEGRAL, validate
 from gateway.records.errors import MissingParameterError, must, shown, unsupported
 
@@ -56,8 +59,19 @@ _TIERS: Final = {
 _THINKING: Final = {"enabled": True, "disabled": False, "adaptive": None, "between_tools": None}
 """Whether the model should reason; None leaves the decision to its template."""
 _DISPLAYS: Final = ("summarized", "omitted", "updates")
-_MODES: Final = {"auto": ToolMode.AUTO, "any": ToolMode.REQUIRED, "tool": ToolMode.NAMED}
+_MODES: Final = {
+    "auto": ToolMode.AUTO,
+    "any": ToolMode.REQUIRED,
+    "tool": ToolMode.NAMED,
+    "none": None,
+}
 
+_MEMBERS: Final = {
+    "metadata": ("user_id",),
+    "output_config": ("effort", "format"),
+    "thinking": ("type", "budget_tokens", "display"),
+}
+"""The members of objects that are read."""
 _TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _TOOL_MEMBERS: Final = frozenset(
     {
@@ -139,7 +153,7 @@ class MessageRequest(Parameters):
         Any,
         typed(
             '{"type": kind, "name?": str | None, "disable_parallel_tool_use?": bool | None} | None',
-            kind={"enum": [*_MODES, "none"]},
+            kind={"enum": list(_MODES)},
         ),
     ] = None
     """`{type, name, disable_parallel_tool_use}` of type auto, any (at least one call), tool (the
@@ -173,22 +187,10 @@ def read_counted_message(
 
 def _read(wire: MessageRequest, profile: Profile, *, max_tokens: int) -> GenerationRequest:
     conversation = read_conversation(wire.system, wire.messages)
-    ignored = conversation.ignored
-    for path, value, known in (
-        ("", wire.model_extra, ()),
-        ("metadata.", optional_object(wire.metadata, "metadata"), ("user_id",)),
-        (
-            "output_config.",
-            optional_object(wire.output_config, "output_config"),
-            ("effort", "format"),
-        ),
-        (
-            "thinking.",
-            optional_object(wire.thinking, "thinking"),
-            ("type", "budget_tokens", "display"),
-        ),
-    ):
-        ignored += (path + name for name in unread_members(value or {}, known))
+    ignored = [*conversation.ignored, *unread_members(wire.model_extra or {}, ())]
+    for name, known in _MEMBERS.items():
+        value = optional_object(getattr(wire, name), name)
+        ignored += (f"{name}.{member}" for member in unread_members(value, known))
     shared = read_shared(
         SharedParameters(
             model=wire.model,
@@ -223,7 +225,7 @@ def _read(wire: MessageRequest, profile: Profile, *, max_tokens: int) -> Generat
         structure=_structure(wire),
         tool_use=_tool_use(tools, wire.tool_choice),
         sampling=msgspec.structs.replace(shared.sampling, thinking_budget=thinking.budget),
-        service_tier=_tier(wire.service_tier),
+        service_tier=_TIERS[one_of(wire.service_tier, "service_tier", _TIERS) or "auto"],
         ignored_parameters=tuple(sorted(ignored)),
     )
 
@@ -250,13 +252,8 @@ def _thinking(wire: MessageRequest, *, max_tokens: int) -> Thinking:
     kind, budget = thinking.get("type"), thinking.get("budget_tokens")
     if thinking and not (isinstance(kind, str) and kind in _THINKING):
         raise must("thinking.type", f"be one of {', '.join(_THINKING)}", kind)
-    effort, display = config.get("effort"), thinking.get("display")
-    for path, given, names in (
-        ("output_config.effort", effort, EFFORTS),
-        ("thinking.display", display, _DISPLAYS),
-    ):
-        if given is not None and not (isinstance(given, str) and given in names):
-            raise must(path, f"be one of {', '.join(names)}", given)
+    effort = one_of(config.get("effort"), "output_config.effort", EFFORTS)
+    one_of(thinking.get("display"), "thinking.display", _DISPLAYS)
     if budget is not None:
         budget = integer(budget)
         if budget is None or not LEAST_BUDGET <= budget < max_tokens:
@@ -307,15 +304,8 @@ def _tool(value: object, path: str, ignored: list[str]) -> Tool:
         )
     if not isinstance(name, str) or not _TOOL_NAME.fullmatch(name):
         raise must(f"{path}.name", "have 1 to 128 letters, digits, '_' or '-'", name)
-    for member, is_valid, described in (
-        ("description", str, "a string"),
-        ("strict", bool, "a boolean"),
-    ):
-        if not isinstance(given := tool.get(member), is_valid | None):
-            raise must(f"{path}.{member}", f"be {described}", given)
-    place = f"{path}.input_schema"
-    if (schema := tool.get("input_schema")) is None:
-        raise MissingParameterError(place)
+    check_members(tool, path)
+    schema, place = required(tool, "input_schema", path), f"{path}.input_schema"
     ignored += (f"{path}.{each}" for each in unread_members(tool, _TOOL_MEMBERS))
     return Tool(name, checked_schema(schema, place), bool(tool.get("strict")), place)
 
@@ -332,24 +322,11 @@ def _described(tool: dict[str, Any]) -> dict[str, Any]:
 
 def _tool_use(tools: list[Tool], value: object) -> ToolUse | None:
     choice = {"type": "auto"} if value is None else optional_object(value, "tool_choice")
-    kind, name = choice.get("type"), choice.get("name")
-    if kind != "none" and not (isinstance(kind, str) and kind in _MODES):
-        raise must("tool_choice.type", f"be one of {', '.join(_MODES)}, none", kind)
-    is_single = choice.get("disable_parallel_tool_use")
-    if not isinstance(is_single, bool | None):
-        raise must("tool_choice.disable_parallel_tool_use", "be a boolean", is_single)
-    if kind == "none":
-        return None
-    mode = _MODES[kind]
-    if mode is not ToolMode.NAMED:
-        name = None
-    elif not isinstance(name, str):
+    kind, path = choice.get("type"), "tool_choice.disable_parallel_tool_use"
+    if not (isinstance(kind, str) and kind in _MODES):
+        raise must("tool_choice.type", f"be one of {', '.join(_MODES)}", kind)
+    mode, name = _MODES[kind], None
+    is_single = read_boolean(choice.get("disable_parallel_tool_use"), path)
+    if mode is ToolMode.NAMED and not isinstance(name := choice.get("name"), str):
         raise must("tool_choice.name", "be a string", name)
-    check_choice(tools, mode, name, given=value, params=("tools", "tool_choice"))
-    return ToolUse(tools, mode, name, is_parallel=not is_single) if tools else None
-
-
-def _tier(name: str | None) -> str:
-    if name is not None and name not in _TIERS:
-        raise must("service_tier", f"be one of {', '.join(_TIERS)}", name)
-    return _TIERS[name or "auto"]
+    return checked_use(tools, mode, name, given=value, is_parallel=not is_single)

@@ -21,8 +21,9 @@ from gateway.dialects.chat.messages import (
     read_arguments,
     read_object,
     read_text,
+    required_text,
 )
-from gateway.dialects.fields import read_list
+from gateway.dialects.fields import one_of, read_list, required
 from gateway.dialects.json_styles import restyled
 from gateway.dialects.parameters import MAX_NAMED
 from gateway.dialects.responses.tools import Toolbox, flat_name
@@ -40,13 +41,9 @@ _TEXTS: Final = {
     "refusal": "refusal",
 }
 """The member with the text of each type of part that has one."""
-_OUTPUTS: Final = frozenset(
-    {
-        "function_call_output",
-        "custom_tool_call_output",
-        "local_shell_call_output",
-        "shell_call_output",
-    }
+_OUTPUTS: Final = (
+    *("function_call_output", "custom_tool_call_output"),
+    *("local_shell_call_output", "shell_call_output"),
 )
 _SYSTEM: Final = ("system", "developer")
 _REASONINGS: Final = ("reasoning", "reasoning_content")
@@ -139,9 +136,7 @@ class _Reader:
     def read(self, value: object, path: str) -> None:
         """Read an item."""
         item = read_object(value, path)
-        kind = item.get("type", "message" if "role" in item else None)
-        if kind is None:
-            raise MissingParameterError(f"{path}.type")
+        kind = required({"type": "message" if "role" in item else None, **item}, "type", path)
         if kind == "item_reference":
             raise unsupported(
                 path,
@@ -155,14 +150,9 @@ class _Reader:
             read(item, path)
 
     def _read_message(self, item: dict[str, Any], path: str) -> None:
-        role = item.get("role")
-        if role is None:
-            raise MissingParameterError(f"{path}.role")
-        if role not in ROLES:
-            raise must(f"{path}.role", f"be one of {', '.join(ROLES)}", role)
-        if item.get("content") is None:
-            raise MissingParameterError(f"{path}.content")
-        parts = self._parts(item["content"], f"{path}.content", takes_images=role == "user")
+        role = one_of(required(item, "role", path), f"{path}.role", ROLES)
+        content = required(item, "content", path)
+        parts = self._parts(content, f"{path}.content", takes_images=role == "user")
         if role != "assistant":
             self.add(role, parts)
             return
@@ -298,14 +288,9 @@ class _Reader:
 
     def _part(self, value: object, path: str, *, takes_images: bool) -> Iterable[_Part]:
         part = read_object(value, path)
-        kind = part.get("type")
-        if kind is None:
-            raise MissingParameterError(f"{path}.type")
+        kind = required(part, "type", path)
         if isinstance(kind, str) and kind in _TEXTS:
-            text = read_text(part, _TEXTS[kind], path)
-            if text is None:
-                raise MissingParameterError(f"{path}.{_TEXTS[kind]}")
-            return [_text_part(text)]
+            return [_text_part(required_text(part, _TEXTS[kind], path))]
         if kind == "input_image" and takes_images:
             if part.get("image_url") is None:
                 raise unsupported(
@@ -341,10 +326,7 @@ def _listed(tools: list[dict[str, Any]]) -> str:
 
 
 def _required(item: dict[str, Any], name: str, path: str) -> str:
-    text = read_text(item, name, path, most=MAX_NAME_CHARACTERS)
-    if text is None:
-        raise MissingParameterError(f"{path}.{name}")
-    return text
+    return required_text(item, name, path, most=MAX_NAME_CHARACTERS)
 
 
 def _call_id(item: dict[str, Any], path: str) -> str:

@@ -12,7 +12,7 @@ from gateway.dialects.chat.messages import unread_members
 from gateway.dialects.chat.request import LabelParameters, check_metadata
 from gateway.dialects.chat.template_arguments import TemplateParameters, read_template_arguments
 from gateway.dialects.chat.thinking import EFFORTS, ThinkingParameters, read_thinking
-from gateway.dialects.fields import COUNT, agreed, bounded, optional_object, typed
+from gateway.dialects.fields import COUNT, agreed, bounded, one_of, optional_object, typed
 from gateway.dialects.json_types import schema_of
 from gateway.dialects.lengths import read_chat_max_tokens
 from gateway.dialects.parameters import (
@@ -147,10 +147,8 @@ def read_response(body: dict[str, Any], profile: Profile, *, max_prompts: int) -
     toolbox = Toolbox()
     toolbox.describe(wire.tools, "tools")
     conversation = read_input(wire.input, wire.instructions, toolbox)
-    text, reasoning = (
-        optional_object(wire.text, "text"),
-        optional_object(wire.reasoning, "reasoning"),
-    )
+    text = optional_object(wire.text, "text")
+    reasoning = optional_object(wire.reasoning, "reasoning")
     thinking = read_thinking(
         ThinkingParameters(reasoning={"effort": reasoning.get("effort")}), _NO_PROFILE
     )
@@ -178,12 +176,9 @@ def read_response(body: dict[str, Any], profile: Profile, *, max_prompts: int) -
     arguments, params = read_template_arguments(_template(wire, text), thinking)
     if params.get("verbosity") == "verbosity":
         params["verbosity"] = "text.verbosity"
-    summary = _one_of(
-        reasoning.get("summary") or reasoning.get("generate_summary"),
-        "reasoning.summary",
-        SUMMARIES,
-    )
-    _one_of(wire.truncation, "truncation", _TRUNCATIONS)
+    summary = reasoning.get("summary") or reasoning.get("generate_summary")
+    one_of(summary, "reasoning.summary", SUMMARIES)
+    one_of(wire.truncation, "truncation", _TRUNCATIONS)
     included = _included(wire.include)
     request = msgspec.structs.replace(
         shared,
@@ -221,14 +216,13 @@ def read_response(body: dict[str, Any], profile: Profile, *, max_prompts: int) -
 def _template(wire: ResponseRequest, text: dict[str, Any]) -> TemplateParameters:
     return TemplateParameters(
         chat_template_kwargs=wire.chat_template_kwargs,
-        verbosity=_one_of(text.get("verbosity"), "text.verbosity", _VERBOSITIES),
+        verbosity=one_of(text.get("verbosity"), "text.verbosity", _VERBOSITIES),
     )
 
 
 def _structure(value: object) -> Structure | None:
     form = optional_object(value, "text.format")
-    kind = _one_of(form.get("type"), "text.format.type", _FORMATS)
-    match kind:
+    match one_of(form.get("type"), "text.format.type", _FORMATS):
         case "json_object":
             return Structure(StructureKind.JSON_OBJECT, None, "text")
         case "json_schema":
@@ -294,9 +288,3 @@ def _echo(
         "truncation": wire.truncation or "disabled",
         "user": wire.user,
     }
-
-
-def _one_of(value: object, path: str, names: tuple[str, ...]) -> Any:
-    if value is not None and not (isinstance(value, str) and value in names):
-        raise must(path, f"be one of {', '.join(names)}", value)
-    return value

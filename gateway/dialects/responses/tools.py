@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from contract.messages import TEXT_ARGUMENT
 from gateway.dialects.chat.messages import read_object, read_text
-from gateway.dialects.fields import read_list
+from gateway.dialects.fields import non_empty, read_boolean, read_list, required
 from gateway.dialects.json_types import schema_of
 from gateway.dialects.parameters import MAX_NAMED
 from gateway.dialects.request import (
@@ -24,7 +24,7 @@ from gateway.dialects.request import (
     ToolUse,
 )
 from gateway.dialects.structured.schemas import checked_schema
-from gateway.dialects.structured.tools import check_choice, check_names
+from gateway.dialects.structured.tools import check_names, checked_use
 from gateway.records.errors import MissingParameterError, must
 
 MAX_TOOLS: Final = 1024
@@ -146,9 +146,7 @@ class Toolbox:
         grammar: Structure | None = None,
     ) -> dict[str, Any]:
         name, description = _name(tool, path), read_text(tool, "description", path)
-        strict, place = tool.get("strict"), f"{path}.parameters"
-        if not isinstance(strict, bool | None):
-            raise must(f"{path}.strict", "be a boolean", strict)
+        place, strict = f"{path}.parameters", read_boolean(tool.get("strict"), f"{path}.strict")
         given = tool.get("parameters")
         schema = checked_schema(_NO_ARGUMENTS if given is None else given, place)
         flat = flat_name(name, namespace)
@@ -174,9 +172,9 @@ class Toolbox:
                 if not isinstance(syntax, str) or syntax not in _SYNTAXES:
                     names = ", ".join(_SYNTAXES)
                     raise must(f"{path}.{within}.syntax", f"be one of {names}", syntax)
-                if not isinstance(definition, str) or not definition:
-                    raise must(f"{path}.{within}.definition", "be a non-empty string", definition)
-                param, bracket, rest = f"{path}.{within}.definition".partition("[")
+                place = f"{path}.{within}.definition"
+                definition = non_empty(definition, place)
+                param, bracket, rest = place.partition("[")
                 grammar = Structure(_SYNTAXES[syntax], definition, param, bracket + rest)
                 about.append(f"It must match this grammar ({syntax}):\n{definition}")
             case kind:
@@ -220,10 +218,7 @@ def read_use(value: object, toolbox: Toolbox, *, is_parallel: bool) -> ToolUse |
         case _:
             rule = "be none, auto, required, or an object with the type and name of a tool"
             raise must("tool_choice", rule, value)
-    check_choice(tools, mode, name, given=value, params=("tools", "tool_choice"))
-    if mode is None or not tools:
-        return None
-    return ToolUse(tools, mode, name, is_parallel=is_parallel, allowed=allowed)
+    return checked_use(tools, mode, name, given=value, is_parallel=is_parallel, allowed=allowed)
 
 
 def _allowed(choice: dict[Any, Any], toolbox: Toolbox) -> tuple[ToolMode, set[str]]:
@@ -255,9 +250,7 @@ def _chosen(value: object, path: str, toolbox: Toolbox) -> str:
 
 
 def _name(tool: Mapping[str, Any], path: str) -> str:
-    name = tool.get("name")
-    if name is None:
-        raise MissingParameterError(f"{path}.name")
+    name = required(tool, "name", path)
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise must(f"{path}.name", "have 1 to 128 letters, digits, '_', '-' or '.'", name)
     return name

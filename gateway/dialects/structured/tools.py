@@ -50,10 +50,8 @@ def read_tool_use(body: ToolParameters) -> ToolUse | None:
     """Return the tools and how the model may use them, or None. Raises a BadRequestError."""
     tools = read_tools(body.tools)
     mode, name = read_tool_choice(body.tool_choice)
-    check_choice(tools, mode, name, given=body.tool_choice, params=("tools", "tool_choice"))
-    if mode is None or not tools:
-        return None
-    return ToolUse(tools, mode, name, is_parallel=body.parallel_tool_calls is not False)
+    is_parallel = body.parallel_tool_calls is not False
+    return checked_use(tools, mode, name, given=body.tool_choice, is_parallel=is_parallel)
 
 
 def read_tools(value: object) -> list[Tool]:
@@ -76,13 +74,17 @@ def read_function(value: object, path: str, *, param: str) -> Tool:
         raise must(
             f"{path}.name", "have 1 to 64 letters, digits, '_', '-' or '.'", name, param=param
         )
-    for entry, kind, described in (("description", str, "a string"), ("strict", bool, "a boolean")):
-        given = value.get(entry)
-        if given is not None and not isinstance(given, kind):
-            raise must(f"{path}.{entry}", f"be {described}", given, param=param)
+    check_members(value, path, param=param)
     place = f"{path}.parameters"
     parameters = checked_schema(_NO_ARGUMENTS if schema is None else schema, place)
     return Tool(name, parameters, bool(value.get("strict")), place)
+
+
+def check_members(tool: dict[str, Any], path: str, *, param: str | None = None) -> None:
+    """Raise InvalidParameterError if a tool's description or `strict` has another type."""
+    for member, kind, described in (("description", str, "string"), ("strict", bool, "boolean")):
+        if not isinstance(given := tool.get(member), kind | None):
+            raise must(f"{path}.{member}", f"be a {described}", given, param=param)
 
 
 def check_names(tools: list[Tool], param: str) -> None:
@@ -91,24 +93,30 @@ def check_names(tools: list[Tool], param: str) -> None:
         raise invalid(param, "must have functions with different names.")
 
 
-def check_choice(
+def checked_use(
     tools: list[Tool],
     mode: ToolMode | None,
     name: str | None,
     *,
     given: object,
-    params: tuple[str, str],
-) -> None:
-    """Raise InvalidParameterError if a call is forced but no tool matches it.
+    is_parallel: bool,
+    allowed: tuple[str, ...] = (),
+    params: tuple[str, str] = ("tools", "tool_choice"),
+) -> ToolUse | None:
+    """Return how the model may use the tools; None if it may not, or if there are none.
 
     `params` are the names of the tools parameter and of the choice parameter; `given` is the
-    client's value of the choice.
+    client's value of the choice. Raises InvalidParameterError if a call is forced but no tool
+    matches it.
     """
     of_tools, of_choice = params
     if mode in (ToolMode.REQUIRED, ToolMode.NAMED) and not tools:
         raise invalid(of_choice, f"requires '{of_tools}'. Given: {shown(given)}.")
     if name is not None and name not in {tool.name for tool in tools}:
         raise must(of_choice, f"name one of the {of_tools}", name)
+    if mode is None or not tools:
+        return None
+    return ToolUse(tools, mode, name, is_parallel=is_parallel, allowed=allowed)
 
 
 def read_tool_choice(value: object) -> tuple[ToolMode | None, str | None]:
