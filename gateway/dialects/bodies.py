@@ -4,16 +4,14 @@ from typing import Any
 
 import msgspec
 
-from contract.sampling import SamplingSpec
+from contract.sampling import MAX_STOP_TOKEN_IDS, SamplingSpec
 from gateway.dialects.choices import SharedChoiceParameters, read_prompt_logprobs
+from gateway.dialects.fields import given_or, read_token_ids
 from gateway.dialects.lengths import (
     LengthParameters,
-    read_context_length_behavior,
-    read_includes_stop,
     read_min_tokens,
     read_repetition_detection,
     read_stop,
-    read_stop_token_ids,
 )
 from gateway.dialects.parameters import unread
 from gateway.dialects.profile import Profile
@@ -91,7 +89,9 @@ def _read_whole_sampling(
         logit_bias=bias.ids,
         ignore_eos=bool(body.ignore_eos),
         min_tokens=read_min_tokens(body, max_tokens=max_tokens),
-        stop_token_ids=read_stop_token_ids(body),
+        stop_token_ids=read_token_ids(
+            body.stop_token_ids, "stop_token_ids", most=MAX_STOP_TOKEN_IDS
+        ),
         allowed_token_ids=read_allowed_token_ids(body.allowed_token_ids, bias),
         bad_words=read_bad_words(body.bad_words),
         repetition_detection=read_repetition_detection(body),
@@ -111,15 +111,13 @@ def read_shared(body: SharedParameters, profile: Profile, *, max_tokens: int) ->
         prompt_tokens_kept=read_prompt_tokens_kept(body),
         keeps_prompt_start=keeps_prompt_start(body),
         max_tokens=max_tokens,
-        context_length_behavior=read_context_length_behavior(body, profile),
-        n=1,
-        best_of=1,
+        context_length_behavior=given_or(
+            body.context_length_exceeded_behavior, profile.context_length_behavior
+        ),
         stop=read_stop(body, profile),
-        includes_stop=read_includes_stop(body, profile),
-        logprobs=None,
+        includes_stop=given_or(body.include_stop_str_in_output, profile.includes_stop),
         prompt_logprobs=read_prompt_logprobs(body, is_streamed=bool(body.stream)),
         names_tokens_by_id=bool(body.return_tokens_as_token_ids),
-        echo=False,
         stream=bool(body.stream),
         include_usage=bool(options.include_usage),
         hides_usage=options.include_usage is False,
@@ -159,20 +157,12 @@ def shared_extra(body: SharedParameters) -> list[str]:
 
 def check_end_is_free(request: GenerationRequest) -> None:
     """Raise InvalidParameterError for parameters that conflict with the end of constrained text."""
-    constraint = _constraint(request)
-    if constraint is None:
+    if (constraint := _constraint(request)) is None:
         return
     ends = "constrained text ends as soon as it is complete."
-    for name, is_given, why in (
-        ("ignore_eos", request.sampling.ignore_eos, ends),
-        ("min_tokens", request.sampling.min_tokens > 0, ends),
-        (
-            "allowed_token_ids",
-            bool(request.sampling.allowed_token_ids),
-            "the allowed tokens may not suffice to complete the text.",
-        ),
-    ):
-        if is_given:
+    lacks = "the allowed tokens may not suffice to complete the text."
+    for name, why in (("ignore_eos", ends), ("min_tokens", ends), ("allowed_token_ids", lacks)):
+        if getattr(request.sampling, name):
             raise invalid(name, f"cannot be combined with '{constraint}': {why}")
 
 

@@ -1,10 +1,36 @@
 """Effective parameters of a request, by their names in the API."""
 
 import math
-from typing import Any
+from typing import Any, Final
 
 from contract.sampling import SamplerChain, SamplingSpec
 from gateway.dialects.request import ChatRequest, GenerationRequest, PoolingKind, PoolingRequest
+
+_NAMES: Final = (
+    *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
+    *("repetition_penalty", "ignore_eos", "min_tokens", "stop_token_ids", "allowed_token_ids"),
+    "bad_words",
+)
+"""Parameters that a spec has by their own names."""
+_MIROSTAT: Final = {
+    "mirostat": "mirostat_version",
+    "mirostat_tau": "mirostat_tau",
+    "mirostat_eta": "mirostat_eta",
+}
+_CHAIN: Final = {
+    "repeat_last_n": "penalty_last_n",
+    "dry_penalty_last_n": "dry_last_n",
+    "dry_sequence_breakers": "dry_breakers",
+    **{
+        name: name
+        for name in (
+            *("typical_p", "top_n_sigma", "min_keep", "dynatemp_range", "dynatemp_exponent"),
+            *("xtc_probability", "xtc_threshold"),
+            *("dry_multiplier", "dry_base", "dry_allowed_length"),
+        )
+    },
+}
+"""Names in `SamplerChain.values` by parameter."""
 
 
 def effective_parameters(request: GenerationRequest, sampling: SamplingSpec) -> dict[str, Any]:
@@ -32,7 +58,7 @@ def effective_parameters(request: GenerationRequest, sampling: SamplingSpec) -> 
         parameters["tools"] = [tool.name for tool in request.tool_use.tools]
         parameters["parallel_tool_calls"] = request.tool_use.is_parallel
     if sampling.chain is not None:
-        parameters |= _chain(sampling.chain)
+        parameters |= chain_parameters(sampling.chain)
     return parameters
 
 
@@ -58,14 +84,9 @@ def _of_pooling(request: GenerationRequest, pooling: PoolingRequest) -> dict[str
 
 
 def _of_completions(request: GenerationRequest) -> dict[str, Any]:
-    parameters: dict[str, Any] = {
-        "best_of": request.best_of,
-        "logprobs": request.logprobs,
-        "echo": request.echo,
-    }
-    if request.suffix:
-        parameters["suffix"] = request.suffix
-    return parameters
+    suffix = {"suffix": request.suffix} if request.suffix else {}
+    best_of, logprobs, echo = request.best_of, request.logprobs, request.echo
+    return {"best_of": best_of, "logprobs": logprobs, "echo": echo, **suffix}
 
 
 def _of_chats(
@@ -85,50 +106,18 @@ def _sampling(sampling: SamplingSpec) -> dict[str, Any]:
     bias = {str(token): value for token, value in sampling.logit_bias.items()}
     return {
         "seed": sampling.seed if sampling.is_seed_requested else None,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "repetition_penalty": sampling.repetition_penalty,
+        **{name: getattr(sampling, name) for name in _NAMES},
         # JSON has no minus infinity; clients forbid a token with `false`.
         "logit_bias": {
             token: False if math.isinf(value) else value for token, value in bias.items()
         },
-        "ignore_eos": sampling.ignore_eos,
-        "min_tokens": sampling.min_tokens,
-        "stop_token_ids": sampling.stop_token_ids,
-        "allowed_token_ids": sampling.allowed_token_ids,
-        "bad_words": sampling.bad_words,
     }
 
 
-def _chain(chain: SamplerChain) -> dict[str, Any]:
+def chain_parameters(chain: SamplerChain) -> dict[str, Any]:
+    """Return the parameters of a sampler chain that have an effect."""
+    values = chain.values()
     if chain.mirostat is not None:
-        return {
-            "mirostat": chain.mirostat.version,
-            "mirostat_tau": chain.mirostat.tau,
-            "mirostat_eta": chain.mirostat.eta,
-        }
-    parameters: dict[str, Any] = {
-        "samplers": [str(sampler) for sampler in chain.order],
-        "repeat_last_n": chain.penalty_last_n,
-        "typical_p": chain.typical_p,
-        "top_n_sigma": chain.top_n_sigma,
-        "min_keep": chain.min_keep,
-        "dynatemp_range": chain.dynatemp_range,
-        "dynatemp_exponent": chain.dynatemp_exponent,
-    }
-    if chain.xtc is not None:
-        parameters["xtc_probability"] = chain.xtc.probability
-        parameters["xtc_threshold"] = chain.xtc.threshold
-    if chain.dry is not None:
-        parameters |= {
-            "dry_multiplier": chain.dry.multiplier,
-            "dry_base": chain.dry.base,
-            "dry_allowed_length": chain.dry.allowed_length,
-            "dry_penalty_last_n": chain.dry.last_n,
-            "dry_sequence_breakers": chain.dry.breakers,
-        }
-    return parameters
+        return {name: values[field] for name, field in _MIROSTAT.items()}
+    parameters = {name: values[field] for name, field in _CHAIN.items() if field in values}
+    return {"samplers": [str(sampler) for sampler in chain.order], **parameters}

@@ -87,19 +87,10 @@ def _read_chat(body: dict[str, Any], profile: Profile, *, max_prompts: int) -> G
 
 
 COMPLETIONS: Final = Endpoint(
-    name="completions",
-    path="/v1/completions",
-    id_prefix="cmpl-",
-    response_object="text_completion",
-    read=read_completion,
+    "completions", "/v1/completions", "cmpl-", "text_completion", read_completion
 )
-
 CHATS: Final = Endpoint(
-    name="chat.completions",
-    path="/v1/chat/completions",
-    id_prefix="chatcmpl-",
-    response_object="chat.completion",
-    read=_read_chat,
+    "chat.completions", "/v1/chat/completions", "chatcmpl-", "chat.completion", _read_chat
 )
 
 MESSAGES: Final = Endpoint(
@@ -150,26 +141,10 @@ NATIVE_ENDPOINTS: Final = (
 )
 """llama.cpp's own paths. Their responses are read again at the paths of ENDPOINTS."""
 
-EMBEDDINGS: Final = Endpoint(
-    name="embeddings",
-    path="/v1/embeddings",
-    id_prefix="embd-",
-    response_object="list",
-    read=read_embedding,
-)
-RERANK: Final = replace(
-    EMBEDDINGS, name="rerank", path="/v1/rerank", id_prefix="rerank-", read=read_rerank
-)
-SCORE: Final = replace(
-    EMBEDDINGS, name="score", path="/v1/score", id_prefix="score-", read=read_score
-)
-CLASSIFY: Final = replace(
-    EMBEDDINGS,
-    name="classify",
-    path="/v1/classify",
-    id_prefix="classify-",
-    read=read_classification,
-)
+EMBEDDINGS: Final = Endpoint("embeddings", "/v1/embeddings", "embd-", "list", read_embedding)
+RERANK: Final = Endpoint("rerank", "/v1/rerank", "rerank-", "list", read_rerank)
+SCORE: Final = Endpoint("score", "/v1/score", "score-", "list", read_score)
+CLASSIFY: Final = Endpoint("classify", "/v1/classify", "classify-", "list", read_classification)
 POOLING_ENDPOINTS: Final = (
     EMBEDDINGS,
     RERANK,

@@ -18,7 +18,6 @@ from gateway.dialects.fields import (
     agreed,
     bounded,
     check_length,
-    read_token_ids,
     typed,
 )
 from gateway.dialects.json_types import schema_of
@@ -132,11 +131,6 @@ def read_min_tokens(body: LengthParameters, *, max_tokens: int) -> int:
     return min_tokens
 
 
-def read_context_length_behavior(body: LengthParameters, profile: Profile) -> ContextLengthBehavior:
-    """Return what happens if prompt and completion do not fit."""
-    return body.context_length_exceeded_behavior or profile.context_length_behavior
-
-
 def read_stop(body: LengthParameters, profile: Profile) -> list[str]:
     """Return the stop strings. Raises InvalidParameterError."""
     value = body.stop
@@ -164,13 +158,6 @@ def _too_many_stop_strings(given: int, profile: Profile) -> InvalidParameterErro
     )
 
 
-def read_includes_stop(body: LengthParameters, profile: Profile) -> bool:
-    """Return whether the text includes the stop string that ended it."""
-    if body.include_stop_str_in_output is None:
-        return profile.includes_stop
-    return body.include_stop_str_in_output
-
-
 def read_repetition_detection(body: LengthParameters) -> RepetitionDetection | None:
     """Return when a choice counts as repetitive, or None for never.
 
@@ -191,8 +178,3 @@ def read_repetition_detection(body: LengthParameters) -> RepetitionDetection | N
     return RepetitionDetection(
         max_pattern_size=given.max_pattern_size, min_pattern_size=least, min_count=count
     )
-
-
-def read_stop_token_ids(body: LengthParameters) -> list[int]:
-    """Return the token ids that end generation. Raises InvalidParameterError."""
-    return read_token_ids(body.stop_token_ids, "stop_token_ids", most=MAX_STOP_TOKEN_IDS)

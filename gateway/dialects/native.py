@@ -11,11 +11,13 @@ import msgspec
 
 from contract.sampling import DEFAULT_SAMPLERS, SamplerChain, SamplingSpec
 from gateway.dialects.completions import CompletionRequest, to_generation_request
-from gateway.dialects.fields import read_list, read_strings
+from gateway.dialects.effective import chain_parameters
+from gateway.dialects.fields import read_boolean, read_list, read_strings
 from gateway.dialects.parameters import is_nothing, unread
 from gateway.dialects.profile import Profile
 from gateway.dialects.request import GenerationRequest, ResponseForm, StructureKind
 from gateway.dialects.sampling.chain import with_reported_probabilities
+from gateway.dialects.sampling.chain_parameters import DEFAULT_XTC_THRESHOLD
 from gateway.dialects.sampling.logit_bias import FORBIDDEN
 from gateway.dialects.sampling.mirostat import DEFAULT_ETA, DEFAULT_TAU
 from gateway.dialects.wire import validate
@@ -37,6 +39,21 @@ _WITHOUT_EFFECT: Final = frozenset(
         *("tool_choice", "tools"),
     }
 )
+_SAMPLING: Final = (
+    *("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty"),
+    "ignore_eos",
+)
+"""Settings that a spec has by their own names."""
+_WITHOUT_CHAIN: Final = {
+    **chain_parameters(SamplerChain([])),
+    "xtc_probability": 0.0,
+    "xtc_threshold": DEFAULT_XTC_THRESHOLD,
+    "dry_multiplier": 0.0,
+    "mirostat": 0,
+    "mirostat_tau": DEFAULT_TAU,
+    "mirostat_eta": DEFAULT_ETA,
+}
+"""The settings of a chain whose optional steps are off."""
 _POST_SAMPLING: Final = "post_sampling_probs"
 _FIELDS: Final = "response_fields"
 _OF_INFILL: Final = ("input_prefix", "input_suffix", "input_extra")
@@ -48,9 +65,7 @@ def read_native_completion(
     """Return the request of a body of `POST /completion`. Raises a BadRequestError."""
     dropped = _dropped(body, _WITHOUT_EFFECT)
     rest = {name: value for name, value in body.items() if name not in _WITHOUT_EFFECT}
-    is_post = rest.pop(_POST_SAMPLING, None)
-    if not isinstance(is_post, bool | None):
-        raise must(_POST_SAMPLING, "be a boolean", is_post)
+    is_post = read_boolean(rest.pop(_POST_SAMPLING, None), _POST_SAMPLING)
     fields = read_strings(rest.pop(_FIELDS, None), _FIELDS, most=MAX_FIELDS, longest=MAX_FIELD)
     wire = validate(CompletionRequest, rest)
     request = to_generation_request(wire, profile, max_prompts=max_prompts)
@@ -92,18 +107,13 @@ def native_settings(
     return {
         "n_ctx": context_window,
         "seed": sampling.seed if sampling.is_seed_requested else RANDOM_SEED,
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k,
-        "top_p": sampling.top_p,
-        "min_p": sampling.min_p,
+        **{name: getattr(sampling, name) for name in _SAMPLING},
         "repeat_penalty": sampling.repetition_penalty,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        **_chain_settings(sampling.chain or SamplerChain(list(DEFAULT_SAMPLERS))),
+        **_WITHOUT_CHAIN,
+        **chain_parameters(sampling.chain or SamplerChain(list(DEFAULT_SAMPLERS))),
         "stop": request.stop,
         "max_tokens": request.max_tokens,
         "n_predict": request.max_tokens,
-        "ignore_eos": sampling.ignore_eos,
         "stream": request.stream,
         "logit_bias": [
             # JSON has no minus infinity; clients forbid a token with `false`.
@@ -133,35 +143,6 @@ def _with_probabilities(request: GenerationRequest) -> GenerationRequest:
         )
     sampling = with_reported_probabilities(request.sampling, request.profile)
     return msgspec.structs.replace(request, sampling=sampling)
-
-
-def _chain_settings(chain: SamplerChain) -> dict[str, Any]:
-    mirostat, xtc, dry = chain.mirostat, chain.xtc, chain.dry
-    return {
-        "dynatemp_range": chain.dynatemp_range,
-        "dynatemp_exponent": chain.dynatemp_exponent,
-        "typical_p": chain.typical_p,
-        "top_n_sigma": chain.top_n_sigma,
-        "min_keep": chain.min_keep,
-        "repeat_last_n": chain.penalty_last_n,
-        "xtc_probability": xtc.probability if xtc else 0.0,
-        "xtc_threshold": xtc.threshold if xtc else 0.1,
-        **(
-            {
-                "dry_multiplier": dry.multiplier,
-                "dry_base": dry.base,
-                "dry_allowed_length": dry.allowed_length,
-                "dry_penalty_last_n": dry.last_n,
-                "dry_sequence_breakers": dry.breakers,
-            }
-            if dry
-            else {"dry_multiplier": 0.0}
-        ),
-        "mirostat": mirostat.version if mirostat else 0,
-        "mirostat_tau": mirostat.tau if mirostat else DEFAULT_TAU,
-        "mirostat_eta": mirostat.eta if mirostat else DEFAULT_ETA,
-        "samplers": [] if mirostat else [str(sampler) for sampler in chain.order],
-    }
 
 
 def _dropped(body: Mapping[str, Any], names: frozenset[str] | set[str]) -> list[str]:

@@ -421,7 +421,7 @@ def check_supported(
     chat = request.chat
     if chat and chat.image_sources and request.form_options and Feature.IMAGES not in features:
         request = _without_images_of_tools(request, chat)
-    asked, sampling = _asked(request), request.sampling
+    asked, sampling = [*_asked(request)], request.sampling
     # Most completions need no feature.
     if not asked and sampling.chain is None and sampling.thinking_budget is None:
         return request
@@ -463,17 +463,10 @@ def _without_images_of_tools(request: GenerationRequest, chat: ChatRequest) -> G
 
 
 def _met(
-    features: Iterable[Feature],
-    *,
-    has_infill: bool = False,
-    has_tools: bool = False,
+    features: Iterable[Feature], *, has_infill: bool = False, has_tools: bool = False
 ) -> set[Need]:
-    met = {_FEATURES[feature] for feature in features}
-    if has_infill:
-        met.add(Need.INFILL)
-    if has_tools:
-        met.add(Need.TOOLS)
-    return met
+    found = ((Need.INFILL, has_infill), (Need.TOOLS, has_tools))
+    return {*map(_FEATURES.__getitem__, features), *(need for need, has in found if has)}
 
 
 def _without_thinking_budget(request: GenerationRequest, met: set[Need]) -> GenerationRequest:
@@ -491,17 +484,13 @@ def _unsupported(param: str, need: Need) -> UnsupportedParameterError:
     return unsupported(param, f"is not supported by this model. It requires {need}.")
 
 
-def _asked(request: GenerationRequest) -> list[tuple[str, Need]]:
-    asked: list[tuple[str, Need]] = []
+def _asked(request: GenerationRequest) -> Iterable[tuple[str, Need]]:
     if request.structure is not None:
-        asked.append((request.structure.param, Need.STRUCTURE))
-    asked += _asked_of_completions(request) if request.chat is None else _asked_of_chats(request)
+        yield request.structure.param, Need.STRUCTURE
+    yield from _asked_of_completions(request) if request.chat is None else _asked_of_chats(request)
     if request.sampling.chain is not None:
-        asked += [
-            (param, Need.SAMPLER_CHAIN)
-            for param in _chain_parameters(request.sampling.chain, request.profile)
-        ]
-    return asked
+        for param in _chain_parameters(request.sampling.chain, request.profile):
+            yield param, Need.SAMPLER_CHAIN
 
 
 def _asked_of_completions(request: GenerationRequest) -> Iterable[tuple[str, Need]]:
@@ -545,9 +534,7 @@ def _chain_parameters(chain: SamplerChain, profile: Profile) -> list[str]:
         "dynatemp_range": chain.dynatemp_range > 0.0,
         "min_keep": chain.min_keep > 1,
         "samplers": chain.mirostat is None and tuple(chain.order) != DEFAULT_SAMPLERS,
-        "repeat_last_n": (
-            chain.mirostat is None and chain.penalty_last_n != profile.penalty_last_n
-        ),
+        "repeat_last_n": not chain.mirostat and chain.penalty_last_n != profile.penalty_last_n,
     }
     return [param for param, is_asked in asked.items() if is_asked]
 

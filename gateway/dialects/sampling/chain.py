@@ -16,7 +16,7 @@ from contract.sampling import (
     SamplingSpec,
     Xtc,
 )
-from gateway.dialects.fields import read_list, read_strings
+from gateway.dialects.fields import given_or, read_list, read_strings
 from gateway.dialects.profile import Profile
 from gateway.dialects.sampling.chain_parameters import (
     DEFAULT_DRY_ALLOWED_LENGTH,
@@ -88,11 +88,8 @@ def _greedy(plain: SamplingSpec, steps: SamplerChain) -> SamplingSpec:
 
 
 def _needs_chain(plain: SamplingSpec, steps: SamplerChain, profile: Profile) -> bool:
-    is_plain_order_enough = not profile.uses_sampler_chain or not (
-        truncates(plain) or penalizes(plain)
-    )
     return (
-        not is_plain_order_enough
+        (profile.uses_sampler_chain and (truncates(plain) or penalizes(plain)))
         or steps.xtc is not None
         or steps.dry is not None
         or steps.typical_p < 1.0
@@ -112,22 +109,20 @@ def _penalizes_by_window(plain: SamplingSpec, steps: SamplerChain) -> bool:
 def _steps(body: ChainParameters, profile: Profile, order: list[Sampler]) -> SamplerChain:
     return SamplerChain(
         order=order,
-        penalty_last_n=(
-            profile.penalty_last_n if body.repeat_last_n is None else body.repeat_last_n
-        ),
+        penalty_last_n=given_or(body.repeat_last_n, profile.penalty_last_n),
         penalizes_prompt=profile.penalizes_prompt,
-        typical_p=1.0 if body.typical_p is None else body.typical_p,
-        top_n_sigma=-1.0 if body.top_n_sigma is None else body.top_n_sigma,
+        typical_p=given_or(body.typical_p, 1.0),
+        top_n_sigma=given_or(body.top_n_sigma, -1.0),
         min_keep=body.min_keep or 0,
         dynatemp_range=body.dynatemp_range or 0.0,
-        dynatemp_exponent=1.0 if body.dynatemp_exponent is None else body.dynatemp_exponent,
+        dynatemp_exponent=given_or(body.dynatemp_exponent, 1.0),
         xtc=_xtc(body, profile, order),
         dry=_dry(body, order),
     )
 
 
 def _xtc(body: ChainParameters, profile: Profile, order: list[Sampler]) -> Xtc | None:
-    threshold = DEFAULT_XTC_THRESHOLD if body.xtc_threshold is None else body.xtc_threshold
+    threshold = given_or(body.xtc_threshold, DEFAULT_XTC_THRESHOLD)
     if threshold > profile.most_xtc_threshold:
         raise invalid(
             "xtc_threshold",
@@ -154,12 +149,12 @@ def _dry(body: ChainParameters, order: list[Sampler]) -> Dry | None:
         )
     if not body.dry_multiplier or body.dry_penalty_last_n == 0 or Sampler.DRY not in order:
         return None
-    base, length = body.dry_base, body.dry_allowed_length
+    base = given_or(body.dry_base, DEFAULT_DRY_BASE)
     return Dry(
         multiplier=body.dry_multiplier,
-        base=DEFAULT_DRY_BASE if base is None or base < 1.0 else base,
-        allowed_length=DEFAULT_DRY_ALLOWED_LENGTH if length is None else length,
-        last_n=-1 if body.dry_penalty_last_n is None else body.dry_penalty_last_n,
+        base=DEFAULT_DRY_BASE if base < 1.0 else base,
+        allowed_length=given_or(body.dry_allowed_length, DEFAULT_DRY_ALLOWED_LENGTH),
+        last_n=given_or(body.dry_penalty_last_n, -1),
         breakers=breakers,
     )
 

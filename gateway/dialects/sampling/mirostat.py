@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 from contract.sampling import MIROSTAT, MIROSTAT_ETA, MIROSTAT_TAU, Mirostat
-from gateway.dialects.fields import Parameters, bounded
+from gateway.dialects.fields import Parameters, bounded, given_or
 from gateway.dialects.profile import MirostatUnit, Profile
 from gateway.dialects.wire import INTEGRAL
 from gateway.records.errors import invalid
@@ -50,14 +50,14 @@ def read_mirostat(body: MirostatParameters, profile: Profile) -> Mirostat | None
         return Mirostat(
             version=_VERSION_OF_TARGET,
             tau=_tau_of(body.mirostat_target, profile.mirostat_unit),
-            eta=DEFAULT_ETA if body.mirostat_lr is None else body.mirostat_lr,
+            eta=given_or(body.mirostat_lr, DEFAULT_ETA),
         )
     if not body.mirostat:
         return None
     return Mirostat(
         version=body.mirostat,
-        tau=DEFAULT_TAU if body.mirostat_tau is None else body.mirostat_tau,
-        eta=DEFAULT_ETA if body.mirostat_eta is None else body.mirostat_eta,
+        tau=given_or(body.mirostat_tau, DEFAULT_TAU),
+        eta=given_or(body.mirostat_eta, DEFAULT_ETA),
     )
 
 

@@ -7,7 +7,7 @@ import msgspec
 
 from contract import sampling
 from contract.sampling import SamplingSpec
-from gateway.dialects.fields import Parameters, agreed, bounded
+from gateway.dialects.fields import Parameters, agreed, bounded, given_or
 from gateway.dialects.profile import Profile
 from gateway.dialects.wire import INTEGRAL
 
@@ -57,23 +57,19 @@ def read_plain_sampling(body: SamplingParameters, profile: Profile) -> SamplingS
     return SamplingSpec(
         seed=body.seed if body.seed is not None and is_seed_requested else new_seed(),
         is_seed_requested=is_seed_requested,
-        temperature=_or(body.temperature, profile.temperature),
-        top_p=max(_or(body.top_p, profile.top_p), MINIMAL_TOP_P),
-        top_k=max(profile.top_k if body.top_k is None else body.top_k, 0),
-        min_p=_or(body.min_p, profile.min_p),
+        temperature=given_or(body.temperature, profile.temperature),
+        top_p=max(given_or(body.top_p, profile.top_p), MINIMAL_TOP_P),
+        top_k=max(given_or(body.top_k, profile.top_k), 0),
+        min_p=given_or(body.min_p, profile.min_p),
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
-        repetition_penalty=_or(repetition, profile.repetition_penalty),
+        repetition_penalty=given_or(repetition, profile.repetition_penalty),
     )
 
 
 def new_seed() -> int:
     """Return the seed of a request that has none: 62 random bits."""
     return int.from_bytes(os.urandom(8)) >> 2
-
-
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value
 
 
 def truncates(spec: SamplingSpec) -> bool:
