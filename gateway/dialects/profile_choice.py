@@ -7,7 +7,7 @@ from functools import lru_cache
 from contract.dialect import Dialect
 from gateway.dialects.profile import PROFILES, Profile
 from gateway.platform.settings import Settings
-from gateway.records.errors import InvalidParameterError, MissingParameterError, shown
+from gateway.records.errors import MissingParameterError, invalid_header, shown
 from gateway.records.principal import Principal
 
 DIALECT_HEADER = "X-Api-Dialect"
@@ -65,11 +65,7 @@ def dialect_of(header: str) -> Dialect | None:
 def _named(header: str) -> Dialect:
     dialect = dialect_of(header)
     if dialect is None:
-        raise InvalidParameterError(
-            f"The header '{DIALECT_HEADER}' must be one of {', '.join(_DIALECTS)}. "
-            f"Given: {shown(header)}.",
-            param=DIALECT_HEADER,
-        )
+        raise invalid_header(DIALECT_HEADER, f"be one of {', '.join(_DIALECTS)}", header)
     return dialect
 
 

@@ -675,6 +675,12 @@ def invalid(path: str, rule: str, *, param: str | None = None) -> InvalidParamet
     return InvalidParameterError(f"'{path}' {rule}", param=param or path)
 
 
+def invalid_header(name: str, rule: str, given: object) -> InvalidParameterError:
+    """Return the error for a header that breaks a rule, such as "be true or false"."""
+    message = f"The header '{name}' must {rule}. Given: {shown(given)}."
+    return InvalidParameterError(message, param=name)
+
+
 def unsupported(path: str, reason: str, *, param: str | None = None) -> UnsupportedParameterError:
     """Return the error for a parameter that is not supported, such as "is not read here."."""
     return UnsupportedParameterError(f"'{path}' {reason}", param=param or path)

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 from fastapi import Request
 
 from gateway.dialects.endpoint import ENDPOINTS
-from gateway.records.errors import InvalidParameterError, must, shown
+from gateway.records.errors import invalid_header, must
 
 EVENT_IDS_HEADER: Final = "X-Event-Ids"
 LAST_EVENT_ID_HEADER: Final = "Last-Event-ID"
@@ -34,10 +34,7 @@ def read_event_ids(request: Request, *, default: bool) -> bool:
     if value is None:
         return default
     if value not in _BOOLEANS:
-        raise InvalidParameterError(
-            f"The header '{EVENT_IDS_HEADER}' must be true or false. Given: {shown(value)}.",
-            param=EVENT_IDS_HEADER,
-        )
+        raise invalid_header(EVENT_IDS_HEADER, "be true or false", value)
     return _BOOLEANS[value]
 
 
@@ -48,11 +45,8 @@ def read_last_event_id(request: Request) -> Position | None:
         return None
     match = _EVENT_ID.fullmatch(value)
     if match is None:
-        raise InvalidParameterError(
-            f"The header '{LAST_EVENT_ID_HEADER}' must be the id of an event of a stream, such as "
-            f"'cmpl-ID:12' or 'chatcmpl-ID:12'. Given: {shown(value)}.",
-            param=LAST_EVENT_ID_HEADER,
-        )
+        rule = "be the id of an event of a stream, such as 'cmpl-ID:12' or 'chatcmpl-ID:12'"
+        raise invalid_header(LAST_EVENT_ID_HEADER, rule, value)
     return Position(match[1], int(match[2]))
 
 
@@ -67,11 +61,8 @@ def read_position(request: Request, request_id: str, *, is_from_zero: bool = Fal
     if last is None:
         return _read_starting_after(request, is_from_zero=is_from_zero)
     if last.request_id != request_id:
-        raise InvalidParameterError(
-            f"The header '{LAST_EVENT_ID_HEADER}' must name an event of {request_id}. "
-            f"Given: {shown(last.request_id)}.",
-            param=LAST_EVENT_ID_HEADER,
-        )
+        rule = f"name an event of {request_id}"
+        raise invalid_header(LAST_EVENT_ID_HEADER, rule, last.request_id)
     return last.number
 
 

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
-from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -60,9 +59,7 @@ from gateway.records.times import utc_now
 
 router = APIRouter(tags=["Models"])
 
-_UNSERVED: Final[Mapping[str, Any]] = MappingProxyType(
-    {"ready": False, "state": NoWorkerError.code}
-)
+_UNSERVED: Final[Mapping[str, Any]] = {"ready": False, "state": NoWorkerError.code}
 """What differs for an adapter that the workers of its base model cannot run."""
 
 _SAMPLING: Final = (

@@ -77,12 +77,8 @@ class ChatTokenizeRequest(_Body):
 
 
 _CHAT_FIELDS: Final = (
-    "messages",
-    "chat_template_kwargs",
-    "continue_final_message",
-    "chat_template",
-    "media_io_kwargs",
-    "mm_processor_kwargs",
+    *("messages", "chat_template_kwargs", "continue_final_message", "chat_template"),
+    *("media_io_kwargs", "mm_processor_kwargs"),
 )
 """Fields that are read as in a chat."""
 

@@ -57,20 +57,6 @@ class ChatChoice(Choice):
     PLAIN_START: ClassVar[bytes] = b',"delta":{"content":'
     PLAIN_END: ClassVar[bytes] = b'},"logprobs":null,"finish_reason":null}'
 
-    __slots__ = (
-        "_calls",
-        "_has_begun",
-        "_has_calls",
-        "_index",
-        "_is_legacy",
-        "_members",
-        "_pieces",
-        "_prompt_token_ids",
-        "_request",
-        "_request_id",
-        "_visible",
-    )
-
     def __init__(self, completion: Completion, index: int) -> None:
         request = completion.request
         chat, use = present(request.chat), request.tool_use

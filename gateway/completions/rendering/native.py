@@ -26,19 +26,6 @@ NO_SLOT: Final = -1
 class NativeChoice(Choice):
     """Turns the deltas of one choice into results."""
 
-    __slots__ = (
-        "_completion",
-        "_end",
-        "_finished",
-        "_has_new_line",
-        "_index",
-        "_predicted",
-        "_probabilities",
-        "_request",
-        "_texts",
-        "_token_ids",
-    )
-
     def __init__(self, completion: Completion, index: int) -> None:
         self._completion = completion
         self._request: GenerationRequest = completion.request

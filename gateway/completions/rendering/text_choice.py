@@ -67,19 +67,6 @@ class TextChoice(Choice):
     PLAIN_START: ClassVar[bytes] = b',"text":'
     PLAIN_END: ClassVar[bytes] = b',"logprobs":null,"finish_reason":null}'
 
-    __slots__ = (
-        "_echo",
-        "_has_sent_ids",
-        "_index",
-        "_opening",
-        "_pieces",
-        "_prompt_logprobs",
-        "_prompt_token_ids",
-        "_request",
-        "_request_id",
-        "_texts",
-    )
-
     def __init__(self, completion: Completion, index: int) -> None:
         request = completion.request
         prompt_index = index // request.n

@@ -13,20 +13,20 @@ from gateway.dialects.request import GenerationRequest
 MILLISECONDS = 1000.0
 
 
-class Timings(msgspec.Struct, frozen=True, kw_only=True):
+class Timings(msgspec.Struct, kw_only=True):
     """Tokens and times of a request. Over several prompts, tokens are sums and times are maxima."""
 
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
-    queue_ms: float
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    queue_ms: float = 0.0
     """From the request to the claim of its job by a worker."""
-    prefill_ms: float
+    prefill_ms: float = 0.0
     """From the claim to the first token."""
-    generation_ms: float
+    generation_ms: float = 0.0
     """From the first token to the last."""
-    time_to_first_token_ms: float
-    total_ms: float
+    time_to_first_token_ms: float = 0.0
+    total_ms: float = 0.0
 
 
 class Stopwatch:
@@ -36,19 +36,11 @@ class Stopwatch:
     Like the time to first token, it includes the transfer of replies, about a millisecond.
     """
 
-    __slots__ = (
-        "_generation_ms",
-        "_prefill_ms",
-        "_queue_ms",
-        "_started_at",
-        "_total_ms",
-        "_ttft_ms",
-    )
+    __slots__ = ("_started_at", "_times")
 
     def __init__(self, started_at: float) -> None:
         self._started_at = started_at
-        self._queue_ms = self._prefill_ms = self._generation_ms = 0.0
-        self._ttft_ms = self._total_ms = 0.0
+        self._times = Timings()
 
     def elapsed_ms(self) -> float:
         """Return the milliseconds since the start."""
@@ -58,23 +50,20 @@ class Stopwatch:
         """Record a job that has just finished, or finished earlier if its response is replayed."""
         total_ms = max(self.elapsed_ms(), finished.prefill_ms + finished.generation_ms)
         ttft_ms = max(total_ms - finished.generation_ms, 0.0)
-        self._total_ms = max(self._total_ms, total_ms)
-        self._ttft_ms = max(self._ttft_ms, ttft_ms)
-        self._queue_ms = max(self._queue_ms, ttft_ms - finished.prefill_ms)
-        self._prefill_ms = max(self._prefill_ms, finished.prefill_ms)
-        self._generation_ms = max(self._generation_ms, finished.generation_ms)
+        times = self._times
+        times.total_ms = max(times.total_ms, total_ms)
+        times.time_to_first_token_ms = max(times.time_to_first_token_ms, ttft_ms)
+        times.queue_ms = max(times.queue_ms, ttft_ms - finished.prefill_ms)
+        times.prefill_ms = max(times.prefill_ms, finished.prefill_ms)
+        times.generation_ms = max(times.generation_ms, finished.generation_ms)
 
     def timings(self, usage: Usage) -> Timings:
         """Return the timings of all recorded jobs."""
-        return Timings(
+        return msgspec.structs.replace(
+            self._times,
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
             completion_tokens=usage.completion_tokens,
-            queue_ms=self._queue_ms,
-            prefill_ms=self._prefill_ms,
-            generation_ms=self._generation_ms,
-            time_to_first_token_ms=self._ttft_ms,
-            total_ms=self._total_ms,
         )
 
 
@@ -101,13 +90,9 @@ class RunningTimings:
         self._tokens += tokens
         timings = Timings(
             prompt_tokens=sum(map(len, self._completion.prompt_token_ids)),
-            cached_tokens=0,
             completion_tokens=self._tokens,
-            queue_ms=0.0,
             prefill_ms=self._first_ms,
             generation_ms=elapsed_ms - self._first_ms,
-            time_to_first_token_ms=self._first_ms,
-            total_ms=elapsed_ms,
         )
         body = _llamacpp(timings)
         del body["cache_n"]
@@ -116,17 +101,13 @@ class RunningTimings:
 
 def job_timings(finished: JobFinished, *, completion_tokens: int) -> dict[str, Any]:
     """Return llama.cpp's `timings` of one job, as the worker measured them."""
-    total_ms = finished.prefill_ms + finished.generation_ms
     return _llamacpp(
         Timings(
             prompt_tokens=finished.prompt_tokens,
             cached_tokens=finished.cached_tokens,
             completion_tokens=completion_tokens,
-            queue_ms=0.0,
             prefill_ms=finished.prefill_ms,
             generation_ms=finished.generation_ms,
-            time_to_first_token_ms=finished.prefill_ms,
-            total_ms=total_ms,
         )
     )
 
