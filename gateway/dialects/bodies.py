@@ -23,7 +23,6 @@ from gateway.dialects.prompts import (
 )
 from gateway.dialects.request import GenerationRequest
 from gateway.dialects.sampling.chain import read_sampling
-from gateway.dialects.sampling.chain_parameters import ChainParameters
 from gateway.dialects.sampling.logit_bias import (
     LogitBias,
     TokenChoiceParameters,
@@ -31,14 +30,18 @@ from gateway.dialects.sampling.logit_bias import (
     read_bad_words,
     read_logit_bias,
 )
+from gateway.dialects.sampling.parameters import ChainParameters
 from gateway.dialects.stream_options import (
     DeliveryParameters,
     read_cache_isolation_key,
     read_service_tier,
     read_stream_options,
 )
-from gateway.dialects.structured.structured_outputs import unknown_options
-from gateway.dialects.structured.structures import StructureParameters, read_structure
+from gateway.dialects.structured.structures import (
+    StructureParameters,
+    read_structure,
+    unknown_options,
+)
 from gateway.records.errors import MissingParameterError, invalid, must
 
 

@@ -17,9 +17,8 @@ from gateway.dialects.parameters import is_nothing, unread
 from gateway.dialects.profile import Profile
 from gateway.dialects.request import GenerationRequest, ResponseForm, StructureKind
 from gateway.dialects.sampling.chain import with_reported_probabilities
-from gateway.dialects.sampling.chain_parameters import DEFAULT_XTC_THRESHOLD
 from gateway.dialects.sampling.logit_bias import FORBIDDEN
-from gateway.dialects.sampling.mirostat import DEFAULT_ETA, DEFAULT_TAU
+from gateway.dialects.sampling.parameters import DEFAULT_ETA, DEFAULT_TAU, DEFAULT_XTC_THRESHOLD
 from gateway.dialects.wire import validate
 from gateway.records.errors import MissingParameterError, invalid, must
 

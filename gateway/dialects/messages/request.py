@@ -41,7 +41,7 @@ from gateway.dialects.request import (
     ToolUse,
 )
 from gateway.dialects.stream_options import AUTO_TIER
-from gateway.dialects.structured.schemas import checked_schema
+from gateway.dialects.structured.structures import checked_schema
 from gateway.dialects.structured.tools import check_members, check_names, checked_use
 from gateway.dialects.wire import INTEGRAL, validate
 from gateway.records.errors import MissingParameterError, must, shown, unsupported

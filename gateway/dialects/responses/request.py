@@ -33,7 +33,7 @@ from gateway.dialects.request import (
 )
 from gateway.dialects.responses.items import read_input
 from gateway.dialects.responses.tools import CHOICE_SCHEMA, TOOLS_SCHEMA, Toolbox, read_use
-from gateway.dialects.structured.schemas import checked_schema
+from gateway.dialects.structured.structures import checked_schema
 from gateway.dialects.wire import INTEGRAL, validate
 from gateway.records.errors import invalid, must, unsupported
 

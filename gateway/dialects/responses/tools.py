@@ -23,7 +23,7 @@ from gateway.dialects.request import (
     ToolMode,
     ToolUse,
 )
-from gateway.dialects.structured.schemas import checked_schema
+from gateway.dialects.structured.structures import checked_schema
 from gateway.dialects.structured.tools import check_names, checked_use
 from gateway.records.errors import MissingParameterError, must
 

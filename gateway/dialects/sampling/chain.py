@@ -18,7 +18,7 @@ from contract.sampling import (
 )
 from gateway.dialects.fields import given_or, read_list, read_strings
 from gateway.dialects.profile import Profile
-from gateway.dialects.sampling.chain_parameters import (
+from gateway.dialects.sampling.parameters import (
     DEFAULT_DRY_ALLOWED_LENGTH,
     DEFAULT_DRY_BASE,
     DEFAULT_DRY_BREAKERS,
@@ -28,11 +28,9 @@ from gateway.dialects.sampling.chain_parameters import (
     SAMPLER_LETTERS,
     SAMPLER_NAMES,
     ChainParameters,
-)
-from gateway.dialects.sampling.mirostat import read_mirostat
-from gateway.dialects.sampling.parameters import (
     counts_tokens,
     penalizes,
+    read_mirostat,
     read_plain_sampling,
     truncates,
     without_penalties,

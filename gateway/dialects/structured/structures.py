@@ -1,4 +1,9 @@
-"""Structured output: what the text must match, from any of the parameters for it."""
+"""Structured output: what the text must match, from any of the parameters for it.
+
+`response_format` has the forms of OpenAI, Fireworks, llama.cpp and Hugging Face's client,
+`structured_outputs` that of vLLM and oMLX: exactly one constraint. JSON schemas are checked for
+their shape; their content is compiled elsewhere.
+"""
 
 from collections.abc import Iterable
 from enum import StrEnum
@@ -6,15 +11,182 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from gateway.dialects.fields import Parameters, typed
+from gateway.dialects.fields import Parameters, read_strings, typed
+from gateway.dialects.json_types import Schema, or_null, schema_of
+from gateway.dialects.parameters import PARAMETERS
 from gateway.dialects.request import Structure, StructureKind
-from gateway.dialects.structured.response_format import RESPONSE_FORMAT_SCHEMA, read_response_format
-from gateway.dialects.structured.schemas import SCHEMA_SCHEMA, checked_schema, decoded_schema
-from gateway.dialects.structured.structured_outputs import (
-    STRUCTURED_OUTPUTS_SCHEMA,
-    read_structured_outputs,
+from gateway.dialects.wire import parse_object
+from gateway.records.errors import InvalidJsonError, invalid, must, unsupported
+
+MAX_CHOICES = 1024
+MAX_CHOICE_CHARACTERS = 4096
+
+_OUTPUTS = "structured_outputs"
+_SOURCES: dict[str, Schema] = {
+    "json": schema_of("dict | bool | str"),
+    "json_object": schema_of("True"),
+    "regex": schema_of("str[1:]"),
+    "choice": schema_of(f"list[str[1:{MAX_CHOICE_CHARACTERS}], 1:{MAX_CHOICES}]"),
+    "grammar": schema_of("str[1:]"),
+}
+CONSTRAINTS = tuple(_SOURCES)
+
+STRUCTURED_OUTPUTS_SCHEMA = or_null(
+    {
+        "type": "object",
+        "oneOf": [
+            {"required": [name], "properties": {name: source}} for name, source in _SOURCES.items()
+        ],
+    }
 )
-from gateway.records.errors import invalid, must
+
+
+def read_structured_outputs(value: object) -> Structure | None:
+    """Return what the text must match. Raises a BadRequestError."""
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise must(_OUTPUTS, "be an object", value)
+    _check_json_object(value.get("json_object"))
+    given = [name for name in CONSTRAINTS if value.get(name) is not None]
+    if "json_object" in given and value["json_object"] is False:
+        given.remove("json_object")
+    if len(given) != 1:
+        raise invalid(
+            _OUTPUTS,
+            f"must have exactly one of {', '.join(CONSTRAINTS)}. Given: "
+            f"{', '.join(given) or 'none'}.",
+        )
+    return _output_structure(given[0], value[given[0]])
+
+
+def unknown_options(value: object) -> dict[str, Any]:
+    """Return the options without effect here, such as the options of one backend."""
+    if not isinstance(value, dict):
+        return {}
+    return {name: option for name, option in value.items() if name not in CONSTRAINTS}
+
+
+def _check_json_object(value: object) -> None:
+    if value is not None and not isinstance(value, bool):
+        raise must(f"{_OUTPUTS}.json_object", "be a boolean", value)
+
+
+def _output_structure(name: str, source: Any) -> Structure:
+    param = f"{_OUTPUTS}.{name}"
+    if name == "json_object":
+        return Structure(StructureKind.JSON_OBJECT, None, param)
+    if name == "json":
+        return Structure(StructureKind.JSON_SCHEMA, decoded_schema(source, param), param)
+    if name == "choice":
+        return Structure(StructureKind.CHOICE, _output_choices(source, param), param)
+    if not isinstance(source, str) or not source:
+        raise must(param, "be a non-empty string", source)
+    if name == "regex":
+        return Structure(StructureKind.REGEX, source, param)
+    # vLLM accepts both languages in one field; only GBNF has this operator.
+    kind = StructureKind.GBNF if "::=" in source else StructureKind.LARK
+    return Structure(kind, source, param)
+
+
+def _output_choices(source: object, param: str) -> list[str]:
+    choices = read_strings(source, param, most=MAX_CHOICES, longest=MAX_CHOICE_CHARACTERS)
+    if not choices:
+        raise must(param, "have at least one string", [])
+    return choices
+
+
+_FORMAT = "response_format"
+_FORMAT_TYPES = ("text", "json_object", "json_schema", "grammar")
+_WRAPPER = {"name", "description", "strict"}
+"""Members of OpenAI's `json_schema` besides the schema; other objects are schemas themselves."""
+
+RESPONSE_FORMAT_SCHEMA = schema_of(
+    """{
+        "type": kind,
+        "schema?": dict | bool | None,
+        "value?": dict | bool | None,
+        "json_schema?": dict | bool | None,
+        "grammar?": str | None,
+    } | None""",
+    kind={"enum": list(_FORMAT_TYPES)},
+)
+
+
+def read_response_format(value: object) -> Structure | None:
+    """Return what the text must match, or None for plain text. Raises a BadRequestError."""
+    if value is None or value == {}:
+        return None
+    if not isinstance(value, dict):
+        raise must(_FORMAT, "be an object", value)
+    match value.get("type"):
+        case "text":
+            return None
+        case "json_object":
+            return _json_format(value, needs_schema=False)
+        case "json_schema":
+            return _json_format(value, needs_schema=True)
+        case "grammar":
+            return _format_grammar(value)
+        case "structural_tag":
+            raise unsupported(
+                _FORMAT,
+                f"of type structural_tag is not supported. {PARAMETERS['structural_tag'].reason}",
+            )
+        case _:
+            raise must(
+                f"{_FORMAT}.type", f"be one of {', '.join(_FORMAT_TYPES)}", value.get("type")
+            )
+
+
+def _json_format(value: dict[str, Any], *, needs_schema: bool) -> Structure:
+    # Hugging Face's client sends every schema as TGI expects it, in `value`.
+    members = ("json_schema", "schema", "value")
+    member = next((each for each in members if value.get(each) is not None), members[0])
+    schema = value.get(member)
+    if schema is None and not needs_schema:
+        return Structure(StructureKind.JSON_OBJECT, None, _FORMAT)
+    place = f"{_FORMAT}.{member}"
+    if (
+        member != "schema"
+        and isinstance(schema, dict)
+        and ("schema" in schema or schema.keys() <= {*_WRAPPER, "value"})
+    ):
+        within = "schema" if "schema" in schema or "value" not in schema else "value"
+        place, schema = f"{place}.{within}", schema.get(within)
+    return Structure(
+        StructureKind.JSON_SCHEMA, checked_schema(schema, place), _FORMAT, f".{member}"
+    )
+
+
+def _format_grammar(value: dict[str, Any]) -> Structure:
+    source = value.get("grammar")
+    if not isinstance(source, str) or not source:
+        raise must(f"{_FORMAT}.grammar", "be a non-empty string", source)
+    return Structure(StructureKind.GBNF, source, _FORMAT, ".grammar")
+
+
+SCHEMA_SCHEMA: dict[str, Any] = {
+    "type": ["object", "boolean", "string", "null"],
+    "pattern": r"^\s*\{",
+}
+
+
+def checked_schema(value: object, name: str) -> Any:
+    """Return a decoded JSON schema: an object or a boolean. Raise InvalidParameterError."""
+    if not isinstance(value, dict | bool):
+        raise must(name, "be a JSON schema: an object or a boolean", value)
+    return value
+
+
+def decoded_schema(value: object, name: str) -> Any:
+    """Return a JSON schema, decoded if it is a JSON string. Raise InvalidParameterError."""
+    if not isinstance(value, str):
+        return checked_schema(value, name)
+    try:
+        return parse_object(value.encode())
+    except InvalidJsonError:
+        raise must(name, "be a JSON schema of at most 64 levels", value[:80]) from None
 
 
 class GrammarSyntax(StrEnum):

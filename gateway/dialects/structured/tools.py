@@ -8,7 +8,7 @@ from pydantic import Field
 from gateway.dialects.fields import Parameters, read_list, typed
 from gateway.dialects.json_types import schema_of
 from gateway.dialects.request import Tool, ToolMode, ToolUse
-from gateway.dialects.structured.schemas import checked_schema
+from gateway.dialects.structured.structures import checked_schema
 from gateway.records.errors import invalid, must, shown
 
 MAX_TOOLS = 128
