@@ -10,7 +10,7 @@ Keys that one script uses share a hash tag, so that every script works on Redis 
 
 import zlib
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Final, Literal
 
 from contract.tier import Lane
@@ -24,6 +24,9 @@ REMOVED_MODELS = "models:removed"
 Gateways drop these models from their catalogues. Other models without an entry stay in the
 catalogues, because Redis may have restarted empty.
 """
+
+BUCKETS = 64
+"""Buckets into which tenants are hashed; all quota keys of one tenant are in its bucket."""
 
 KEY_EVENTS = "auth:events"
 """Stream: one entry for each key or tenant that gateways must drop from their caches.
@@ -65,6 +68,50 @@ class _ModelKeys:
 
     def __call__(self, model: str, id_: str) -> str:
         return self.prefix(model) + id_
+
+
+@dataclass(frozen=True, slots=True)
+class _TenantKeys:
+    """Keys of each tenant in each lane, which scripts append to their prefix."""
+
+    name: str
+
+    def prefix(self, model: str, lane: Lane = Lane.REQUESTS) -> str:
+        """Return the keys' common beginning."""
+        return f"{{m:{model}}}:{lane.value}{self.name}:"
+
+    def __call__(self, model: str, tenant: str, lane: Lane = Lane.REQUESTS) -> str:
+        return self.prefix(model, lane) + tenant
+
+
+@dataclass(frozen=True, slots=True)
+class _GlobalKeys:
+    """Keys of no model and no tenant, by an id such as a digest."""
+
+    name: str
+
+    def __call__(self, id_: str) -> str:
+        return f"{self.name}:{id_}"
+
+
+class _BucketKeys:
+    """A key of each bucket, or keys that end with the id of a subject or request."""
+
+    def __init__(self, name: str) -> None:
+        # Made once: every request uses these keys of its bucket.
+        self._prefixes = [f"{bucket_prefix(bucket)}{name}" for bucket in range(BUCKETS)]
+
+    def prefix(self, bucket: int) -> str:
+        """Return the keys' common beginning."""
+        return self._prefixes[bucket]
+
+    def __call__(self, bucket: int, id_: str = "") -> str:
+        return self._prefixes[bucket] + id_
+
+
+def bucket_prefix(bucket: int) -> str:
+    """Prefix of all quota keys of a bucket."""
+    return f"{{b:{bucket:02d}}}:"
 
 
 active_tenants = _LaneKey("active")
@@ -126,40 +173,19 @@ chunk = _ModelKeys("chunk")
 """String with expiry: packed token ids, by the chunk's name in hexadecimal (`contract.prompts`)."""
 
 
-def queue_prefix(model: str, lane: Lane = Lane.REQUESTS) -> str:
-    """Prefix of the tenants' queues, to which the tenant is appended."""
-    return f"{{m:{model}}}:{lane.value}queue:"
+queue = _TenantKeys("queue")
+"""Sorted set: id of a waiting job of the tenant -> its position (by tier, then by arrival)."""
+tenant_pace = _TenantKeys("pace")
+"""Hash: as `pace`, for each tenant."""
+tenant_promises = _TenantKeys("promises")
+"""Sorted set: as `promises`, for requests rejected because the tenant's queue was full."""
 
-
-def queue(model: str, tenant: str, lane: Lane = Lane.REQUESTS) -> str:
-    """Sorted set: id of a waiting job of the tenant -> its position (by tier, then by arrival)."""
-    return queue_prefix(model, lane) + tenant
-
-
-def pace_prefix(model: str, lane: Lane = Lane.REQUESTS) -> str:
-    """Prefix of the hashes that hold the same for each tenant, to which the tenant is appended."""
-    return f"{pace(model, lane)}:"
-
-
-def tenant_promises(model: str, tenant: str, lane: Lane = Lane.REQUESTS) -> str:
-    """Sorted set: as `promises`, for requests rejected because the tenant's queue was full."""
-    return f"{promises(model, lane)}:{tenant}"
-
-
-def tokenizer(digest: str) -> str:
-    """String with expiry: a zlib-compressed tokenizer.json, by its SHA-256."""
-    return f"tokenizer:{digest}"
-
-
-def chat_template(digest: str) -> str:
-    """String with expiry: zlib-compressed chat templates (JSON: name -> source), by SHA-256."""
-    return f"chat-template:{digest}"
-
-
-def adapter_modules(digest: str) -> str:
-    """String with expiry: zlib-compressed JSON of `adapters.ModuleShapes`, by its SHA-256."""
-    return f"adapter-modules:{digest}"
-
+tokenizer = _GlobalKeys("tokenizer")
+"""String with expiry: a zlib-compressed tokenizer.json, by its SHA-256."""
+chat_template = _GlobalKeys("chat-template")
+"""String with expiry: zlib-compressed chat templates (JSON: name -> source), by SHA-256."""
+adapter_modules = _GlobalKeys("adapter-modules")
+"""String with expiry: zlib-compressed JSON of `adapters.ModuleShapes`, by its SHA-256."""
 
 replies = _Key("g", "replies")
 """Stream: reply frames for one gateway process (field `f`)."""
@@ -182,9 +208,6 @@ See `gateway.completions.stored`.
 journal = _Key("r", "journal")
 """List with expiry: the replies received for the response so far."""
 
-BUCKETS = 64
-"""Buckets into which tenants are hashed; all quota keys of one tenant are in its bucket."""
-
 
 @lru_cache(maxsize=10_000)
 def bucket_of(tenant: str) -> int:
@@ -192,95 +215,32 @@ def bucket_of(tenant: str) -> int:
     return zlib.crc32(tenant.encode()) % BUCKETS
 
 
-# Cached: every request uses these keys of its bucket.
+reservation = _BucketKeys("reservation:")
+"""Hash: the reservation of an admitted request whose usage is not settled yet."""
+open_reservations = _BucketKeys("open")
+"""Sorted set: request id of a reservation -> lease expiry in the server's Unix milliseconds."""
+running = _BucketKeys("running:")
+"""Sorted set: like `open_reservations`, for one subject with a concurrency limit."""
+window = _BucketKeys("minute:")
+"""Hash with expiry: slot of 250 ms -> the subject's usage, without the current slot."""
+account = _BucketKeys("subject:")
+"""Hash: the subject's usage of the minute, day and month, and its credits.
 
+See `quota_reserve.lua` and `gateway.limits.accounts`.
+"""
+accounts = _BucketKeys("accounts")
+"""Set: subjects whose accounts are seeded."""
+stored_bytes = _BucketKeys("stored:")
+"""Hash: request id -> bytes that Redis stores for it, charged to the subject.
 
-@cache
-def bucket_prefix(bucket: int) -> str:
-    """Prefix of all quota keys of a bucket."""
-    return f"{{b:{bucket:02d}}}:"
-
-
-@cache
-def reservation_prefix(bucket: int) -> str:
-    """Prefix of the reservations, to which the request id is appended."""
-    return f"{bucket_prefix(bucket)}reservation:"
-
-
-def reservation(bucket: int, request_id: str) -> str:
-    """Hash: the reservation of an admitted request whose usage is not settled yet."""
-    return reservation_prefix(bucket) + request_id
-
-
-@cache
-def open_reservations(bucket: int) -> str:
-    """Sorted set: request id of a reservation -> lease expiry in the server's Unix milliseconds."""
-    return f"{bucket_prefix(bucket)}open"
-
-
-@cache
-def running_prefix(bucket: int) -> str:
-    """Prefix of the sets of running requests, to which the subject is appended."""
-    return f"{bucket_prefix(bucket)}running:"
-
-
-def running(bucket: int, subject: str) -> str:
-    """Sorted set: like `open_reservations`, for one subject with a concurrency limit."""
-    return running_prefix(bucket) + subject
-
-
-@cache
-def window_prefix(bucket: int) -> str:
-    """Prefix of the slots of the last minute, to which the subject is appended."""
-    return f"{bucket_prefix(bucket)}minute:"
-
-
-def window(bucket: int, subject: str) -> str:
-    """Hash with expiry: slot of 250 ms -> the subject's usage, without the current slot."""
-    return window_prefix(bucket) + subject
-
-
-@cache
-def account_prefix(bucket: int) -> str:
-    """Prefix of the accounts, to which the subject is appended."""
-    return f"{bucket_prefix(bucket)}subject:"
-
-
-def account(bucket: int, subject: str) -> str:
-    """Hash: the subject's usage of the minute, day and month, and its credits.
-
-    See `quota_reserve.lua` and `gateway.limits.accounts`.
-    """
-    return account_prefix(bucket) + subject
-
-
-def accounts(bucket: int) -> str:
-    """Set: subjects whose accounts are seeded."""
-    return f"{bucket_prefix(bucket)}accounts"
-
-
-def stored_bytes(bucket: int, subject: str) -> str:
-    """Hash: request id -> bytes that Redis stores for it, charged to the subject.
-
-    The empty field name holds the sum.
-    """
-    return f"{bucket_prefix(bucket)}stored:{subject}"
-
-
-def stored_ends(bucket: int, subject: str) -> str:
-    """Sorted set: request id of `stored_bytes` -> expiry in the server's Unix milliseconds."""
-    return f"{bucket_prefix(bucket)}stored-ends:{subject}"
-
-
-@cache
-def usage(bucket: int) -> str:
-    """Stream: usage records that are not yet in the ledger (field `u`)."""
-    return f"{bucket_prefix(bucket)}usage"
-
-
-def unreadable_usage(bucket: int) -> str:
-    """Hash: id of a `usage` entry that cannot be decoded -> its content, for operators."""
-    return f"{usage(bucket)}:unreadable"
+The empty field name holds the sum.
+"""
+stored_ends = _BucketKeys("stored-ends:")
+"""Sorted set: request id of `stored_bytes` -> expiry in the server's Unix milliseconds."""
+usage = _BucketKeys("usage")
+"""Stream: usage records that are not yet in the ledger (field `u`)."""
+unreadable_usage = _BucketKeys("usage:unreadable")
+"""Hash: id of a `usage` entry that cannot be decoded -> its content, for operators."""
 
 
 def idempotency(bucket: int, tenant: str, digest: str) -> str:
@@ -305,26 +265,13 @@ def period_counts(series: str, period: str, number: int) -> str:
     return f"console:counts:{series}:{period}:{number}"
 
 
-def console_session(digest: str) -> str:
-    """String with expiry: a session of the console; DIGEST is the digest of the cookie's token."""
-    return f"console:session:{digest}"
-
-
-def console_sessions(subject: str) -> str:
-    """Sorted set with expiry: digests of the latest sessions of a person or key, by their begin."""
-    return f"console:sessions:{subject}"
-
-
-def console_signed_out(subject: str) -> str:
-    """String with expiry: when every session of a person or key was ended, in Unix ms."""
-    return f"console:signed-out:{subject}"
-
-
-def console_attempt(digest: str) -> str:
-    """String with expiry: a login at the identity provider; DIGEST is the digest of its `state`."""
-    return f"console:attempt:{digest}"
-
-
-def console_link(digest: str) -> str:
-    """String with expiry: what a link that logs in once stands for."""
-    return f"console:link:{digest}"
+console_session = _GlobalKeys("console:session")
+"""String with expiry: a session of the console, by the digest of the cookie's token."""
+console_sessions = _GlobalKeys("console:sessions")
+"""Sorted set with expiry: digests of the latest sessions of a person or key, by their begin."""
+console_signed_out = _GlobalKeys("console:signed-out")
+"""String with expiry: when every session of a person or key was ended, in Unix ms."""
+console_attempt = _GlobalKeys("console:attempt")
+"""String with expiry: a login at the identity provider, by the digest of its `state`."""
+console_link = _GlobalKeys("console:link")
+"""String with expiry: what a link that logs in once stands for, by the link's digest."""

@@ -274,7 +274,8 @@ class JobQueue:
         self._holders = keys.holders(model)
         self._keys_of_lanes = [key for each in self._lanes.values() for key in each]
         self._prefixes = {
-            lane: (keys.queue_prefix(model, lane), keys.pace_prefix(model, lane)) for lane in Lane
+            lane: (keys.queue.prefix(model, lane), keys.tenant_pace.prefix(model, lane))
+            for lane in Lane
         }
         """Of the tenants' queues and paces in every lane."""
         self._enqueue_names = lru_cache(maxsize=10_000)(self._names_to_enqueue)
@@ -540,7 +541,6 @@ class JobQueue:
 
         Attempt `attempt` must be lost, or returned by its worker (`is_returned`).
         """
-        completion, prompt, cached = received_counts(job)
         code = await _REQUEUE.run(
             self._executor,
             **self._names_of(job.id, job.tenant),
@@ -549,9 +549,7 @@ class JobQueue:
             is_returned=int(is_returned),
             need_tokens=needed_tokens(job),
             payload=messages.encode_job(job),
-            completion=completion,
-            prompt=prompt,
-            cached=cached,
+            **received_counts(job)._asdict(),
         )
         return RequeueResult(code)
 
@@ -563,7 +561,6 @@ class JobQueue:
         jobs do not apply, since the job was admitted before.
         """
         tier = job.service_tier
-        completion, prompt, cached = received_counts(job)
         over: int = await _REVIVE.run(
             self._executor,
             **self._names_of(job.id, job.tenant),
@@ -579,9 +576,7 @@ class JobQueue:
             gateway=job.gateway,
             handle=job.handle,
             expires_ms=_expires_ms(job.deadline_ms),
-            completion=completion,
-            prompt=prompt,
-            cached=cached,
+            **received_counts(job)._asdict(),
             affinity=job.affinity,
             adapter=adapter_of(job),
         )
@@ -796,15 +791,8 @@ class JobQueue:
 
 def _lane_keys(model: str, lane: Lane) -> list[str]:
     names = (
-        keys.active_tenants,
-        keys.service_counters,
-        keys.last_active,
-        keys.waiting,
-        keys.doorbell,
-        keys.sheddable,
-        keys.pace,
-        keys.arrivals,
-        keys.full_workers,
+        *(keys.active_tenants, keys.service_counters, keys.last_active, keys.waiting),
+        *(keys.doorbell, keys.sheddable, keys.pace, keys.arrivals, keys.full_workers),
     )
     return [name(model, lane) for name in names]
 
@@ -835,13 +823,21 @@ def adapter_of(job: GenerationJob) -> str:
     return "" if job.adapter is None else job.adapter.digest
 
 
-def received_counts(job: GenerationJob) -> tuple[int, int, int]:
-    """Return the completion, prompt and cached tokens that earlier attempts of a job delivered."""
-    if job.resumption is None:
-        return 0, 0, 0
-    tokens = sum(len(each.token_ids) for each in job.resumption.sequences)
+class ReceivedCounts(NamedTuple):
+    """Tokens that earlier attempts of a job delivered."""
+
+    completion: int = 0
+    prompt: int = 0
+    cached: int = 0
+
+
+def received_counts(job: GenerationJob) -> ReceivedCounts:
+    """Return the tokens that earlier attempts of a job delivered."""
+    if (resumed := job.resumption) is None:
+        return ReceivedCounts()
+    tokens = sum(len(each.token_ids) for each in resumed.sequences)
     copies = job.n if job.is_replicated else 1
-    return tokens * copies, job.resumption.prompt_tokens, job.resumption.cached_tokens
+    return ReceivedCounts(tokens * copies, resumed.prompt_tokens, resumed.cached_tokens)
 
 
 def _expires_ms(deadline_ms: int) -> int:

@@ -7,7 +7,6 @@ The gateway validates requests against them and documents them; the worker relie
 import math
 from collections.abc import Mapping
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -50,39 +49,35 @@ DRY_MULTIPLIER = Range(0.0, 1000.0)
 DRY_BASE = Range(0.0, 1000.0)
 DRY_ALLOWED_LENGTH = Range(0, 2**31 - 1)
 
-SAMPLING_RANGES: Mapping[str, Range] = MappingProxyType(
-    {
-        "temperature": TEMPERATURE,
-        "top_p": TOP_P,
-        "top_k": TOP_K,
-        "min_p": MIN_P,
-        "presence_penalty": PRESENCE_PENALTY,
-        "frequency_penalty": FREQUENCY_PENALTY,
-        "repetition_penalty": REPETITION_PENALTY,
-        "seed": SEED,
-    }
-)
+SAMPLING_RANGES: Mapping[str, Range] = {
+    "temperature": TEMPERATURE,
+    "top_p": TOP_P,
+    "top_k": TOP_K,
+    "min_p": MIN_P,
+    "presence_penalty": PRESENCE_PENALTY,
+    "frequency_penalty": FREQUENCY_PENALTY,
+    "repetition_penalty": REPETITION_PENALTY,
+    "seed": SEED,
+}
 """Ranges by field of `SamplingSpec`."""
 
-CHAIN_RANGES: Mapping[str, Range] = MappingProxyType(
-    {
-        "penalty_last_n": LAST_N,
-        "typical_p": TYPICAL_P,
-        "top_n_sigma": TOP_N_SIGMA,
-        "min_keep": MIN_KEEP,
-        "dynatemp_range": DYNATEMP_RANGE,
-        "dynatemp_exponent": DYNATEMP_EXPONENT,
-        "xtc_probability": XTC_PROBABILITY,
-        "xtc_threshold": XTC_THRESHOLD,
-        "dry_multiplier": DRY_MULTIPLIER,
-        "dry_base": DRY_BASE,
-        "dry_allowed_length": DRY_ALLOWED_LENGTH,
-        "dry_last_n": LAST_N,
-        "mirostat_version": MIROSTAT,
-        "mirostat_tau": MIROSTAT_TAU,
-        "mirostat_eta": MIROSTAT_ETA,
-    }
-)
+CHAIN_RANGES: Mapping[str, Range] = {
+    "penalty_last_n": LAST_N,
+    "typical_p": TYPICAL_P,
+    "top_n_sigma": TOP_N_SIGMA,
+    "min_keep": MIN_KEEP,
+    "dynatemp_range": DYNATEMP_RANGE,
+    "dynatemp_exponent": DYNATEMP_EXPONENT,
+    "xtc_probability": XTC_PROBABILITY,
+    "xtc_threshold": XTC_THRESHOLD,
+    "dry_multiplier": DRY_MULTIPLIER,
+    "dry_base": DRY_BASE,
+    "dry_allowed_length": DRY_ALLOWED_LENGTH,
+    "dry_last_n": LAST_N,
+    "mirostat_version": MIROSTAT,
+    "mirostat_tau": MIROSTAT_TAU,
+    "mirostat_eta": MIROSTAT_ETA,
+}
 """Ranges by name in `SamplerChain.values`."""
 
 MAX_STOP_STRINGS = 64

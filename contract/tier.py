@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from enum import Enum, StrEnum
-from types import MappingProxyType
 from typing import Final, Literal
 
 
@@ -43,22 +42,18 @@ def lane_of(tier: ServiceTier) -> Lane:
 REQUEST_TIERS: Final = tuple(tier for tier in ServiceTier if tier is not ServiceTier.BATCH)
 """The tiers of RequestTier."""
 
-TIER_RANKS: Final[Mapping[ServiceTier, int]] = MappingProxyType(
-    {
-        ServiceTier.PRIORITY: 0,
-        ServiceTier.DEFAULT: 1,
-        ServiceTier.FLEX: 2,
-        ServiceTier.BATCH: 3,
-    }
-)
+TIER_RANKS: Final[Mapping[ServiceTier, int]] = {
+    ServiceTier.PRIORITY: 0,
+    ServiceTier.DEFAULT: 1,
+    ServiceTier.FLEX: 2,
+    ServiceTier.BATCH: 3,
+}
 """Rank of a tier within the tenant's queue; the lowest rank goes first."""
 
-TIER_BOOSTS: Final[Mapping[ServiceTier, float]] = MappingProxyType(
-    {
-        ServiceTier.PRIORITY: 2.0,
-        ServiceTier.DEFAULT: 1.0,
-        ServiceTier.FLEX: 0.5,
-        ServiceTier.BATCH: 1.0,
-    }
-)
+TIER_BOOSTS: Final[Mapping[ServiceTier, float]] = {
+    ServiceTier.PRIORITY: 2.0,
+    ServiceTier.DEFAULT: 1.0,
+    ServiceTier.FLEX: 0.5,
+    ServiceTier.BATCH: 1.0,
+}
 """Factor on the tenant's weight; bounded, so that no tier starves another tenant."""

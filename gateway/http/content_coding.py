@@ -2,7 +2,6 @@
 
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
-from types import MappingProxyType
 from typing import Any, Final
 
 import brotli
@@ -116,7 +115,10 @@ def _zstd(content: bytes) -> Iterator[bytes]:
     return _members(content, lambda: zstd.ZstdDecompressor(options=options))
 
 
-_DECODERS: Final[Mapping[str, Callable[[bytes], Iterator[bytes]]]] = MappingProxyType(
-    {"gzip": _gzip, "deflate": _deflate, "br": _brotli, "zstd": _zstd}
-)
+_DECODERS: Final[Mapping[str, Callable[[bytes], Iterator[bytes]]]] = {
+    "gzip": _gzip,
+    "deflate": _deflate,
+    "br": _brotli,
+    "zstd": _zstd,
+}
 CODINGS: Final = tuple(_DECODERS)

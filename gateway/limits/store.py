@@ -85,9 +85,9 @@ class QuotaStore:
             cost=request.cost_micros,
             record=request.record,
             extends=int(extends),
-            window_prefix=keys.window_prefix(bucket),
-            running_prefix=keys.running_prefix(bucket),
-            account_prefix=keys.account_prefix(bucket),
+            window_prefix=keys.window.prefix(bucket),
+            running_prefix=keys.running.prefix(bucket),
+            account_prefix=keys.account.prefix(bucket),
             request=described,
             arguments=limits,
         )
@@ -164,9 +164,9 @@ class QuotaStore:
             open_reservations=keys.open_reservations(bucket),
             usage_records=keys.usage(bucket),
             id=request_id,
-            window_prefix=keys.window_prefix(bucket),
-            running_prefix=keys.running_prefix(bucket),
-            account_prefix=keys.account_prefix(bucket),
+            window_prefix=keys.window.prefix(bucket),
+            running_prefix=keys.running.prefix(bucket),
+            account_prefix=keys.account.prefix(bucket),
             requests=requests,
             prompt=prompt,
             completion=completion,
@@ -182,8 +182,8 @@ class QuotaStore:
         unknown = await _RENEW.run(
             self._executor,
             open_reservations=keys.open_reservations(bucket),
-            reservation_prefix=keys.reservation_prefix(bucket),
-            running_prefix=keys.running_prefix(bucket),
+            reservation_prefix=keys.reservation.prefix(bucket),
+            running_prefix=keys.running.prefix(bucket),
             lease_ms=lease_ms,
             arguments=request_ids,
         )
@@ -199,7 +199,7 @@ class QuotaStore:
             self._executor,
             reservation=keys.reservation(bucket, request.request_id),
             open_reservations=keys.open_reservations(bucket),
-            running_prefix=keys.running_prefix(bucket),
+            running_prefix=keys.running.prefix(bucket),
             id=request.request_id,
             lease_ms=lease_ms,
             record=request.record,
@@ -292,7 +292,7 @@ class QuotaStore:
         reply = await _EXPIRED.run(
             self._executor,
             open_reservations=keys.open_reservations(bucket),
-            reservation_prefix=keys.reservation_prefix(bucket),
+            reservation_prefix=keys.reservation.prefix(bucket),
             most=most,
             skip=skip,
         )
@@ -315,7 +315,7 @@ class QuotaStore:
             reply = await _LIVE.run(
                 self._executor,
                 keys=[open_reservations],
-                reservation_prefix=keys.reservation_prefix(bucket),
+                reservation_prefix=keys.reservation.prefix(bucket),
                 subject=subject_of(LimitScope.TENANT, tenant_id),
                 arguments=some,
             )
@@ -347,9 +347,9 @@ class QuotaStore:
             self._executor,
             open_reservations=keys.open_reservations(bucket),
             accounts=keys.accounts(bucket),
-            reservation_prefix=keys.reservation_prefix(bucket),
-            running_prefix=keys.running_prefix(bucket),
-            account_prefix=keys.account_prefix(bucket),
+            reservation_prefix=keys.reservation.prefix(bucket),
+            running_prefix=keys.running.prefix(bucket),
+            account_prefix=keys.account.prefix(bucket),
         )
         return AuditResult(*reply)
 

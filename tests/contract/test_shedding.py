@@ -250,14 +250,14 @@ async def test_measuring_ends_with_a_tenants_backlog(
 ) -> None:
     await fill(queue, "a", FLEX, 2)
     await claim_ids(queue, most_jobs=1)
-    assert await any_redis.hexists(keys.pace_prefix(MODEL) + "a", "at")
+    assert await any_redis.hexists(keys.tenant_pace.prefix(MODEL) + "a", "at")
     if leave == "claim":
         await claim_ids(queue)
     elif leave == "cancel":
         await queue.cancel("a-flex-1", "a")
     else:
         assert (await admit(queue, job("new", "b"), most_waiting=1)).shed
-    assert not await any_redis.hexists(keys.pace_prefix(MODEL) + "a", "at")
+    assert not await any_redis.hexists(keys.tenant_pace.prefix(MODEL) + "a", "at")
     assert await any_redis.hexists(keys.pace(MODEL), "at") is (leave == "shed")
 
 
@@ -333,7 +333,9 @@ async def test_retry_time_uses_the_tenants_pace_or_an_equal_share(
     shared = await admit(queue, job("new-a", "a"), most_waiting_of_tenant=2)
     assert shared.result is EnqueueResult.TENANT_FULL
     assert shared.retry_after_seconds == pytest.approx(1.5, abs=0.1)
-    await set_pace(any_redis, keys.pace_prefix(MODEL) + "b", claims=50, seconds=10, calls=1000)
+    await set_pace(
+        any_redis, keys.tenant_pace.prefix(MODEL) + "b", claims=50, seconds=10, calls=1000
+    )
     own = await admit(queue, job("new-b", "b"), most_waiting_of_tenant=2)
     assert own.retry_after_seconds == pytest.approx(1.2, abs=0.1)
 

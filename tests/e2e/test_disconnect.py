@@ -55,7 +55,7 @@ def held(store: "Redis") -> list[Any]:
     """Return everything that Redis holds of any job, except receipts that are being settled."""
     active: Any = store.zrange(keys.active_tenants(MODEL), 0, -1)
     leases: Any = store.zrange(keys.leases(MODEL), 0, -1)
-    queues = store.scan_iter(f"{keys.queue_prefix(MODEL)}*")
+    queues = store.scan_iter(f"{keys.queue.prefix(MODEL)}*")
     jobs = [key for key in job_keys(store) if store.hexists(key, "worker")]
     return [*active, *leases, *queues, *jobs, *[b"waiting"] * waiting(store)]
 

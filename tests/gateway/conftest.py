@@ -259,7 +259,7 @@ async def jobs_in_redis(redis: "Redis", model: str) -> dict[str, int]:
     """
     hashes = [key async for key in redis.scan_iter(match=keys.job.prefix(model) + "*")]
     jobs = [key for key in hashes if await redis.hexists(key, "worker")]
-    queues = [key async for key in redis.scan_iter(match=keys.queue_prefix(model) + "*")]
+    queues = [key async for key in redis.scan_iter(match=keys.queue.prefix(model) + "*")]
     return {
         "jobs": len(jobs),
         "queues": len(queues),

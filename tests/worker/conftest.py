@@ -69,7 +69,7 @@ def patient_end(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def eager_renewals(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let workers renew leases, and so detect lost ones, five times a second."""
-    monkeypatch.setattr("worker.execution.watching._RENEWALS_PER_LEASE", LEASE_MS / 200)
+    monkeypatch.setattr("worker.execution.runner._RENEWALS_PER_LEASE", LEASE_MS / 200)
 
 
 @pytest.fixture

@@ -17,10 +17,9 @@ from worker.engine.base import EngineRequest
 from worker.engine.scripted import Script, ScriptedEngine
 from worker.execution.claims import Claimer
 from worker.execution.generation import RunningJob
-from worker.execution.runner import Runner
+from worker.execution.runner import Runner, Watcher
 from worker.execution.sequence import Sequence as EngineSequence
 from worker.execution.steps import StepLoop
-from worker.execution.watching import Watcher
 from worker.queue.leases import Leases
 from worker.queue.replies import ReplyWriter
 

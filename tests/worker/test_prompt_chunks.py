@@ -11,7 +11,7 @@ from tests.contract.test_prompts import chunked, write
 from tests.support.redis_server import RedisServer
 from tests.worker.conftest import MODEL, Gateway, make_job, running_worker
 from worker.engine.scripted import Script
-from worker.queue.chunks import PromptChunks
+from worker.queue.link import PromptChunks
 
 STEADY = Script(step_seconds=0.005)
 MANY_BYTES = 100 * CHUNK_BYTES

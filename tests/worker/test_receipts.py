@@ -260,7 +260,7 @@ async def test_job_that_the_engine_aborts(run: Callable[..., Any]) -> None:
 async def test_job_of_a_gateway_that_dies(
     run: Callable[..., Any], redis: "Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.execution.watching.GRACE_SECONDS", 0.3)
+    monkeypatch.setattr("worker.execution.runner.GRACE_SECONDS", 0.3)
     job, unclaimed = salted(max_tokens=ENDLESS), salted(gateway="dead")
     bench = await run(job, unclaimed)
     assert await bench.receipt(unclaimed) == JobReceipt(JobState.ENDED, 0, 0, 0)

@@ -49,7 +49,7 @@ from worker.engine.base import (
     SequenceEnd,
 )
 from worker.engine.scripted import Script, ScriptedEngine
-from worker.execution import watching
+from worker.execution import runner as runner_module
 from worker.queue import doorbells, replies
 from worker.queue import link as link_module
 from worker.queue.replies import ReplyWriter
@@ -132,10 +132,7 @@ async def test_frames_come_in_order_numbered_and_complete(
 async def test_frames_stay_for_a_time_whatever_their_number(
     redis: "Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writers = [
-        ReplyWriter(redis, name, most_pending_deltas=10, on_written=lambda *_: None)
-        for name in ("w1", "w2")
-    ]
+    writers = [ReplyWriter(redis, name, 10, lambda *_: None) for name in ("w1", "w2")]
     running = [asyncio.create_task(writer.run()) for writer in writers]
 
     async def write(frames: int, writer: ReplyWriter = writers[0]) -> int:
@@ -260,7 +257,7 @@ async def test_lost_lease_stops_the_job(
 
 
 def test_leases_are_renewed_while_they_hold() -> None:
-    assert watching._RENEWALS_PER_LEASE == 3
+    assert runner_module._RENEWALS_PER_LEASE == 3
 
 
 @pytest.mark.usefixtures("eager_renewals")
@@ -344,9 +341,9 @@ async def test_job_larger_than_the_cache_runs_alone(
 async def test_idle_worker_does_not_poll(
     redis: Redis, redis_server: RedisServer, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert doorbells.WAIT_SECONDS == watching._CONTROL_TIMEOUT_SECONDS == 3
+    assert doorbells.WAIT_SECONDS == runner_module._CONTROL_TIMEOUT_SECONDS == 3
     monkeypatch.setattr(doorbells, "WAIT_SECONDS", 2 * PATIENCE_SECONDS)
-    monkeypatch.setattr(watching, "_CONTROL_TIMEOUT_SECONDS", 2 * PATIENCE_SECONDS)
+    monkeypatch.setattr(runner_module, "_CONTROL_TIMEOUT_SECONDS", 2 * PATIENCE_SECONDS)
     async with running_worker(redis_server, STEADY):
         await waiting_for_rings(redis, 3)
         before = (await redis.info("stats"))["total_commands_processed"]
@@ -402,7 +399,7 @@ async def test_running_job_of_a_dead_gateway_is_aborted(
     gateway: Gateway,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("worker.execution.watching.GRACE_SECONDS", 0.5)
+    monkeypatch.setattr("worker.execution.runner.GRACE_SECONDS", 0.5)
     assert link_module.GRACE_SECONDS == 5.0
     job = make_job(max_tokens=ENDLESS)
     async with running_worker(redis_server, STEADY) as (_, engine, _):
@@ -431,7 +428,7 @@ async def test_running_background_job_of_a_dead_gateway_is_reported_and_handed_b
     gateway: Gateway,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("worker.execution.watching.GRACE_SECONDS", 0.5)
+    monkeypatch.setattr("worker.execution.runner.GRACE_SECONDS", 0.5)
     job = make_job(max_tokens=ENDLESS, is_background=True, stream=False)
     async with running_worker(redis_server, STEADY) as (_, engine, _):
         await gateway.enqueue(job)
@@ -580,7 +577,7 @@ async def test_wake_up_is_immediate(
 ) -> None:
     gateway = Gateway(redis)
     monkeypatch.setattr(doorbells, "WAIT_SECONDS", 2 * PATIENCE_SECONDS)
-    monkeypatch.setattr(watching, "_CONTROL_TIMEOUT_SECONDS", 2 * PATIENCE_SECONDS)
+    monkeypatch.setattr(runner_module, "_CONTROL_TIMEOUT_SECONDS", 2 * PATIENCE_SECONDS)
     async with running_worker(redis_server, Script()):
         # Each time the worker waits for its doorbell and for cancelled jobs.
         for _ in range(3):

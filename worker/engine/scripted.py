@@ -130,9 +130,7 @@ class ScriptedEngine:
         )
         config = json.loads((self._folder / "config.json").read_text())
         self._eos_token_id = eos_token_id(self._folder)
-        self._writer = ChatWriter(
-            tokenizer, eos_token_id=self._eos_token_id, sessions=self._script.sessions
-        )
+        self._writer = ChatWriter(tokenizer, self._eos_token_id, self._script.sessions)
         templates = folder_templates(self._folder)
         if self._script.chat_template is not None:
             templates = given_template(self._script.chat_template)

@@ -9,6 +9,7 @@ the demo model's chats do. The prompt describes the tools in JSON, as chat templ
 import json
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -75,21 +76,17 @@ def read_sessions(file: Path) -> list[ScriptedSession]:
     return msgspec.json.decode(file.read_bytes(), type=list[ScriptedSession])
 
 
+@dataclass(eq=False)
 class ChatWriter:
     """Plans responses, each as a function of its prompt and its seed."""
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        *,
-        eos_token_id: int,
-        sessions: Sequence[ScriptedSession] = (),
-    ) -> None:
-        self._sessions = sessions
-        self._tokenizer = tokenizer
-        self._eos_token_id = eos_token_id
-        self._start_id = tokenizer.token_to_id(THINKING_START)
-        self._end_id: int | None = tokenizer.token_to_id(THINKING_END)
+    _tokenizer: Tokenizer
+    _eos_token_id: int
+    _sessions: Sequence[ScriptedSession] = ()
+
+    def __post_init__(self) -> None:
+        self._start_id = self._tokenizer.token_to_id(THINKING_START)
+        self._end_id: int | None = self._tokenizer.token_to_id(THINKING_END)
 
     def plan(self, prompt: Sequence[int], *, grammar: str, seed: int) -> list[int]:
         """Return the first tokens of a response, some of them ANY_WORD; none for a completion.

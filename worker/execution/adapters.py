@@ -9,6 +9,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
@@ -45,6 +46,7 @@ class AdapterLoadError(Exception):
         self.is_permanent = is_permanent
 
 
+@dataclass(eq=False)
 class Adapters:
     """Loads adapters into one engine.
 
@@ -55,23 +57,15 @@ class Adapters:
         on_change: Called with the digests of the loaded adapters when they have changed.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        jobs: RunningJobs,
-        files: AdapterFiles | None,
-        *,
-        held: HeldDigests,
-        charge: Callable[[RunningJob, float], Awaitable[None]],
-        on_change: Callable[[list[str]], None],
-    ) -> None:
-        self._engine = engine
-        self._limits = engine.info.adapters
-        self._jobs = jobs
-        self._files = files
-        self._held = held
-        self._charge = charge
-        self._on_change = on_change
+    _engine: Engine
+    _jobs: RunningJobs
+    _files: AdapterFiles | None
+    _held: HeldDigests
+    _charge: Callable[[RunningJob, float], Awaitable[None]]
+    _on_change: Callable[[list[str]], None]
+
+    def __post_init__(self) -> None:
+        self._limits = self._engine.info.adapters
         self._loaded: OrderedDict[str, EngineAdapter] = OrderedDict()
         self._loading: dict[str, asyncio.Task[EngineAdapter]] = {}
         self._changing = asyncio.Lock()

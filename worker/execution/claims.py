@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import InitVar, dataclass
 
 from tokenizers import Tokenizer
 
@@ -54,31 +55,24 @@ SLOT_SECONDS = 0.05
 """Time after which a worker claims again whose adapters use all slots, if no job ends before."""
 
 
+@dataclass(eq=False)
 class Claimer:
     """Claims jobs of one model for one engine until it is stopped."""
 
-    def __init__(
-        self,
-        link: Link,
-        engine: Engine,
-        jobs: RunningJobs,
-        submitter: Submitter,
-        *,
-        adapters: Adapters,
-        preemption: Preemption,
-        affinity_seconds: float,
-        start_units: float,
-    ) -> None:
-        self._link = link
-        self._start_units = start_units
-        """What the tenant of the next job is charged for the start of this worker."""
-        self._engine = engine
-        self._jobs = jobs
-        self._submitter = submitter
-        self._tokenizer = Tokenizer.from_buffer(engine.info.tokenizer_json)
+    _link: Link
+    _engine: Engine
+    _jobs: RunningJobs
+    _submitter: Submitter
+    _adapters: Adapters
+    _preemption: Preemption
+    affinity_seconds: InitVar[float]
+    _start_units: float
+    """What the tenant of the next job is charged for the start of this worker."""
+
+    def __post_init__(self, affinity_seconds: float) -> None:
+        link = self._link
+        self._tokenizer = Tokenizer.from_buffer(self._engine.info.tokenizer_json)
         self._texts = TokenTexts(self._tokenizer)
-        self._adapters = adapters
-        self._preemption = preemption
         self._keep_ms = round(affinity_seconds * 1000)
         self._patience_ms = round(min(affinity_seconds, PASSED_SECONDS) * 1000)
         self._prefill_pace = PrefillPace()

@@ -2,6 +2,7 @@
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from common.tasks import TaskSet
 from worker.engine.base import SequenceOutput
@@ -13,6 +14,7 @@ from worker.queue.replies import ReplyWriter
 MOST_OUTPUTS_PER_CALL = 32
 
 
+@dataclass(eq=False)
 class ParserThread:
     """Parses the backlogs of jobs, each in order.
 
@@ -20,18 +22,12 @@ class ParserThread:
         tasks: Contains a task for each job that has a backlog.
     """
 
-    def __init__(
-        self,
-        jobs: RunningJobs,
-        submitter: Submitter,
-        writer: ReplyWriter,
-        *,
-        tasks: TaskSet,
-    ) -> None:
-        self._jobs = jobs
-        self._submitter = submitter
-        self._writer = writer
-        self._tasks = tasks
+    _jobs: RunningJobs
+    _submitter: Submitter
+    _writer: ReplyWriter
+    _tasks: TaskSet
+
+    def __post_init__(self) -> None:
         # One thread: more would only take turns with each other and leave the event loop less time.
         self._thread = ThreadPoolExecutor(1, "parse-responses")
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import dataclass
 
 from contract.messages import GenerationJob, ReturnReason
 from contract.outcomes import FailureCode
@@ -41,26 +42,17 @@ class Pace:
         return True
 
 
+@dataclass(eq=False)
 class StepLoop:
     """Steps the engine and distributes its outputs to the running jobs."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        jobs: RunningJobs,
-        submitter: Submitter,
-        *,
-        parser_thread: ParserThread,
-        writer: ReplyWriter,
-        gather_seconds: float,
-    ) -> None:
-        self._engine = engine
-        self._jobs = jobs
-        self._submitter = submitter
-        self._parser_thread = parser_thread
-        self._writer = writer
-        self._pace = Pace(gather_seconds)
-        self._steps = 0
+    _engine: Engine
+    _jobs: RunningJobs
+    _submitter: Submitter
+    _parser_thread: ParserThread
+    _writer: ReplyWriter
+    _pace: Pace
+    _steps: int = 0
 
     async def step(self) -> None:
         """Wait for the engine's next step and send its outputs. Raises EngineDeadError."""

@@ -2,6 +2,7 @@
 
 from collections import deque
 from contextlib import suppress
+from dataclasses import dataclass
 
 from common.tasks import TaskSet
 from contract.messages import ReturnReason
@@ -48,6 +49,7 @@ class Suspects:
         return self._current
 
 
+@dataclass(eq=False)
 class Submitter:
     """Keeps the sequences in the engine consistent with the running jobs.
 
@@ -55,20 +57,13 @@ class Submitter:
         tasks: Contains the tasks of submissions in the background.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        jobs: RunningJobs,
-        writer: ReplyWriter,
-        *,
-        adapters: Adapters,
-        tasks: TaskSet,
-    ) -> None:
-        self._engine = engine
-        self._adapters = adapters
-        self._jobs = jobs
-        self._writer = writer
-        self._tasks = tasks
+    _engine: Engine
+    _jobs: RunningJobs
+    _writer: ReplyWriter
+    _adapters: Adapters
+    _tasks: TaskSet
+
+    def __post_init__(self) -> None:
         self._suspects = Suspects()
 
     @property

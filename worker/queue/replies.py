@@ -11,6 +11,7 @@ import math
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -233,21 +234,16 @@ class ReplyOutbox:
         return cut
 
 
+@dataclass(eq=False)
 class ReplyWriter:
     """Writes the outboxes of all gateways: the frames of all at once, and then the next ones."""
 
-    def __init__(
-        self,
-        executor: CommandExecutor,
-        worker: str,
-        *,
-        most_pending_deltas: int,
-        on_written: Callable[[list[LeaseReport], list[LeaseReport]], None],
-    ) -> None:
-        self._executor = executor
-        self._worker = worker
-        self._most_pending_deltas = most_pending_deltas
-        self._on_written = on_written
+    _executor: CommandExecutor
+    _worker: str
+    _most_pending_deltas: int
+    _on_written: Callable[[list[LeaseReport], list[LeaseReport]], None]
+
+    def __post_init__(self) -> None:
         self.overflowed = asyncio.Event()
         """Set after a failed write if too many deltas are unwritten."""
         self._outboxes: dict[str, ReplyOutbox] = {}

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from redis.exceptions import RedisError
@@ -25,7 +24,7 @@ from gateway.records.errors import (
 from gateway.records.principal import Principal
 from gateway.records.times import utc_now
 
-_EMPTY: Final[Mapping[str, Any]] = MappingProxyType({})
+_EMPTY: Final[Mapping[str, Any]] = {}
 
 
 class ModelChoice(NamedTuple):

@@ -82,11 +82,7 @@ class Dispatcher:
         self._jobs = JobsInFlight(catalogue)
         self._replies = Replies(self._jobs, catalogue)
         self.reader = ReplyReader(
-            client,
-            keys.replies(gateway),
-            presence=self.presence,
-            on_frame=self._apply,
-            on_gap=self._replies.note_gap,
+            client, keys.replies(gateway), self.presence, self._apply, self._replies.note_gap
         )
         self._lost_jobs = LostJobs(
             client,

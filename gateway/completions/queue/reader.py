@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -30,32 +31,26 @@ EntryId = tuple[int, int]
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class ReplyReader:
     """Reads one stream as long as the process runs."""
 
-    def __init__(
-        self,
-        client: "Redis",
-        stream: str,
-        *,
-        presence: Presence,
-        on_frame: Callable[[Frame], None],
-        on_gap: Callable[[str], None],
-    ) -> None:
-        """`on_gap` gets the worker of a lost frame."""
+    _client: Redis
+    _stream: str
+    _presence: Presence
+    _on_frame: Callable[[Frame], None]
+    _on_gap: Callable[[str], None]
+    """Gets the worker of a lost frame."""
+
+    def __post_init__(self) -> None:
         self.last_entry = _START
         """The last entry whose frame was delivered."""
         self.read_bytes = 0
         """Bytes of all frames that were read."""
-        self._client = client
-        self._blocking = MeasuredConnection(client, timeout_seconds=COMMAND_TIMEOUT_SECONDS)
+        self._blocking = MeasuredConnection(self._client, timeout_seconds=COMMAND_TIMEOUT_SECONDS)
         """A connection of its own: nothing else is sent while a read waits for entries."""
-        self._stream = stream
-        self._presence = presence
-        self._on_frame = on_frame
-        self._on_gap = on_gap
         self._frame_numbers: dict[str, int] = {}
-        self._outages = presence.outages
+        self._outages = self._presence.outages
         """`Presence.outages` when the position in the stream was last checked."""
         self._read_before = _START
 

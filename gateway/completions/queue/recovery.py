@@ -9,6 +9,7 @@ its worker still holds the job.
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from redis.exceptions import RedisError
 
@@ -28,20 +29,16 @@ LONGEST_PAUSE_SECONDS = 1.0
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Recoveries:
     """All jobs of a gateway that are being recovered, each at most once at a time."""
 
-    def __init__(
-        self,
-        catalogue: Catalogue,
-        jobs: JobsInFlight,
-        *,
-        replay: Callable[[str, JobMessage | JobReturned], None],
-    ) -> None:
-        """`replay` applies a message of a worker whose attempt turns out not to be over."""
-        self._catalogue = catalogue
-        self._jobs = jobs
-        self._replay = replay
+    _catalogue: Catalogue
+    _jobs: JobsInFlight
+    _replay: Callable[[str, JobMessage | JobReturned], None]
+    """Applies a message of a worker whose attempt turns out not to be over."""
+
+    def __post_init__(self) -> None:
         self._tasks = TaskSet()
 
     def retry(self, ticket: Ticket, reason: telemetry.LossReason) -> None:

@@ -31,7 +31,7 @@ class Replies:
     """Matches a message to its job by the handle that the job was enqueued with."""
 
     def __init__(self, jobs: JobsInFlight, catalogue: Catalogue) -> None:
-        self.recoveries = Recoveries(catalogue, jobs, replay=self._receive_any)
+        self.recoveries = Recoveries(catalogue, jobs, self._receive_any)
         self._jobs = jobs
         self._tickets = jobs.tickets
         self.lost_prompts = 0

@@ -11,8 +11,7 @@ from gateway.dialects.completions import CompletionRequest
 from gateway.dialects.parameters import NEEDS, Need, check_supported, supported_parameters
 from gateway.dialects.profile import Profile
 from gateway.dialects.request import GenerationRequest
-from gateway.dialects.sampling.parameters import ChainParameters
-from gateway.dialects.sampling.parameters import SamplingParameters
+from gateway.dialects.sampling.parameters import ChainParameters, SamplingParameters
 from gateway.dialects.structured.structures import StructureParameters
 from gateway.records.errors import BadRequestError
 from tests.gateway.dialects.reading import LLAMACPP, MISTRALRS, OPENAI, read
