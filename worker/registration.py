@@ -29,6 +29,12 @@ _MOST_FAILURE_CHARACTERS = 500
 _FILE_TTL_SECONDS = 600
 _SLEEPING_FILE_TTL_SECONDS = 365 * 86_400
 """If workers are started by requests: gateways need the files of a model before its worker runs."""
+_OF_ENGINE = (
+    *("context_window", "vocabulary_size", "bos_token_id", "max_sequences", "kv_cache_tokens"),
+    *("features", "eos_token_ids", "image_token", "max_images", "image_tokens"),
+    *("cache_block_tokens", "chat", "pooling"),
+)
+"""Fields of cards that are those of `EngineInfo`."""
 
 
 class Registration:
@@ -77,24 +83,12 @@ class Registration:
         self._change(
             state=WorkerState.READY,
             engine=info.name,
-            context_window=info.context_window,
-            vocabulary_size=info.vocabulary_size,
-            bos_token_id=info.bos_token_id,
             tokenizer_digest=digest,
-            max_sequences=info.max_sequences,
-            kv_cache_tokens=info.kv_cache_tokens,
-            features=info.features,
-            eos_token_ids=info.eos_token_ids,
-            image_token=info.image_token,
-            max_images=info.max_images,
-            image_tokens=info.image_tokens,
-            cache_block_tokens=info.cache_block_tokens,
+            **{name: getattr(info, name) for name in _OF_ENGINE},
             # Not after a restart of the engine, which loads faster than a worker starts.
             load_seconds=self._card.load_seconds
             or max(clock.now_seconds() - self._card.created, 1),
-            chat=info.chat,
             adapters=adapters,
-            pooling=info.pooling,
         )
 
     def adapters_changed(self, loaded: list[str]) -> None:

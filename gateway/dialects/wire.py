@@ -277,7 +277,14 @@ _EXPECTATIONS = {
     "list_type": "an array",
     "model_type": "an object",
     "string_type": "a string",
+    "greater_than": "greater than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
+    "enum": "one of {expected}",
+    "literal_error": "one of {expected}",
 }
+"""What a value must be, by pydantic's types of errors."""
 
 
 def _parameter_error(error: ErrorDetails) -> ApiError:
@@ -287,18 +294,8 @@ def _parameter_error(error: ErrorDetails) -> ApiError:
     if kind == "missing":
         return MissingParameterError(path)
     if kind in _EXPECTATIONS:
-        return invalid(path, f"must be {_EXPECTATIONS[kind]}. Given: {value}.")
-    bounds = {
-        "greater_than": ("greater than", "gt"),
-        "greater_than_equal": ("at least", "ge"),
-        "less_than": ("less than", "lt"),
-        "less_than_equal": ("at most", "le"),
-    }
-    if kind in bounds:
-        comparison, name = bounds[kind]
-        return invalid(path, f"must be {comparison} {context[name]}. Given: {value}.")
-    if kind in ("enum", "literal_error"):
-        return invalid(path, f"must be one of {context['expected']}. Given: {value}.")
+        expected = _EXPECTATIONS[kind].format(**context)
+        return invalid(path, f"must be {expected}. Given: {value}.")
     if kind == "value_error":
         return invalid(path, f"{context['error']}. Given: {value}.")
     return InvalidParameterError(f"'{path}': {error['msg']}. Given: {value}.", param=path)

@@ -1,7 +1,7 @@
 """Authorize a request: the first step of every route."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Final
 
 from fastapi import Depends, Request
@@ -25,20 +25,14 @@ AZURE_KEY_HEADER: Final = "api-key"
 """The header of Azure's clients, which every dialect accepts."""
 
 
+@dataclass(eq=False)
 class Authorizer:
     """Authenticates requests by their headers, and limits the attempts that fail."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        authenticator: Authenticator,
-        failed_logins: FailedLogins,
-        loop_turns: LoopTurns,
-    ) -> None:
-        self._default_dialect = settings.default_dialect
-        self._authenticator = authenticator
-        self._failed_logins = failed_logins
-        self._loop_turns = loop_turns
+    _settings: Settings
+    _authenticator: Authenticator
+    _failed_logins: FailedLogins
+    _loop_turns: LoopTurns
 
     async def authorize(
         self, request: Request, *scopes: Scope, model_decides: bool = False
@@ -72,7 +66,7 @@ class Authorizer:
             if "authorization" not in request.headers:
                 dialect = dialect_of(request.headers.get(DIALECT_HEADER, "")) or principal.dialect
                 if dialect is not None or not model_decides:
-                    require_header_of(request, PROFILES[dialect or self._default_dialect])
+                    require_header_of(request, PROFILES[dialect or self._settings.default_dialect])
             principal.require_scope(*scopes)
         tracing.note({TENANT_ID: principal.tenant_id})
         return principal

@@ -205,7 +205,7 @@ class Completions:
             responses.of(submission.settlement).leave()
             return await self._replay(endpoint, response, recipient, headers)
         subscription = InitialSubscription(
-            responses, submission.settlement, submission.completion, submission.generation
+            submission.completion, submission.generation, responses, submission.settlement
         )
         return await self._sender.send(subscription, recipient, headers)
 

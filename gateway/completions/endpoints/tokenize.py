@@ -3,7 +3,7 @@
 `GET /tokenizer_info` describes the tokenizer of a model, as in vLLM.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -223,16 +223,6 @@ class Tokenization:
         )
 
 
-async def tokenize(request: Request) -> Response:
-    """Respond in the format of the request."""
-    return await services_of(request)[Tokenization].tokenize(request)
-
-
-async def detokenize(request: Request) -> Response:
-    """Respond in the format of the request."""
-    return await services_of(request)[Tokenization].detokenize(request)
-
-
 @router.get("/tokenizer_info", summary="Describe a tokenizer", tags=["Tokenization"])
 @router.get("/v1/tokenizer_info", include_in_schema=False)
 async def tokenizer_info(request: Request, model: str | None = None) -> Response:
@@ -240,11 +230,17 @@ async def tokenizer_info(request: Request, model: str | None = None) -> Response
     return await services_of(request)[Tokenization].info(request, model)
 
 
+def _add_route(path: str, serve: Callable[[Tokenization, Request], Awaitable[Response]]) -> None:
+    async def route(request: Request) -> Response:
+        return await serve(services_of(request)[Tokenization], request)
+
+    router.add_route(path, route, methods=["POST"])
+
+
 # Plain routes, which gateway.process.openapi.operations describes.
-for _path in ("/tokenize", "/v1/tokenize"):
-    router.add_route(_path, tokenize, methods=["POST"])
-for _path in ("/detokenize", "/v1/detokenize"):
-    router.add_route(_path, detokenize, methods=["POST"])
+for _prefix in ("", "/v1"):
+    _add_route(f"{_prefix}/tokenize", Tokenization.tokenize)
+    _add_route(f"{_prefix}/detokenize", Tokenization.detokenize)
 
 
 def _read_ids(tokens: Any, encoder: PromptEncoder) -> list[int]:

@@ -8,6 +8,7 @@ a wake-up of the task (docs/decisions/0035-write-from-the-reply-reader.md).
 import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final
 
 from fastapi import Response
@@ -79,6 +80,7 @@ class KeepAlive:
         self._timer.cancel()
 
 
+@dataclass(eq=False, slots=True)
 class PlainDelivery:
     """Delivers plain deltas from the reply reader to the client's connection, in one pass.
 
@@ -87,14 +89,9 @@ class PlainDelivery:
     after another, while the task of the stream waits for replies.
     """
 
-    __slots__ = ("_connection", "_generation", "_renderer")
-
-    def __init__(
-        self, generation: Generation, renderer: EventRenderer, connection: DirectConnection
-    ) -> None:
-        self._connection = connection
-        self._generation = generation
-        self._renderer = renderer
+    _generation: Generation
+    _renderer: EventRenderer
+    _connection: DirectConnection
 
     def take(self, prompt_index: int, output: JobOutput, delta: Delta, now: float) -> bool:
         """Apply, record, render and write a delta (`gateway.completions.queue.generation.Take`)."""

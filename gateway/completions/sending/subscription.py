@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 from typing_extensions import override
@@ -13,12 +14,12 @@ from gateway.completions.stored.reader import ResponseReader
 from gateway.completions.stored.service import Responses
 
 
+@dataclass(eq=False)
 class Subscription:
     """Subscription of a client whose end has no effect on the response."""
 
-    def __init__(self, completion: Completion, generation: Generation) -> None:
-        self.completion = completion
-        self.generation = generation
+    completion: Completion
+    generation: Generation
 
     def replied(self) -> None:
         """Record that replies have arrived."""
@@ -36,19 +37,12 @@ class Subscription:
         """Stop reading, whatever the outcome, even if the caller is cancelled."""
 
 
+@dataclass(eq=False)
 class InitialSubscription(Subscription):
     """Subscription of the client that started the request; its end settles the response."""
 
-    def __init__(
-        self,
-        responses: Responses,
-        settlement: Settlement,
-        completion: Completion,
-        generation: Generation,
-    ) -> None:
-        super().__init__(completion, generation)
-        self._responses = responses
-        self._settlement = settlement
+    _responses: Responses
+    _settlement: Settlement
 
     @override
     def replied(self) -> None:

@@ -93,16 +93,9 @@ class ResponseHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
         completion: Completion,
         *,
         jobs: list[GenerationJob],
-        record: UsageRecord,
-        subjects: tuple[SubjectLimits, ...],
-        most: Counts,
-        is_sliced: bool = False,
-        weight: float,
-        is_background: bool,
-        retention_ms: int,
-        stored_bytes: int = 0,
+        **others: Any,
     ) -> "ResponseHead":
-        """Return the head of a response.
+        """Return the head of a response; `others` are fields that do not follow from these.
 
         Prompts, infill, messages, images, tools, structure and biases are left out of the request:
         the jobs contain them, or they were only needed to make the jobs.
@@ -130,16 +123,9 @@ class ResponseHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
             prompt_texts=completion.prompt_texts,
             generation_settings=completion.generation_settings,
             jobs=jobs,
-            record=record,
-            subjects=subjects,
-            most=most,
-            is_sliced=is_sliced,
-            weight=weight,
             shows_cost=completion.cost_of is not None,
-            is_background=is_background,
             most_ms=max(max(job.deadline_ms for job in jobs) - clock.now_ms(), 0),
-            retention_ms=retention_ms,
-            stored_bytes=stored_bytes,
+            **others,
         )
 
     @property

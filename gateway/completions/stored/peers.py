@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from dataclasses import dataclass
 from typing import Any
 
 from common.tasks import TaskSet, tolerating_outage
@@ -12,13 +13,15 @@ from gateway.completions.queue.dispatcher import Dispatcher
 from gateway.completions.queue.notices import send_notices
 
 
+@dataclass(eq=False)
 class Peers:
     """Sends and receives notices that a response has grown, and sends all other notices."""
 
-    def __init__(self, executor: CommandExecutor, dispatcher: Dispatcher, tasks: TaskSet) -> None:
-        self._executor = executor
-        self._dispatcher = dispatcher
-        self._tasks = tasks
+    _executor: CommandExecutor
+    _dispatcher: Dispatcher
+    _tasks: TaskSet
+
+    def __post_init__(self) -> None:
         self._handles = itertools.count(1)
         self._readers: dict[int, asyncio.Event] = {}
 

@@ -11,7 +11,14 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from gateway.dialects.fields import Parameters, read_strings, typed
+from gateway.dialects.fields import (
+    Parameters,
+    non_empty,
+    optional_object,
+    read_boolean,
+    read_strings,
+    typed,
+)
 from gateway.dialects.json_types import Schema, or_null, schema_of
 from gateway.dialects.parameters import PARAMETERS
 from gateway.dialects.request import Structure, StructureKind
@@ -45,9 +52,8 @@ def read_structured_outputs(value: object) -> Structure | None:
     """Return what the text must match. Raises a BadRequestError."""
     if value is None:
         return None
-    if not isinstance(value, dict):
-        raise must(_OUTPUTS, "be an object", value)
-    _check_json_object(value.get("json_object"))
+    value = optional_object(value, _OUTPUTS)
+    read_boolean(value.get("json_object"), f"{_OUTPUTS}.json_object")
     given = [name for name in CONSTRAINTS if value.get(name) is not None]
     if "json_object" in given and value["json_object"] is False:
         given.remove("json_object")
@@ -67,11 +73,6 @@ def unknown_options(value: object) -> dict[str, Any]:
     return {name: option for name, option in value.items() if name not in CONSTRAINTS}
 
 
-def _check_json_object(value: object) -> None:
-    if value is not None and not isinstance(value, bool):
-        raise must(f"{_OUTPUTS}.json_object", "be a boolean", value)
-
-
 def _output_structure(name: str, source: Any) -> Structure:
     param = f"{_OUTPUTS}.{name}"
     if name == "json_object":
@@ -80,8 +81,7 @@ def _output_structure(name: str, source: Any) -> Structure:
         return Structure(StructureKind.JSON_SCHEMA, decoded_schema(source, param), param)
     if name == "choice":
         return Structure(StructureKind.CHOICE, _output_choices(source, param), param)
-    if not isinstance(source, str) or not source:
-        raise must(param, "be a non-empty string", source)
+    source = non_empty(source, param)
     if name == "regex":
         return Structure(StructureKind.REGEX, source, param)
     # vLLM accepts both languages in one field; only GBNF has this operator.
@@ -115,10 +115,8 @@ RESPONSE_FORMAT_SCHEMA = schema_of(
 
 def read_response_format(value: object) -> Structure | None:
     """Return what the text must match, or None for plain text. Raises a BadRequestError."""
-    if value is None or value == {}:
+    if not (value := optional_object(value, _FORMAT)):
         return None
-    if not isinstance(value, dict):
-        raise must(_FORMAT, "be an object", value)
     match value.get("type"):
         case "text":
             return None
@@ -160,9 +158,7 @@ def _json_format(value: dict[str, Any], *, needs_schema: bool) -> Structure:
 
 
 def _format_grammar(value: dict[str, Any]) -> Structure:
-    source = value.get("grammar")
-    if not isinstance(source, str) or not source:
-        raise must(f"{_FORMAT}.grammar", "be a non-empty string", source)
+    source = non_empty(value.get("grammar"), f"{_FORMAT}.grammar")
     return Structure(StructureKind.GBNF, source, _FORMAT, ".grammar")
 
 

@@ -47,7 +47,9 @@ GENERATION_TAGS: Final = (
 
 Operation = dict[str, Any]
 
-_EXAMPLES: Final[dict[str, dict[str, Operation]]] = json.loads(r"""
+_SEA: Final = '[{"role": "user", "content": "Write one line about the sea."}]'
+_EXAMPLES: Final[dict[str, dict[str, Operation]]] = json.loads(
+    r"""
 {"CompletionRequest": {
   "openai": {"prompt": "Once upon a time", "max_tokens": 40, "temperature": 0},
   "fireworks": {"prompt": "A product:", "max_tokens": 60, "response_format": {
@@ -61,16 +63,12 @@ _EXAMPLES: Final[dict[str, dict[str, Operation]]] = json.loads(r"""
     "xtc_threshold": 0.1},
   "vllm": {"prompt": "Yes or no?", "structured_outputs": {"choice": [" yes", " no"]}}
 }, "ChatCompletionRequest": {
-  "openai": {"messages": [{"role": "user", "content": "Write one line about the sea."}],
-    "max_completion_tokens": 40, "temperature": 0},
-  "fireworks": {"messages": [{"role": "user", "content": "Write one line about the sea."}],
-    "max_tokens": 60, "response_format": {"type": "json_object"}},
-  "llamacpp": {"messages": [{"role": "user", "content": "Write one line about the sea."}],
-    "max_tokens": 60, "top_k": 40, "min_p": 0.1},
-  "mistralrs": {"messages": [{"role": "user", "content": "Write one line about the sea."}],
-    "max_tokens": 16, "grammar": {"type": "regex", "value": "(yes|no)"}},
-  "omlx": {"messages": [{"role": "user", "content": "Write one line about the sea."}],
-    "max_tokens": 60, "thinking_budget": 30},
+  "openai": {"messages": SEA, "max_completion_tokens": 40, "temperature": 0},
+  "fireworks": {"messages": SEA, "max_tokens": 60, "response_format": {"type": "json_object"}},
+  "llamacpp": {"messages": SEA, "max_tokens": 60, "top_k": 40, "min_p": 0.1},
+  "mistralrs": {"messages": SEA, "max_tokens": 16,
+    "grammar": {"type": "regex", "value": "(yes|no)"}},
+  "omlx": {"messages": SEA, "max_tokens": 60, "thinking_budget": 30},
   "vllm": {"messages": [{"role": "user", "content": "What is 2 plus 3?"}], "tools": [
     {"type": "function", "function": {
       "name": "add", "description": "Add two integers.", "parameters": {
@@ -79,8 +77,7 @@ _EXAMPLES: Final[dict[str, dict[str, Operation]]] = json.loads(r"""
         "required": ["a", "b"]}}}],
     "chat_template_kwargs": {"enable_thinking": false}}
 }, "MessageRequest": {
-  "openai": {"max_tokens": 40,
-    "messages": [{"role": "user", "content": "Write one line about the sea."}]}
+  "openai": {"max_tokens": 40, "messages": SEA}
 }, "ResponseRequest": {
   "openai": {"input": "Write one line about the sea.", "max_output_tokens": 40}
 }, "EmbeddingRequest": {
@@ -95,8 +92,9 @@ _EXAMPLES: Final[dict[str, dict[str, Operation]]] = json.loads(r"""
   "llamacpp": {"input_prefix": "def add(a, b):\n", "input_suffix": "\n    return c\n",
     "n_predict": 16}
 }, "Template": {
-  "llamacpp": {"messages": [{"role": "user", "content": "Write one line about the sea."}]}
-}}""")
+  "llamacpp": {"messages": SEA}
+}}""".replace("SEA", _SEA)
+)
 """Bodies by schema and dialect."""
 
 _ALWAYS: Final = {
@@ -158,29 +156,20 @@ def _kind(endpoint: Endpoint, tag: str, noun: str, rejecting: Endpoints) -> _Kin
 _COMPLETIONS: Final = _kind(COMPLETIONS, "Completions", "completion", Endpoints.COMPLETIONS)
 _CHATS: Final = _kind(CHATS, "Chat", "chat completion", Endpoints.CHATS)
 _MESSAGES: Final = _Kind(
-    MESSAGES,
-    "Messages",
-    "message",
-    "Message",
-    ", as in Anthropic's API",
-    "an event of Anthropic's API.",
+    *(MESSAGES, "Messages", "message", "Message"),
+    stream=", as in Anthropic's API",
+    events="an event of Anthropic's API.",
 )
 _RESPONSES: Final = _Kind(
-    RESPONSES,
-    "Responses",
-    "response",
-    "Response",
-    ", as in OpenAI's Responses",
-    "an event of OpenAI's Responses.",
+    *(RESPONSES, "Responses", "response", "Response"),
+    stream=", as in OpenAI's Responses",
+    events="an event of OpenAI's Responses.",
     status="Response",
 )
 _NATIVE: Final = _Kind(
-    COMPLETIONS,
-    _NATIVE_TAG,
-    "result",
-    "NativeResponse",
-    ": partial results and a final result of each choice, without `[DONE]`",
-    "a `NativePartialResult`, a `NativeResult` or an `Error` as JSON.",
+    *(COMPLETIONS, _NATIVE_TAG, "result", "NativeResponse"),
+    stream=": partial results and a final result of each choice, without `[DONE]`",
+    events="a `NativePartialResult`, a `NativeResult` or an `Error` as JSON.",
 )
 
 
