@@ -26,13 +26,14 @@ from common.health import HealthServer
 from common.logs import configure_logs
 from common.metrics import begin_metrics
 from common.tasks import end_task, in_background
-from worker import telemetry, tracing
+from worker import telemetry
 from worker.adapters.files import AdapterFiles
 from worker.engine.adapters import adapter_limits
 from worker.engine.base import Engine, EngineDeadError, EngineInfo
 from worker.engine.scripted import Script, ScriptedEngine
 from worker.engine.scripted_chats import read_sessions
 from worker.engine.scripted_pooling import scripted_pooling
+from worker.execution import tracing
 from worker.execution.runner import Runner
 from worker.health import open_health
 from worker.queue.heartbeat import WorkerHeartbeat

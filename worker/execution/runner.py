@@ -28,10 +28,9 @@ from worker.execution.adapters import Adapters
 from worker.execution.claims import Claimer
 from worker.execution.generation import RunningJob
 from worker.execution.jobs import DEADLINE_MESSAGE, RunningJobs
-from worker.execution.parsing import ParserThread
 from worker.execution.preemption import Preemption
 from worker.execution.steps import Pace, StepLoop
-from worker.execution.submission import Submitter
+from worker.execution.submission import ParserThread, Submitter
 from worker.queue.link import GONE_SECONDS, GRACE_SECONDS, Link
 from worker.retries import repeat
 

@@ -10,8 +10,7 @@ from worker import telemetry
 from worker.engine.base import Engine, EngineDeadError, EngineStep, SequenceEnd, SequenceOutput
 from worker.execution.generation import RunningJob
 from worker.execution.jobs import RunningJobs
-from worker.execution.parsing import ParserThread
-from worker.execution.submission import Submitter
+from worker.execution.submission import ParserThread, Submitter
 from worker.queue.replies import ReplyWriter
 
 SECONDS_PER_SEQUENCE = 0.000625

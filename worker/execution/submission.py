@@ -1,6 +1,8 @@
 """Submission of claimed jobs to the engine, and abortion of the sequences of ended jobs."""
 
+import asyncio
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -8,7 +10,13 @@ from common.tasks import TaskSet
 from contract.messages import ReturnReason
 from contract.outcomes import FailureCode
 from contract.queue import let_others_run
-from worker.engine.base import Engine, EngineDeadError, EngineRequest, InvalidRequestError
+from worker.engine.base import (
+    Engine,
+    EngineDeadError,
+    EngineRequest,
+    InvalidRequestError,
+    SequenceOutput,
+)
 from worker.execution.adapters import AdapterLoadError, Adapters
 from worker.execution.generation import RunningJob, Stage
 from worker.execution.jobs import RunningJobs
@@ -149,3 +157,57 @@ class Submitter:
                 await self._submit(generation)
         await self.apply_ends()
         self._writer.flush()
+
+
+MOST_OUTPUTS_PER_CALL = 32
+
+
+@dataclass(eq=False)
+class ParserThread:
+    """Parses the backlogs of jobs, each in order.
+
+    Args:
+        tasks: Contains a task for each job that has a backlog.
+    """
+
+    _jobs: RunningJobs
+    _submitter: Submitter
+    _writer: ReplyWriter
+    _tasks: TaskSet
+
+    def __post_init__(self) -> None:
+        # One thread: more would only take turns with each other and leave the event loop less time.
+        self._thread = ThreadPoolExecutor(1, "parse-responses")
+
+    def defer(self, output: SequenceOutput, generation: RunningJob) -> None:
+        """Parse one step's output of a sequence later."""
+        generation.defer(output)
+        if output.end is not None:
+            # The engine has no more steps for this sequence: its silence is not a stall.
+            self._jobs.by_sequence.pop(output.sequence_id, None)
+        if not generation.is_parsing:
+            generation.is_parsing = True
+            self._tasks.start(self._parse_backlog(generation))
+
+    def close(self) -> None:
+        """Stop parsing, without waiting for a call in progress."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _parse_backlog(self, generation: RunningJob) -> None:
+        backlog, loop = generation.backlog, asyncio.get_running_loop()
+        while backlog and not generation.has_ended:
+            outputs = [backlog.popleft() for _ in range(min(len(backlog), MOST_OUTPUTS_PER_CALL))]
+            try:
+                await loop.run_in_executor(self._thread, generation.parse, outputs)
+                if not generation.has_ended:
+                    self._send(outputs, generation)
+            except Exception:  # One job's bytes must not end all jobs.
+                self._jobs.fail_broken(generation)
+            self._writer.flush()
+            await self._submitter.apply_ends()
+        generation.is_parsing = False
+
+    def _send(self, outputs: list[SequenceOutput], generation: RunningJob) -> None:
+        for output in {each.sequence_id: each for each in outputs}.values():
+            if generation.send_parsed(output.sequence_id):
+                self._jobs.end_sequence(output, generation)

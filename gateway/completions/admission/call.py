@@ -2,14 +2,13 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from fastapi import Request
 
 from contract.tier import ServiceTier
 from gateway.completions.admission.model_choice import ModelChoice, Models
-from gateway.completions.admission.session import Session, session_of
 from gateway.dialects.bodies import require_model
 from gateway.dialects.profile import Profile
 from gateway.dialects.profile_choice import DIALECT_HEADER
@@ -23,6 +22,54 @@ from gateway.platform.concurrency.large_work import Beside, LargeWork
 from gateway.records.errors import NotFoundError
 from gateway.records.principal import Principal
 from gateway.records.scopes import Scope
+
+MOST_CHARACTERS: Final = 1024
+"""Maximum characters of the name of a session or agent; the rest does not count."""
+
+_FIRST: Final = (b"x-session-affinity", b"x-claude-code-session-id")
+_LATER: Final = (b"session_id", b"session-id", b"conversation_id", b"conversation-id")
+"""Before and after `prompt_cache_key` of the body."""
+_AGENT: Final = (b"x-claude-code-agent-id", b"x-openai-subagent")
+_PARENT: Final = (b"x-claude-code-parent-agent-id",)
+_NAMES: Final = frozenset((*_FIRST, *_LATER, *_AGENT, *_PARENT))
+
+
+class Session(NamedTuple):
+    """The session of a request, as its client names it; empty texts if it does not.
+
+    Each request of an agent's session finds the work of the one before.
+    """
+
+    id: str = ""
+    agent: str = ""
+    """The agent of the session, if it has several."""
+    parent_agent: str = ""
+
+    @property
+    def key(self) -> str:
+        """Equal for requests of one agent in one session; empty without a session."""
+        return self.id and f"{self.id} {self.agent}"
+
+
+def session_of(request: Request, body: dict[str, Any]) -> Session:
+    """Return the session that headers or the body name. Values of other types do not count."""
+    # One pass: most requests have none of these headers.
+    found = {name: value.decode("latin-1") for name, value in request.headers.raw if name in _NAMES}
+    metadata = body.get("metadata")
+    session = _first(
+        *map(found.get, _FIRST),
+        body.get("prompt_cache_key"),
+        *map(found.get, _LATER),
+        body.get("session_id"),
+        metadata.get("user_id") if isinstance(metadata, dict) else None,
+    )
+    if not found:
+        return Session(session)
+    return Session(session, _first(*map(found.get, _AGENT)), _first(*map(found.get, _PARENT)))
+
+
+def _first(*names: Any) -> str:
+    return next((e[:MOST_CHARACTERS] for e in names if isinstance(e, str) and e), "")
 
 
 class BatchLine(msgspec.Struct, frozen=True):

@@ -10,14 +10,13 @@ from fastapi import APIRouter, Request, Response
 
 from common import tracing as names
 from common.tracing import PLAN
-from gateway.completions.admission.call import Call, RequestReader
+from gateway.completions.admission.call import Call, RequestReader, Session
 from gateway.completions.admission.check import CheckedRequest, RequestChecker
 from gateway.completions.admission.idempotency import (
     REPLAYED_HEADER,
     EarlierResponses,
     read_idempotent_request,
 )
-from gateway.completions.admission.session import Session
 from gateway.completions.admission.submit import RequestSubmitter, Submission
 from gateway.completions.endpoints.event_ids import read_event_ids, read_last_event_id
 from gateway.completions.endpoints.stored import StoredCompletions

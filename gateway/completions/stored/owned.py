@@ -20,7 +20,6 @@ from gateway.completions.queue.dispatcher import Dispatcher
 from gateway.completions.queue.reader import entry_id_of
 from gateway.completions.rendering.failures import to_api_error
 from gateway.completions.settlement import CANCELLED_CODE, Ending, Settlement, SettlementService
-from gateway.completions.stored.background import BackgroundIndex
 from gateway.completions.stored.head import ResponseHead
 from gateway.completions.stored.journal import (
     MESSAGES_OF_ENTRY,
@@ -28,7 +27,7 @@ from gateway.completions.stored.journal import (
     encode_entries,
     encode_message,
 )
-from gateway.completions.stored.peers import Peers
+from gateway.completions.stored.peers import BackgroundIndex, Peers
 from gateway.completions.stored.store import (
     DEADLINE_GRACE_MS,
     ResponseState,

@@ -2,10 +2,11 @@
 
 import asyncio
 import itertools
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from common.tasks import TaskSet, tolerating_outage
+from common.tasks import TaskSet, in_background, tolerating_outage
 from contract import keys
 from contract.messages import ResponseGrown
 from contract.scripts import CommandExecutor
@@ -59,3 +60,69 @@ class Peers:
     async def _send(self, gateway: str, notices: dict[str, Any]) -> None:
         with tolerating_outage(f"notify gateway {gateway}"):
             await send_notices(self._executor, gateway, sender=self._dispatcher.gateway, **notices)
+
+
+INDEX_SECONDS: Final = 172_800
+"""Lifetime of a gateway's index after its last refresh."""
+
+
+class BackgroundIndex:
+    """The running background responses of each gateway. Only this gateway adds its own.
+
+    The index is in Redis: a client may never request a response whose owner has died.
+    """
+
+    def __init__(self, executor: CommandExecutor, gateway: str) -> None:
+        self._execute = executor.execute_command
+        self._gateway = gateway
+        self._own: set[str] = set()
+
+    def add(self, request_id: str) -> None:
+        """Add a response of this gateway."""
+        self._own.add(request_id)
+        in_background(self._add([request_id]))
+
+    def remove(self, request_id: str) -> None:
+        """Remove a response of this gateway. Does nothing for other responses."""
+        if request_id in self._own:
+            self._own.discard(request_id)
+            in_background(self.remove_of(self._gateway, request_id))
+
+    async def refresh(self) -> None:
+        """Add all responses of this gateway again, because Redis may have lost them."""
+        await self._add(self._own)
+
+    async def other_owners(self) -> list[str]:
+        """Return the other gateways that have background responses. Raises RedisError."""
+        return [
+            name for name in await self._members(keys.BACKGROUND_OWNERS) if name != self._gateway
+        ]
+
+    async def responses_of(self, owner: str) -> list[str]:
+        """Return the request ids of an owner's responses. Raises RedisError."""
+        return await self._members(keys.background_responses(owner))
+
+    async def remove_of(self, owner: str, request_id: str) -> None:
+        """Remove a response of any gateway."""
+        with tolerating_outage("unregister a background response"):
+            await self._execute("SREM", keys.background_responses(owner), request_id)
+
+    async def remove_owner(self, owner: str) -> None:
+        """Remove an owner unless it still has responses. Raises RedisError."""
+        if not await self._execute("EXISTS", keys.background_responses(owner)):
+            await self._execute("SREM", keys.BACKGROUND_OWNERS, owner)
+
+    async def _members(self, key: str) -> list[str]:
+        names: Any = await self._execute("SMEMBERS", key)
+        return sorted(name.decode() for name in names)
+
+    async def _add(self, request_ids: Collection[str]) -> None:
+        if not request_ids:
+            return
+        key = keys.background_responses(self._gateway)
+        with tolerating_outage("register background responses"):
+            await asyncio.gather(
+                self._execute("SADD", key, *request_ids),
+                self._execute("EXPIRE", key, INDEX_SECONDS),
+                self._execute("SADD", keys.BACKGROUND_OWNERS, self._gateway),
+            )

@@ -21,11 +21,10 @@ from contract.scripts import CommandExecutor
 from gateway.completions.queue.dispatcher import Dispatcher
 from gateway.completions.sealing import Sealer
 from gateway.completions.settlement import CLOSE_SECONDS, Settlement, SettlementService
-from gateway.completions.stored.background import BackgroundIndex
 from gateway.completions.stored.head import ResponseHead
 from gateway.completions.stored.journal import encode_entries, encode_message
 from gateway.completions.stored.owned import OwnedResponse, OwnedResponses
-from gateway.completions.stored.peers import Peers
+from gateway.completions.stored.peers import BackgroundIndex, Peers
 from gateway.completions.stored.reader import ResponseReader
 from gateway.completions.stored.store import (
     ResponseState,
