@@ -38,12 +38,9 @@ _RECORD: Final = struct.Struct(f">{DIGEST_BYTES}sI")
 @cache
 def boundaries(block_tokens: int) -> tuple[int, ...]:
     """Return the boundaries of prefixes, in tokens, for a cache with blocks of this size."""
-    steps = (_FIRST_BOUNDARY * 2**n + half for n in range(_DOUBLINGS) for half in _halves(n))
+    doubled = (_FIRST_BOUNDARY * 2**n for n in range(_DOUBLINGS))
+    steps = (step for each in doubled for step in (each, each + each // 2))
     return tuple(step for step in steps if step % block_tokens == 0)
-
-
-def _halves(doublings: int) -> tuple[int, int]:
-    return 0, _FIRST_BOUNDARY * 2**doublings // 2
 
 
 def prefix_hash(cache_salt: str) -> Any:

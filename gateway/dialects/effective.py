@@ -4,7 +4,7 @@ import math
 from typing import Any, Final
 
 from contract.sampling import SamplerChain, SamplingSpec
-from gateway.dialects.request import ChatRequest, GenerationRequest, PoolingKind, PoolingRequest
+from gateway.dialects.request import GenerationRequest, PoolingKind, PoolingRequest
 
 _NAMES: Final = (
     *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
@@ -48,10 +48,17 @@ def effective_parameters(request: GenerationRequest, sampling: SamplingSpec) -> 
         "cache_prompt": request.reads_prefix_cache,
         **_sampling(sampling),
     }
-    if request.chat is None:
+    if (chat := request.chat) is None:
         parameters |= _of_completions(request)
     else:
-        parameters |= _of_chats(request, request.chat, sampling)
+        parameters |= {
+            "logprobs": request.logprobs is not None,
+            "top_logprobs": request.logprobs or 0,
+            "chat_template_kwargs": chat.template_arguments,
+            "continue_final_message": chat.continues_last_message,
+            "thinking_budget": sampling.thinking_budget,
+            "include_reasoning": chat.shows_reasoning,
+        }
     if request.structure is not None:
         parameters["structure"] = str(request.structure.kind)
     if request.tool_use is not None:
@@ -87,19 +94,6 @@ def _of_completions(request: GenerationRequest) -> dict[str, Any]:
     suffix = {"suffix": request.suffix} if request.suffix else {}
     best_of, logprobs, echo = request.best_of, request.logprobs, request.echo
     return {"best_of": best_of, "logprobs": logprobs, "echo": echo, **suffix}
-
-
-def _of_chats(
-    request: GenerationRequest, chat: ChatRequest, sampling: SamplingSpec
-) -> dict[str, Any]:
-    return {
-        "logprobs": request.logprobs is not None,
-        "top_logprobs": request.logprobs or 0,
-        "chat_template_kwargs": chat.template_arguments,
-        "continue_final_message": chat.continues_last_message,
-        "thinking_budget": sampling.thinking_budget,
-        "include_reasoning": chat.shows_reasoning,
-    }
 
 
 def _sampling(sampling: SamplingSpec) -> dict[str, Any]:

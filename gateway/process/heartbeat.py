@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from redis.exceptions import RedisError
 
@@ -27,9 +27,6 @@ from gateway.limits.reservations import Reservations
 from gateway.limits.store import QuotaStore
 from gateway.platform import telemetry
 from gateway.platform.redis_client import connect
-
-if TYPE_CHECKING:
-    from redis.asyncio import Redis
 
 HEARTBEAT_SECONDS: Final = 2.0
 RENEW_SECONDS: Final = 10.0
@@ -88,7 +85,9 @@ class Heartbeat:
         client = connect(self._redis_url, max_connections=_CONNECTIONS)
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._repeat(lambda: self._announce(client), HEARTBEAT_SECONDS))
+                tasks.create_task(
+                    self._repeat(lambda: self._presence.announce(client), HEARTBEAT_SECONDS)
+                )
                 store = QuotaStore(client)
                 tasks.create_task(self._repeat(lambda: self._renew(store), RENEW_SECONDS))
                 tasks.create_task(self._watch())
@@ -107,9 +106,6 @@ class Heartbeat:
                     )
                 raise_if_cancelled()
             await asyncio.sleep(seconds)
-
-    async def _announce(self, client: "Redis") -> None:
-        await self._presence.announce(client)
 
     async def _renew(self, store: QuotaStore) -> None:
         unknown = await self._reservations.extend(store)

@@ -212,7 +212,8 @@ class RunningJob:
                 grammar=job.grammar if job.max_tokens else "",
                 output_token_ids=sequence.known_token_ids,
                 images=job.images,
-                image_params=job.image_params or _places(job.images),
+                image_params=job.image_params
+                or [f"images[{index}]" for index, _ in enumerate(job.images)],
                 may_shorten=job.may_shorten,
                 reads_prefix_cache=job.reads_prefix_cache,
                 is_preemptible=self.is_preemptible,
@@ -546,7 +547,3 @@ class RunningJob:
         else:
             ranked = sorted(self.sequences, key=lambda sequence: -sequence.mean_logprob)
         return [sequence.index for sequence in ranked[: self.job.n]]
-
-
-def _places(images: list[bytes]) -> list[str]:
-    return [f"images[{index}]" for index, _ in enumerate(images)]

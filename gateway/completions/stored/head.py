@@ -111,7 +111,11 @@ class ResponseHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
         fields["images"] = [[] for _ in request.images]
         fields["image_params"] = []
         if request.chat is not None:
-            fields["chat"] = _format_of(request.chat)
+            fields["chat"] = ChatRequest(
+                messages=[],
+                shows_reasoning=request.chat.shows_reasoning,
+                uses_legacy_functions=request.chat.uses_legacy_functions,
+            )
         if request.tool_use is not None:
             fields["tool_use"] = replace(request.tool_use, tools=[])
         return cls(
@@ -167,14 +171,6 @@ def cost_by(record: UsageRecord) -> Callable[[Usage], int]:
         prompt_tokens=usage.prompt_tokens,
         cached_tokens=usage.cached_tokens,
         completion_tokens=usage.completion_tokens,
-    )
-
-
-def _format_of(chat: ChatRequest) -> ChatRequest:
-    return ChatRequest(
-        messages=[],
-        shows_reasoning=chat.shows_reasoning,
-        uses_legacy_functions=chat.uses_legacy_functions,
     )
 
 

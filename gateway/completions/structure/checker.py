@@ -28,7 +28,9 @@ class GrammarChecker:
 
     def __init__(self, settings: SandboxSettings) -> None:
         self._pool = SandboxPool(settings)
-        self._verdicts: LRUCache[bytes, Verdict] = LRUCache(_MAX_CACHED_CHARACTERS, _characters)
+        self._verdicts: LRUCache[bytes, Verdict] = LRUCache(
+            _MAX_CACHED_CHARACTERS, lambda each: 256 + len(each.grammar) + len(each.refusal)
+        )
 
     async def compile(
         self,
@@ -95,10 +97,6 @@ class GrammarChecker:
             raise OverloadedError(
                 "The grammar could not be compiled in time.", retry_after_seconds=1.0
             ) from None
-
-
-def _characters(verdict: Verdict) -> int:
-    return 256 + len(verdict.grammar) + len(verdict.refusal)
 
 
 def _encoded(constraint: Constraint, param: str) -> bytes:

@@ -173,7 +173,11 @@ def read_response(body: dict[str, Any], profile: Profile, *, max_prompts: int) -
             )
         structure = formatted
     use = read_use(wire.tool_choice, toolbox, is_parallel=wire.parallel_tool_calls is not False)
-    arguments, params = read_template_arguments(_template(wire, text), thinking)
+    verbosity = one_of(text.get("verbosity"), "text.verbosity", _VERBOSITIES)
+    template = TemplateParameters(
+        chat_template_kwargs=wire.chat_template_kwargs, verbosity=verbosity
+    )
+    arguments, params = read_template_arguments(template, thinking)
     if params.get("verbosity") == "verbosity":
         params["verbosity"] = "text.verbosity"
     summary = reasoning.get("summary") or reasoning.get("generate_summary")
@@ -211,13 +215,6 @@ def read_response(body: dict[str, Any], profile: Profile, *, max_prompts: int) -
     )
     check_end_is_free(request)
     return request
-
-
-def _template(wire: ResponseRequest, text: dict[str, Any]) -> TemplateParameters:
-    return TemplateParameters(
-        chat_template_kwargs=wire.chat_template_kwargs,
-        verbosity=one_of(text.get("verbosity"), "text.verbosity", _VERBOSITIES),
-    )
 
 
 def _structure(value: object) -> Structure | None:

@@ -77,7 +77,9 @@ class CachedPrefixes:
         content = packed(event.token_ids).tobytes()
         width = len(content) // len(hashes)
         for number, (block_hash, keys) in enumerate(zip(hashes, extra_keys, strict=True)):
-            if parent is None or (parent.tokens and not _is_plain(keys, event.lora_name)):
+            # A block with text only has no other keys.
+            is_plain = not keys or tuple(keys) == (event.lora_name,)
+            if parent is None or (parent.tokens and not is_plain):
                 return
             block = self._blocks.get(block_hash)
             if block is None:
@@ -111,11 +113,6 @@ def _root(keys: Any, lora_name: str | None) -> _Block | None:
     if len(rest) > 1 or not isinstance(rest[0], str):
         return None
     return _Block(prefix_hash(rest[0]), 0, None)
-
-
-def _is_plain(keys: Any, lora_name: str | None) -> bool:
-    """Whether a block has text only."""
-    return not keys or tuple(keys) == (lora_name,)
 
 
 class _Nothing:

@@ -12,6 +12,11 @@ from worker.engine.vllm.resumption import output_arguments, replayed_token_ids
 from worker.samplers.arguments import chain_arguments, varied
 from worker.samplers.breakers import DryBreakers
 
+_PLAIN = (
+    *("temperature", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
+    "repetition_penalty",
+)
+"""Parameters that vLLM has by the same names."""
 _SMALLEST_TOP_P = 1e-6
 
 
@@ -137,15 +142,8 @@ def _skips_prefix_cache(request: EngineRequest) -> bool:
 
 
 def _plain(spec: SamplingSpec) -> dict[str, Any]:
-    return {
-        "temperature": spec.temperature,
-        "top_p": max(spec.top_p, _SMALLEST_TOP_P),
-        "top_k": spec.top_k,
-        "min_p": spec.min_p,
-        "presence_penalty": spec.presence_penalty,
-        "frequency_penalty": spec.frequency_penalty,
-        "repetition_penalty": spec.repetition_penalty,
-    }
+    values = {name: getattr(spec, name) for name in _PLAIN}
+    return values | {"top_p": max(spec.top_p, _SMALLEST_TOP_P)}
 
 
 def _handed_to_chain(spec: SamplingSpec) -> dict[str, Any]:

@@ -233,7 +233,8 @@ class Compiler:
                 self._probe_parts(constraint, tokenizer, token_ids)
                 self._probe(grammar, tokenizer, walks=False)
         except RefusedError as error:
-            return Verdict(refusal=_placed(str(error), constraint), param=error.param)
+            refusal = _in_source(str(error), constraint.structure)
+            return Verdict(refusal=refusal, param=error.param)
         except (RecursionError, MemoryError):
             return Verdict(refusal="too complex")
         return Verdict(grammar=grammar)
@@ -300,10 +301,6 @@ def _tried(order: Template) -> Verdict:
     except MemoryError:
         return Verdict(refusal="it takes too much memory")
     return Verdict()
-
-
-def _placed(reason: str, constraint: Constraint) -> str:
-    return _in_source(reason, constraint.structure)
 
 
 def _in_source(reason: str, structure: Structure | None) -> str:
