@@ -254,11 +254,16 @@ class CallPiece(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True
     """Next part of the arguments, JSON as the model generates it."""
 
 
-class Delta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """New text of one choice."""
+class OfAttempt(msgspec.Struct, frozen=True, array_like=True):
+    """A message about one attempt of a job."""
 
     handle: int
     attempt: int
+
+
+class Delta(OfAttempt, omit_defaults=True):
+    """New text of one choice."""
+
     choice: int
     """Index within the job, 0 to n - 1; of the sequence, 0 to best_of - 1, if these are ranked."""
     start: int
@@ -281,29 +286,23 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """The result of one input of `GenerationJob.pooling`: float32 numbers, little-endian."""
 
 
-class JobStarted(msgspec.Struct, frozen=True, array_like=True):
+class JobStarted(OfAttempt):
     """An engine has processed the prompt. Not sent for a job that ends in the same frame."""
 
-    handle: int
-    attempt: int
     prompt_tokens: int
     cached_tokens: int
 
 
-class PromptScored(msgspec.Struct, frozen=True, array_like=True):
+class PromptScored(OfAttempt):
     """Log-probabilities of a prompt, sent before the first delta of its job."""
 
-    handle: int
-    attempt: int
     logprobs: list[bytes]
     """One item for each LOGPROBS_AT_ONCE tokens, encoded by `encode_logprobs`."""
 
 
-class JobFinished(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+class JobFinished(OfAttempt, omit_defaults=True):
     """A job finished; the counts are the engine's."""
 
-    handle: int
-    attempt: int
     prompt_tokens: int
     completion_tokens: int
     """Tokens of all sequences, including those that `best_of` discarded."""
@@ -327,11 +326,9 @@ class ContextExcess(msgspec.Struct, frozen=True, array_like=True):
     window: int
 
 
-class JobFailed(msgspec.Struct, frozen=True, array_like=True):
+class JobFailed(OfAttempt):
     """A job ended without a result."""
 
-    handle: int
-    attempt: int
     code: FailureCode
     message: str
     retry_after_seconds: float | None = None
@@ -356,21 +353,17 @@ class ReturnReason(StrEnum):
     PROMPT_LOST = "prompt_lost"  # Redis lacks chunks of its prompt, or has wrong ones.
 
 
-class JobReturned(msgspec.Struct, frozen=True, array_like=True):
+class JobReturned(OfAttempt):
     """A worker returns an unfinished job. It has sent all tokens, so another worker can resume."""
 
-    handle: int
-    attempt: int
     reason: ReturnReason
     has_progressed: bool
     """Whether this attempt has generated a token."""
 
 
-class JobLost(msgspec.Struct, frozen=True, array_like=True):
+class JobLost(OfAttempt):
     """A lease expired; the gateway that detected it sends this to the gateway that owns the job."""
 
-    handle: int
-    attempt: int
     model: str = ""
     """With the next two fields, identifies the job for an owner that no longer tracks it.
 

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from common.tasks import Backoff, unless
 from worker import telemetry
@@ -22,24 +23,20 @@ STEADY_SECONDS = 60.0
 _CLOSE_SECONDS = 30.0
 
 
+@dataclass(eq=False)
 class EngineSupervisor:
     """Starts engines, one after the other."""
 
-    def __init__(
-        self,
-        make_engine: Callable[[], Engine],
-        *,
-        stopping: asyncio.Event,
-        longest_pause_seconds: float,
-        on_failure: Callable[[str], None],
-    ) -> None:
-        self._make_engine = make_engine
-        self._stopping = stopping
-        self._backoff = Backoff(FIRST_PAUSE_SECONDS, longest_pause_seconds)
-        self._on_failure = on_failure
-        self._engine: Engine | None = None
-        self._started_at = 0.0
-        self._died_at: float | None = None
+    make_engine: Callable[[], Engine]
+    stopping: asyncio.Event
+    longest_pause_seconds: float
+    on_failure: Callable[[str], None]
+    _engine: Engine | None = None
+    _started_at: float = 0.0
+    _died_at: float | None = None
+
+    def __post_init__(self) -> None:
+        self._backoff = Backoff(FIRST_PAUSE_SECONDS, self.longest_pause_seconds)
 
     @property
     def down_seconds(self) -> float:
@@ -49,9 +46,9 @@ class EngineSupervisor:
 
     async def start(self) -> Engine | None:
         """Start the first engine; None if shutdown begins meanwhile. Passes on its exceptions."""
-        engine = self._engine = self._make_engine()
-        await unless(self._stopping, engine.start())
-        if self._stopping.is_set():
+        engine = self._engine = self.make_engine()
+        await unless(self.stopping, engine.start())
+        if self.stopping.is_set():
             return None
         self._started_at = time.monotonic()
         self._died_at = None
@@ -63,10 +60,10 @@ class EngineSupervisor:
         if now - self._started_at >= STEADY_SECONDS:
             self._backoff.reset()
         while True:
-            self._on_failure(failure)
+            self.on_failure(failure)
             await self.aclose()
-            await unless(self._stopping, self._pause())
-            if self._stopping.is_set():
+            await unless(self.stopping, self._pause())
+            if self.stopping.is_set():
                 return None
             try:
                 engine = await self.start()

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -104,6 +105,7 @@ def parse_object(body: bytes | bytearray) -> dict[str, Any]:
     return value
 
 
+@dataclass(eq=False)
 class StructureMeter:
     """Counts the structural characters of a JSON text while it arrives, before it is parsed.
 
@@ -111,20 +113,21 @@ class StructureMeter:
     error.
     """
 
-    def __init__(self, *, most_items: int, most_members: int = MAX_MEMBERS) -> None:
-        """Allow so many array and object items, and so many containers and members."""
-        self.text = bytearray()
-        """The received bytes."""
-        self._most_items = most_items
-        self._most_members = most_members
-        self._items = 0
-        self._members = 0
-        self._counted_bytes = 0
-        self._uncounted_items = 0
-        self._uncounted_members = 0
-        self._is_in_string = False
-        self._is_torn = False
-        """Whether the counted text ends in a backslash that still lacks its character."""
+    _: KW_ONLY
+    most_items: int
+    """Maximum array and object items."""
+    most_members: int = MAX_MEMBERS
+    """Maximum containers and members."""
+    text: bytearray = field(default_factory=bytearray)
+    """The received bytes."""
+    _items: int = 0
+    _members: int = 0
+    _counted_bytes: int = 0
+    _uncounted_items: int = 0
+    _uncounted_members: int = 0
+    _is_in_string: bool = False
+    _is_torn: bool = False
+    """Whether the counted text ends in a backslash that still lacks its character."""
 
     def feed(self, part: bytes) -> None:
         """Add a part of the text."""
@@ -136,8 +139,8 @@ class StructureMeter:
     def is_in_doubt(self) -> bool:
         """Whether the text would exceed a limit if no structural character were in a string."""
         return (
-            self._items + self._uncounted_items >= self._most_items
-            or self._members + self._uncounted_members > self._most_members
+            self._items + self._uncounted_items >= self.most_items
+            or self._members + self._uncounted_members > self.most_members
         ) and self._counted_bytes < len(self.text)
 
     def count(self) -> None:
@@ -157,14 +160,14 @@ class StructureMeter:
             self._is_in_string = not self._is_in_string
         self._items += _items(outside)
         self._members += _members(outside)
-        if self._items >= self._most_items:
+        if self._items >= self.most_items:
             raise PayloadTooLargeError(
-                f"The body must have at most {self._most_items} items in its arrays and objects. "
+                f"The body must have at most {self.most_items} items in its arrays and objects. "
                 f"Given: at least {self._items + 1}."
             )
-        if self._members > self._most_members:
+        if self._members > self.most_members:
             raise PayloadTooLargeError(
-                f"The body must have at most {self._most_members} arrays, objects and members of "
+                f"The body must have at most {self.most_members} arrays, objects and members of "
                 f"objects. Given: at least {self._members}."
             )
 

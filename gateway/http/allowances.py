@@ -5,6 +5,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
@@ -26,66 +27,57 @@ SENDERS: Final = 4
 """Senders that may hold their most at the same time. Beyond, each gets less."""
 
 
+@dataclass(eq=False)
 class Allowance:
     """A rate limit for each caller: a leaky bucket that holds the requests of one minute."""
 
-    def __init__(
-        self,
-        *,
-        per_minute: int,
-        code: str,
-        what: str,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Start without any use.
-
-        Args:
-            per_minute: The limit; 0 for none.
-            code: Code of the error when the limit is exceeded.
-            what: Plural noun for what the limit counts, for the error message.
-            monotonic: Clock in seconds.
-        """
-        self._most = per_minute
-        self._code = code
-        self._what = what
-        self._monotonic = monotonic
-        self._used: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """Use per caller, and the time at which this value was current."""
+    per_minute: int
+    """The limit; 0 for none."""
+    code: str
+    """Code of the error when the limit is exceeded."""
+    what: str
+    """Plural noun for what the limit counts, for the error message."""
+    monotonic: Callable[[], float] = time.monotonic
+    """Clock in seconds."""
+    _used: OrderedDict[str, tuple[float, float]] = field(default_factory=OrderedDict)
+    """Use per caller, and the time at which this value was current."""
 
     def is_left(self, caller: str) -> bool:
         """Whether a caller is below the limit."""
         # Most callers have no entry.
-        if caller not in self._used or self._most == 0:
+        if caller not in self._used or self.per_minute == 0:
             return True
         # One whole use: a part of one is there at any time, so that it would limit nobody.
-        return self._now_used(caller) <= self._most - 1 + _ROUNDING
+        return self._now_used(caller) <= self.per_minute - 1 + _ROUNDING
 
     def require(self, caller: str) -> None:
         """Raise TooManyUnpaidError if a caller has reached the limit."""
         if not self.is_left(caller):
             raise TooManyUnpaidError(
-                f"{self._what} are limited to {self._most} per minute.",
-                code=self._code,
-                retry_after_seconds=(self._now_used(caller) - self._most + 1) * 60 / self._most,
+                f"{self.what} are limited to {self.per_minute} per minute.",
+                code=self.code,
+                retry_after_seconds=(self._now_used(caller) - self.per_minute + 1)
+                * 60
+                / self.per_minute,
             )
 
     def use(self, caller: str, times: int = 1) -> None:
         """Count uses of a caller; -1 revokes one."""
-        if self._most == 0 or times == 0 or (times < 0 and caller not in self._used):
+        if self.per_minute == 0 or times == 0 or (times < 0 and caller not in self._used):
             return
         used = self._now_used(caller) + times
         if used <= 0:
             self._used.pop(caller, None)
             return
         # Also what exceeds the limit, such as the bytes of a large body, has to drain.
-        self._used[caller] = (used, self._monotonic())
+        self._used[caller] = (used, self.monotonic())
         self._used.move_to_end(caller)
         if len(self._used) > MAX_CALLERS:
             self._used.popitem(last=False)
 
     def _now_used(self, caller: str) -> float:
         used, at = self._used.get(caller, (0.0, 0.0))
-        return max(0.0, used - (self._monotonic() - at) * self._most / 60)
+        return max(0.0, used - (self.monotonic() - at) * self.per_minute / 60)
 
 
 @lru_cache(maxsize=10_000)
@@ -100,13 +92,12 @@ def network_of(address: str) -> str:
     return str(ipaddress.ip_network((known, _IPV6_PREFIX), strict=False))
 
 
+@dataclass(eq=False)
 class UnpaidRequests(Allowance):
     """The limit of a key's requests that no quota counts."""
 
-    def __init__(self, per_minute: int) -> None:
-        """Start without any use. Arguments as in `Allowance`."""
-        what = "Unpaid requests (failed, estimate, tokenize and response requests)"
-        super().__init__(per_minute=per_minute, code="unpaid_requests", what=what)
+    code: str = "unpaid_requests"
+    what: str = "Unpaid requests (failed, estimate, tokenize and response requests)"
 
     def admit(self, exchange: Exchange, principal: Principal, *, is_paid: bool = False) -> None:
         """Count an unpaid request; one that `is_paid` counts only if it fails.
@@ -131,26 +122,23 @@ class UnpaidRequests(Allowance):
             self.use(exchange.caller, uses)
 
 
+@dataclass(eq=False)
 class FailedLogins(Allowance):
     """The limit of a network's invalid credentials."""
 
-    def __init__(self, per_minute: int) -> None:
-        """Start without any use. Arguments as in `Allowance`."""
-        what = "Invalid credentials from one network"
-        super().__init__(per_minute=per_minute, code="failed_logins", what=what)
+    code: str = "failed_logins"
+    what: str = "Invalid credentials from one network"
 
 
+@dataclass(eq=False)
 class Intake:
     """The bodies being read, with a byte limit per sender."""
 
-    def __init__(self, *, most_bytes: int) -> None:
-        """Limit the bodies of each sender to `most_bytes` in total.
-
-        A sender may also hold no more than what is free, so that another one always finds some.
-        """
-        self._most_bytes = most_bytes
-        self._held: Counter[str] = Counter()
-        self._total = 0
+    most_bytes: int
+    """The most that one sender may hold. It may also hold no more than what is free, so that
+    another one always finds some."""
+    _held: Counter[str] = field(default_factory=Counter)
+    _total: int = 0
 
     @contextmanager
     def body_of(self, sender: str) -> Iterator[Callable[[int], None]]:
@@ -163,7 +151,7 @@ class Intake:
 
         def add(more: int) -> None:
             nonlocal size
-            most = min(self._most_bytes, SENDERS * self._most_bytes - self._total)
+            most = min(self.most_bytes, SENDERS * self.most_bytes - self._total)
             if self._held[sender] + more > most:
                 raise TenantQueueFullError(
                     f"Bodies of concurrent requests must have at most {most} bytes in "

@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -120,44 +121,38 @@ def _template(scope: Scope) -> str:
     return path
 
 
+@dataclass(eq=False)
 class FrontMiddleware:
     """Counts and times each request by its route template, and sets `x-request-id`.
 
     The id is the client's if it is well-formed, else a new one.
-
-    Args:
-        app: The middleware and routes of Starlette.
-        application: The application that requests refer to.
-        direct: Routes with fixed paths whose POST requests do not pass the application's router.
-        wrap: Returns an application with the middleware for requests with an Origin header and for
-            those during a drain.
-        traces: Whether requests are traced, if they are sampled.
-        drain: The drain of this process.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        application: FastAPI,
-        direct: Iterable[BaseRoute] = (),
-        wrap: Callable[[ASGIApp], ASGIApp],
-        traces: bool = False,
-        drain: Draining,
-    ) -> None:
-        self._app = app
-        self._application = application
-        self._direct = {route.path: route for route in direct if isinstance(route, Route)}
-        self._wrapped = wrap(self._dispatch)
-        self._traces = traces
-        self._drain = drain
+    app: ASGIApp
+    """The middleware and routes of Starlette."""
+    _: KW_ONLY
+    application: FastAPI
+    """The application that requests refer to."""
+    direct: Iterable[BaseRoute] = ()
+    """Routes with fixed paths whose POST requests do not pass the application's router."""
+    wrap: Callable[[ASGIApp], ASGIApp]
+    """Returns an application with the middleware for requests with an Origin header and for those
+    during a drain."""
+    traces: bool = False
+    """Whether requests are traced, if they are sampled."""
+    drain: Draining
+    """The drain of this process."""
+
+    def __post_init__(self) -> None:
+        self._direct = {each.path: each for each in self.direct if isinstance(each, Route)}
+        self._wrapped = self.wrap(self._dispatch)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Serve a request (ASGI). Whatever its path, it shares the event loop with others."""
-        scope["app"] = self._application
+        scope["app"] = self.application
         if scope["type"] != "http":
-            return self._app(scope, receive, send)
-        services: Services = self._application.state.services
+            return self.app(scope, receive, send)
+        services: Services = self.application.state.services
         turns = services[LoopTurns]
         return turns.run(self._serve(scope, receive, send, turns))
 
@@ -178,9 +173,9 @@ class FrontMiddleware:
         logs.request_id.set(ids[0][1].decode())
         plain: ASGIApp = self._dispatch
         app = plain
-        if has_origin or self._drain.is_draining:
+        if has_origin or self.drain.is_draining:
             app = self._wrapped
-        if self._traces:
+        if self.traces:
             app = traced(app, scope)
         route = self._route(scope) if app is plain else None
         try:
@@ -212,7 +207,7 @@ class FrontMiddleware:
     async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
         route = self._route(scope)
         if route is None:
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
         else:
             response = await _respond(route, scope, receive)
             await response(scope, receive, send)
@@ -228,7 +223,7 @@ class FrontMiddleware:
         """
         network = network_of(scope["client"][0] if scope["client"] else "")
         if turns.is_over(network):
-            authenticator = self._application.state.services[Authenticator]
+            authenticator = self.application.state.services[Authenticator]
             credential = credential_of(Headers(scope=scope))
             return authenticator.cached_tenant(credential) or network
         return network

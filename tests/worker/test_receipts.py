@@ -350,11 +350,11 @@ async def test_waiting_end_of_an_old_attempt_does_not_affect_the_new_one(
                 await asyncio.sleep(0.01)
 
     with monkeypatch.context() as patched:
-        patched.setattr(bench.runner._link.queue, "finish", not_yet)
+        patched.setattr(bench.runner.link.queue, "finish", not_yet)
         await redis.hset(keys.job(MODEL, job.id), "attempt", "2")
         generation = bench.runner._jobs.by_id[job.id]
         generation.attempt = 2
-        bench.runner._link.leases.end([old])
+        bench.runner.link.leases.end([old])
         # The first renewal may have been sent before.
         for _ in range(3):
             await renewed()

@@ -72,7 +72,7 @@ async def test_jobs_are_aborted_when_too_much_is_unwritten(own_redis: RedisServe
                     await asyncio.sleep(0.01)
             assert sequence.generated < job.max_tokens, "it did not end by itself"
             assert not runner._jobs.by_id
-            assert not runner._link.writer.outbox("g1").deltas, "it leaves nothing in memory"
+            assert not runner.link.writer.outbox("g1").deltas, "it leaves nothing in memory"
             own_redis.start()
             again = make_job()
             await gateway.live()
@@ -100,7 +100,7 @@ async def test_job_that_ended_during_an_outage_leaves_nothing_in_an_empty_redis(
             gateway._last = "0"
             await gateway.live()
             await gateway.finished(job)
-            await asyncio.wait_for(runner._link.leases.settled.wait(), PATIENCE_SECONDS)
+            await asyncio.wait_for(runner.link.leases.settled.wait(), PATIENCE_SECONDS)
             assert not await client.exists(keys.job(MODEL, job.id))
             assert not await client.zcard(keys.leases(MODEL))
             again = make_job()

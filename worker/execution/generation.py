@@ -11,6 +11,7 @@ of all attempts.
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from enum import IntEnum
 from itertools import accumulate, count
 from typing import Any
@@ -93,25 +94,24 @@ def _prepare(parsers: Parsers, job: GenerationJob, parsing: Parsing) -> MakePars
     return parsers.prepare(parsing, [*opening])
 
 
+@dataclass(eq=False)
 class RunningJob:
     """Tracks one job until its last sequence ends."""
 
-    def __init__(
-        self,
-        claim: JobClaim,
-        outbox: ReplyOutbox,
-        *,
-        tokenizer: Tokenizer,
-        texts: TokenTexts,
-        engine: str = "",
-        parsers: Parsers = NO_PARSERS,
-        asked_at: float | None = None,
-        on_prefilled: Callable[[], None] | None = None,
-        prefill_pace: PrefillPace | None = None,
-    ) -> None:
-        """`engine` is the engine's name. `asked_at` is the `time.monotonic` time of the claim call;
-        it defaults to now.
-        """
+    claim: InitVar[JobClaim]
+    outbox: ReplyOutbox
+    _: KW_ONLY
+    tokenizer: Tokenizer
+    texts: TokenTexts
+    engine: str = ""
+    """The engine's name."""
+    parsers: InitVar[Parsers] = NO_PARSERS
+    asked_at: float = field(default_factory=time.monotonic)
+    """`time.monotonic` when the job was claimed, before the queue replied."""
+    on_prefilled: Callable[[], None] | None = None
+    prefill_pace: PrefillPace | None = None
+
+    def __post_init__(self, claim: JobClaim, parsers: Parsers) -> None:
         self.job = job = claim.job
         self.attempt = claim.attempt
         self.waited_seconds = claim.waited_seconds
@@ -119,10 +119,6 @@ class RunningJob:
         self.weight = claim.weight
         self.adapter: EngineAdapter | None = None
         """The job's adapter, once it is loaded."""
-        self._engine = engine
-        self._on_prefilled = on_prefilled
-        self._prefill_pace = prefill_pace
-        self.outbox = outbox
         self._stage = Stage.CLAIMED
         self.first_token_at: float | None = None
         """`time.monotonic` when the engine had processed the prompt in this attempt."""
@@ -138,8 +134,6 @@ class RunningJob:
         """Prompt tokens as the engine first counted them: an image takes more than its
         placeholders."""
         self._cached_tokens = resumption.cached_tokens
-        self._tokenizer = tokenizer
-        self._texts = texts
         self._stops = StopStrings(job.stop) if job.stop else None
         self._make_parser = None if job.parsing is None else _prepare(parsers, job, job.parsing)
         hides_all = (
@@ -148,9 +142,8 @@ class RunningJob:
             and self._make_parser is None
         )
         self._shows_special_tokens = job.shows_special_tokens and not hides_all
-        self._hidden = frozenset(texts.markup if hides_all else ())
+        self._hidden = frozenset(self.texts.markup if hides_all else ())
         self.claimed_at = time.monotonic()
-        self.asked_at = self.claimed_at if asked_at is None else asked_at
         self._is_replicated = job.is_replicated
         self._is_ranked = job.is_ranked
         self._is_gathered = self._is_ranked or not job.stream
@@ -447,16 +440,16 @@ class RunningJob:
             str(next(_sequence_ids)),
             index,
             Detokenizer(
-                self._tokenizer,
+                self.tokenizer,
                 job.prompt_token_ids if job.pooling is None else [],
                 shows_special_tokens=self._shows_special_tokens,
                 hidden=self._hidden,
             ),
-            job=job,
-            stops=self._stops,
-            texts=self._texts,
-            parser=None if self._make_parser is None else self._make_parser(),
-            progress=progress,
+            job,
+            self._stops,
+            self.texts,
+            None if self._make_parser is None else self._make_parser(),
+            progress,
         )
 
     def _note_prefill(self, sequence: Sequence, output: SequenceOutput) -> None:
@@ -466,23 +459,23 @@ class RunningJob:
         if self.first_token_at is None:
             self.first_token_at = time.monotonic()
             telemetry.PROMPT_TOKENS.inc(self.prompt_tokens)
-            if self._on_prefilled is not None:
-                self._on_prefilled()
+            if self.on_prefilled is not None:
+                self.on_prefilled()
         # Later sequences find the prompt in the cache only because the first one stored it there.
         if is_first and output.cached_tokens is not None and not self._is_prompt_counted:
             self._cached_tokens = min(output.cached_tokens, self.prompt_tokens)
             self._is_prompt_counted = True
-            if self._prefill_pace is not None:
+            if self.prefill_pace is not None:
                 uncached = self.prompt_tokens - self._cached_tokens
-                self._prefill_pace.note(uncached, self.first_token_at - self.claimed_at)
+                self.prefill_pace.note(uncached, self.first_token_at - self.claimed_at)
             self.outbox.start(
                 JobStarted(self.job.handle, self.attempt, self.prompt_tokens, self._cached_tokens),
                 is_streamed=self.job.stream,
             )
         if output.prompt_logprobs is not None:
             entries = prompt_logprobs(
-                self._tokenizer,
-                self._texts,
+                self.tokenizer,
+                self.texts,
                 self.job.prompt_token_ids,
                 output.prompt_logprobs,
                 alternatives=self._prompt_alternatives,
@@ -536,7 +529,7 @@ class RunningJob:
             prefill_ms=(first_token_at - self.claimed_at) * 1000,
             generation_ms=earlier_ms + (time.monotonic() - first_token_at) * 1000,
             chosen=self._chosen() if self._is_ranked else [],
-            engine=self._engine,
+            engine=self.engine,
         )
         self.outbox.finish(finished, self.report, is_streamed=self.job.stream)
 

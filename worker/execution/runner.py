@@ -10,7 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any
 
@@ -54,8 +54,8 @@ class Watcher:
 
     async def watch_cancellations(self) -> None:
         """Wait for the next cancellation on the control list and drop its job."""
-        key = keys.control(self._link.queue.model, self._link.worker)
-        entry: Any = await self._link.redis.blpop([key], timeout=_CONTROL_TIMEOUT_SECONDS)
+        key = keys.control(self.link.queue.model, self.link.worker)
+        entry: Any = await self.link.redis.blpop([key], timeout=_CONTROL_TIMEOUT_SECONDS)
         if entry is None:
             return
         job_id = entry[1].decode()
@@ -70,9 +70,9 @@ class Watcher:
 
     async def extend_leases(self) -> None:
         """Extend all leases and drop the jobs whose leases are lost."""
-        await asyncio.sleep(self._link.lease_ms / 1000 / _RENEWALS_PER_LEASE)
+        await asyncio.sleep(self.link.lease_ms / 1000 / _RENEWALS_PER_LEASE)
         running = [each.report for each in self._jobs.by_id.values()]
-        for report in await self._link.leases.extend(running):
+        for report in await self.link.leases.extend(running):
             generation = self._jobs.by_id.get(report.job_id)
             if generation is not None and generation.attempt == report.attempt:
                 self._jobs.drop(generation, tracing.LOST)
@@ -80,7 +80,7 @@ class Watcher:
 
     async def watch_overflow(self) -> None:
         """Drop all jobs when too many of their deltas are unwritten."""
-        writer, jobs = self._link.writer, self._jobs
+        writer, jobs = self.link.writer, self._jobs
         await writer.overflowed.wait()
         writer.overflowed.clear()
         if not jobs.by_id:
@@ -100,12 +100,12 @@ class Watcher:
         for generation in list(self._jobs.by_id.values()):
             if generation.job.deadline_ms <= now:
                 self._jobs.fail(generation, FailureCode.DEADLINE_EXCEEDED, DEADLINE_MESSAGE)
-        self._link.writer.flush()
+        self.link.writer.flush()
         await self._submitter.apply_ends()
         await self._check_gateways()
 
     async def _check_gateways(self) -> None:
-        gateways, writer = self._link.gateways, self._link.writer
+        gateways, writer = self.link.gateways, self.link.writer
         in_use = {each.job.gateway for each in self._jobs.by_id.values()}
         await gateways.check(in_use.union(writer.gateways))
         dead = gateways.missing_for(GRACE_SECONDS)
@@ -127,42 +127,39 @@ _PUBLISH_SECONDS = 0.1
 """Time for which Redis may lag behind what the engine has cached."""
 
 
+@dataclass(eq=False)
 class Runner:
     """Runs jobs of one model on one engine."""
 
-    def __init__(
-        self,
-        link: Link,
-        engine: Engine,
-        *,
-        gather_seconds: float,
-        stall_seconds: float,
-        preempted_share: float = 1.0,
-        affinity_seconds: float = 0.0,
-        adapter_files: AdapterFiles | None = None,
-        adapter_load_units: float = 0.0,
-        on_adapters_changed: Callable[[list[str]], None] = lambda _: None,
-        start_units: float = 0.0,
-    ) -> None:
-        self._link = link
-        self._engine = engine
-        self._stall_seconds = stall_seconds
+    link: Link
+    engine: Engine
+    _: KW_ONLY
+    gather_seconds: float
+    stall_seconds: float
+    preempted_share: float = 1.0
+    affinity_seconds: float = 0.0
+    adapter_files: AdapterFiles | None = None
+    adapter_load_units: float = 0.0
+    on_adapters_changed: Callable[[list[str]], None] = lambda _: None
+    start_units: float = 0.0
+
+    def __post_init__(self) -> None:
+        link, engine = self.link, self.engine
         self._tasks = TaskSet()
         self._jobs = jobs = RunningJobs(link.leases)
-        self._adapter_load_units = adapter_load_units
         self._adapters = Adapters(
             engine,
             jobs,
-            adapter_files,
+            self.adapter_files,
             link.held,
             self._charge_load,
-            on_adapters_changed,
+            self.on_adapters_changed,
         )
         self._submitter = submitter = Submitter(
             engine, jobs, link.writer, self._adapters, self._tasks
         )
         self._parser_thread = ParserThread(jobs, submitter, link.writer, self._tasks)
-        preemption = Preemption(engine, jobs, share=preempted_share)
+        preemption = Preemption(engine, jobs, share=self.preempted_share)
         self._claimer = Claimer(
             link,
             engine,
@@ -170,12 +167,12 @@ class Runner:
             submitter,
             self._adapters,
             preemption,
-            affinity_seconds,
-            start_units,
+            self.affinity_seconds,
+            self.start_units,
         )
         self._watcher = Watcher(link, jobs, submitter, self._claimer.wait_claimed)
         self._step_loop = StepLoop(
-            engine, jobs, submitter, self._parser_thread, link.writer, Pace(gather_seconds)
+            engine, jobs, submitter, self._parser_thread, link.writer, Pace(self.gather_seconds)
         )
         self._stopped = asyncio.Event()
         self._bugs: deque[float] = deque(maxlen=_MOST_BUGS)
@@ -190,7 +187,7 @@ class Runner:
         watcher = self._watcher
         loops: dict[str, Callable[[], Awaitable[None]]] = {
             "step the engine": self._step_loop.step,
-            "watch for stalls": partial(self._step_loop.watch_stalls, self._stall_seconds),
+            "watch for stalls": partial(self._step_loop.watch_stalls, self.stall_seconds),
             "extend leases": watcher.extend_leases,
             "check gateways and deadlines": watcher.check_jobs,
             "receive cancellations": watcher.watch_cancellations,
@@ -216,19 +213,19 @@ class Runner:
             await self._tasks.cancel()
             await self._adapters.aclose()
             self._parser_thread.close()
-            self._link.held.clear()
+            self.link.held.clear()
 
     async def _publish_cache(self) -> None:
         await asyncio.sleep(_PUBLISH_SECONDS)
-        await self._engine.read_cache(self._link.held)
+        await self.engine.read_cache(self.link.held)
         # A worker that stops needs no jobs.
         if not self._claimer.is_stopping:
-            await self._link.held.publish()
+            await self.link.held.publish()
 
     async def sleep(self) -> None:
         """Unload all adapters and put the engine to sleep, after `run`. Raises EngineDeadError."""
         await self._adapters.unload()
-        await self._engine.sleep()
+        await self.engine.sleep()
 
     async def drain(self, grace_seconds: float) -> None:
         """Stop claiming jobs, let running jobs finish, then stop."""
@@ -249,7 +246,7 @@ class Runner:
         self._stopped.set()
 
     async def _charge_load(self, generation: RunningJob, seconds: float) -> None:
-        link, units = self._link, self._adapter_load_units * seconds
+        link, units = self.link, self.adapter_load_units * seconds
         try:
             await link.queue.charge(link.worker, generation.job.id, generation.attempt, units)
         except (RedisError, OSError) as error:
@@ -266,7 +263,7 @@ class Runner:
         if is_often or isinstance(error, EngineDeadError):
             raise error
         self._jobs.return_all(ReturnReason.DRAINING)
-        self._link.writer.flush()
+        self.link.writer.flush()
         await self._submitter.apply_ends()
 
     async def _return_jobs(self, *, is_engine_dead: bool) -> None:
@@ -275,12 +272,12 @@ class Runner:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._claimer.wait_claimed(), _RETURN_SECONDS)
         self._jobs.return_all(ReturnReason.ENGINE_DIED if is_engine_dead else ReturnReason.DRAINING)
-        self._link.writer.flush()
+        self.link.writer.flush()
         if not is_engine_dead:
             # Not `wait_for`, which would let the engine make another step first.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_ABORT_SECONDS):
                     await self._submitter.apply_ends()
-        await self._link.writer.drain(_RETURN_SECONDS)
+        await self.link.writer.drain(_RETURN_SECONDS)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._link.leases.settled.wait(), _RETURN_SECONDS)
+            await asyncio.wait_for(self.link.leases.settled.wait(), _RETURN_SECONDS)

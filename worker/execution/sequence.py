@@ -1,7 +1,7 @@
 """One sequence of a job: turns the engine's token ids into text, log-probabilities and an end."""
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 import msgspec
 
@@ -43,6 +43,7 @@ class Piece:
     """Replaces the text if the response is parsed."""
 
 
+@dataclass(eq=False, slots=True)
 class Sequence:
     """Tracks one engine sequence until the engine, a stop string or a time limit ends it.
 
@@ -50,68 +51,46 @@ class Sequence:
     attempt, including held-back text and incomplete characters.
     """
 
-    __slots__ = (
-        "_decoded",
-        "_detokenizer",
-        "_has_new_line",
-        "_job",
-        "_offset",
-        "_reader",
-        "_resumed",
-        "_returned",
-        "_safe_until",
-        "_sent",
-        "_stops",
-        "_texts",
-        "_time_is_up_at",
-        "cumulative_logprob",
-        "finish_reason",
-        "id",
-        "index",
-        "is_parked",
-        "is_plain",
-        "piece",
-        "pooled",
-        "stop_reason",
-        "tokens",
-        "was_sent",
-    )
+    id: str
+    index: int
+    _detokenizer: Detokenizer
+    _job: GenerationJob
+    stops: InitVar[StopStrings | None]
+    _texts: TokenTexts
+    parser: InitVar[Parser | None]
+    _resumed: SequenceProgress | None
+    piece: Piece = field(default_factory=Piece)
+    tokens: int = 0
+    cumulative_logprob: float = 0.0
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    pooled: bytes = b""
+    """The result for an input of a pooling model."""
+    was_sent: bool = False
+    """Whether any part of the sequence was sent."""
+    is_parked: bool = False
+    """Whether it waits for room in the engine."""
+    is_plain: bool = field(init=False)
+    """Whether text depends on nothing but the tokens, so that `add` may decode it later."""
+    _stops: StopMatcher | None = None
+    _reader: Reader | None = None
+    _offset: int = 0
+    _returned: int = 0
+    _time_is_up_at: float | None = None
+    _has_new_line: bool = False
+    _decoded: int = 0
+    """Number of tokens of a plain sequence's piece whose text is in it."""
+    _sent: list[int] | None = None
+    """The tokens before the piece, if the sequence may leave the engine and return."""
+    _safe_until: int = 0
 
-    def __init__(
-        self,
-        sequence_id: str,
-        index: int,
-        detokenizer: Detokenizer,
-        *,
-        job: GenerationJob,
-        stops: StopStrings | None,
-        texts: TokenTexts,
-        parser: Parser | None = None,
-        progress: SequenceProgress | None = None,
-    ) -> None:
-        self.id = sequence_id
-        self.index = index
-        self.piece = Piece()
-        self.tokens = 0
-        self.cumulative_logprob = 0.0
-        self.finish_reason: FinishReason | None = None
-        self.stop_reason: int | str | None = None
-        self.pooled = b""
-        """The result for an input of a pooling model."""
-        self.was_sent = False
-        """Whether any part of the sequence was sent."""
-        self._job = job
-        self._detokenizer = detokenizer
-        self._stops = None if stops is None else StopMatcher(stops, includes_stop=job.includes_stop)
-        self._texts = texts
-        hides = job.parsing is not None and job.parsing.hides_special_tokens
-        self._reader = None if parser is None else Reader(parser, texts.markup if hides else {})
-        self._offset = 0
-        self._returned = 0
-        self._time_is_up_at: float | None = None
-        self._has_new_line = False
-        self._decoded = 0
-        """Number of tokens of a plain sequence's piece whose text is in it."""
+    def __post_init__(self, stops: StopStrings | None, parser: Parser | None) -> None:
+        job, resumed = self._job, self.resumed_token_ids
+        if stops is not None:
+            self._stops = StopMatcher(stops, includes_stop=job.includes_stop)
+        if parser is not None:
+            hides = job.parsing is not None and job.parsing.hides_special_tokens
+            self._reader = Reader(parser, self._texts.markup if hides else {})
         self.is_plain = (
             stops is None
             and parser is None
@@ -120,16 +99,11 @@ class Sequence:
             and not job.max_predict_ms
             and job.max_tokens > 0
         )
-        """Whether text depends on nothing but the tokens, so that `add` may decode it later."""
-        self._resumed = progress
-        self._sent = [*self.resumed_token_ids] if job.sequences > 1 else None
-        """The tokens before the piece, if the sequence may leave the engine and return."""
-        resumed = len(self.resumed_token_ids)
-        self._safe_until = resumed + SAFE_TOKENS if resumed else 0
-        self.is_parked = False
-        """Whether it waits for room in the engine."""
-        if progress is not None:
-            self._resume(progress)
+        if job.sequences > 1:
+            self._sent = [*resumed]
+        self._safe_until = len(resumed) + SAFE_TOKENS if resumed else 0
+        if self._resumed is not None:
+            self._resume(self._resumed)
 
     @property
     def resumed_token_ids(self) -> list[int]:

@@ -6,6 +6,7 @@ import logging
 import signal
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -22,16 +23,14 @@ _log = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.1
 
 
+@dataclass(eq=False)
 class HostedWorker:
     """A worker process, and what it announces."""
 
-    def __init__(
-        self, model: str, worker: str, process: asyncio.subprocess.Process, redis: Redis
-    ) -> None:
-        self.model = model
-        self._key = keys.worker_card(model, worker)
-        self._process = process
-        self._redis = redis
+    model: str
+    _key: str
+    _process: asyncio.subprocess.Process
+    _redis: Redis
 
     @classmethod
     async def start(
@@ -51,7 +50,7 @@ class HostedWorker:
             # A terminal's Ctrl-C must not reach it: the host stops it.
             start_new_session=True,
         )
-        return cls(model, worker, process, redis)
+        return cls(model, keys.worker_card(model, worker), process, redis)
 
     @property
     def exit_code(self) -> int | None:

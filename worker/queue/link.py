@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import KW_ONLY, dataclass
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -128,31 +129,30 @@ class GatewayWatch:
         return {name for name, since in self._missing_since.items() if now - since >= seconds}
 
 
+@dataclass(eq=False)
 class Link:
     """One worker's connection to the queue of its model and to the gateways."""
 
-    def __init__(
-        self,
-        redis: Redis,
-        model: str,
-        *,
-        worker: str,
-        lease_ms: int,
-        most_pending_deltas: int,
-        chunk_cache_bytes: int = 0,
-    ) -> None:
-        self.redis = redis
-        """For reads that block."""
-        shared = SharedConnection(redis, timeout_seconds=REDIS_TIMEOUT_SECONDS)
-        self.queue = JobQueue(shared, model)
-        self.worker = worker
-        self.lease_ms = lease_ms
-        self.leases = Leases(self.queue, worker, lease_ms=lease_ms)
-        self.held = HeldDigests(self.queue, worker)
+    redis: Redis
+    """For reads that block."""
+    model: str
+    _: KW_ONLY
+    worker: str
+    lease_ms: int
+    most_pending_deltas: int
+    chunk_cache_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        shared = SharedConnection(self.redis, timeout_seconds=REDIS_TIMEOUT_SECONDS)
+        self.queue = JobQueue(shared, self.model)
+        self.leases = Leases(self.queue, self.worker, lease_ms=self.lease_ms)
+        self.held = HeldDigests(self.queue, self.worker)
         """What makes claims prefer jobs for this worker."""
-        self.prompts = PromptChunks(self.queue, most_bytes=chunk_cache_bytes)
-        self.gateways = GatewayWatch(redis)
-        self.writer = ReplyWriter(shared, worker, most_pending_deltas, self.leases.written)
+        self.prompts = PromptChunks(self.queue, most_bytes=self.chunk_cache_bytes)
+        self.gateways = GatewayWatch(self.redis)
+        self.writer = ReplyWriter(
+            shared, self.worker, self.most_pending_deltas, self.leases.written
+        )
 
     async def run(self) -> None:
         """Write replies and settle leases until cancelled."""

@@ -11,7 +11,7 @@ import math
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -101,39 +101,23 @@ class Taken(NamedTuple):
     to_release: list[LeaseReport]
 
 
+@dataclass(eq=False, slots=True)
 class ReplyOutbox:
     """Messages that wait to be sent to one gateway."""
 
-    __slots__ = (
-        "_started",
-        "_started_due_at",
-        "deltas",
-        "failed",
-        "finished",
-        "gateway",
-        "number",
-        "prompts",
-        "returned",
-        "to_end",
-        "to_release",
-    )
-
-    def __init__(self, gateway: str) -> None:
-        self.gateway = gateway
-        self.number = 0
-        self.prompts: list[PromptScored] = []
-        self.deltas: list[Delta] = []
-        self.finished: list[JobFinished] = []
-        self.failed: list[JobFailed] = []
-        self.returned: list[JobReturned] = []
-        self._started: dict[int, JobStarted] = {}
-        self._started_due_at = math.inf
-        self.to_end: list[LeaseReport] = []
-        """Leases of the finished and failed jobs above; they end once these messages are
-        written."""
-        self.to_release: list[LeaseReport] = []
-        """Leases of jobs that other workers resume, released once all messages above are
-        written."""
+    gateway: str
+    number: int = 0
+    prompts: list[PromptScored] = field(default_factory=list)
+    deltas: list[Delta] = field(default_factory=list)
+    finished: list[JobFinished] = field(default_factory=list)
+    failed: list[JobFailed] = field(default_factory=list)
+    returned: list[JobReturned] = field(default_factory=list)
+    _started: dict[int, JobStarted] = field(default_factory=dict)
+    _started_due_at: float = math.inf
+    to_end: list[LeaseReport] = field(default_factory=list)
+    """Leases of the finished and failed jobs above; they end once these messages are written."""
+    to_release: list[LeaseReport] = field(default_factory=list)
+    """Leases of jobs that other workers resume, released once all messages above are written."""
 
     @property
     def started(self) -> list[JobStarted]:

@@ -10,6 +10,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import msgspec
@@ -56,29 +57,23 @@ class Adopted(NamedTuple):
     """The last known attempt, counted from 1."""
 
 
+@dataclass(eq=False, kw_only=True)
 class Dispatcher:
     """All jobs in flight of one gateway process."""
 
-    def __init__(
-        self,
-        *,
-        gateway: str,
-        client: "Redis",
-        catalogue: Catalogue,
-        max_waiting_jobs: int,
-        max_waiting_jobs_of_tenant: int,
-        queue_timeout_seconds: float,
-        resume_after_seconds: float,
-    ) -> None:
-        self.gateway = gateway
+    gateway: str
+    client: "Redis"
+    catalogue: Catalogue
+    max_waiting_jobs: int
+    max_waiting_jobs_of_tenant: int
+    queue_timeout_seconds: float
+    resume_after_seconds: float
+
+    def __post_init__(self) -> None:
+        gateway, client, catalogue = self.gateway, self.client, self.catalogue
         self.notices = ResponseNotices()
-        self._client = client
-        self._catalogue = catalogue
-        self._max_waiting_jobs = max_waiting_jobs
-        self._max_waiting_jobs_of_tenant = max_waiting_jobs_of_tenant
-        self._queue_timeout_seconds = queue_timeout_seconds
         self._handles = itertools.count(1)
-        self.presence = Presence(gateway, client, resume_after_seconds=resume_after_seconds)
+        self.presence = Presence(gateway, client, resume_after_seconds=self.resume_after_seconds)
         self._jobs = JobsInFlight(catalogue)
         self._replies = Replies(self._jobs, catalogue)
         self.reader = ReplyReader(
@@ -91,7 +86,7 @@ class Dispatcher:
             self._jobs,
             self._replies.recoveries,
             self.notices,
-            queue_timeout_seconds,
+            self.queue_timeout_seconds,
         )
 
     @property
@@ -109,7 +104,7 @@ class Dispatcher:
 
         Another gateway that takes a response over needs those that its journal lacks.
         """
-        await self._client.xtrim(keys.replies(self.gateway), minid=oldest.decode())
+        await self.client.xtrim(keys.replies(self.gateway), minid=oldest.decode())
 
     def next_handle(self) -> int:
         """Return a handle for a new job, unique within this process."""
@@ -140,17 +135,17 @@ class Dispatcher:
                     await asyncio.sleep(0)
                 some = tickets[start : start + JOBS_AT_ONCE]
                 begun += [ticket.spans.begin(ticket.job, ticket.attempt) for ticket in some]
-            report = await self._catalogue.queue(model).enqueue(
+            report = await self.catalogue.queue(model).enqueue(
                 begun,
                 weight=weight,
-                most_waiting=self._max_waiting_jobs,
-                most_waiting_of_tenant=self._max_waiting_jobs_of_tenant,
+                most_waiting=self.max_waiting_jobs,
+                most_waiting_of_tenant=self.max_waiting_jobs_of_tenant,
                 longest_wait_seconds=self._longest_wait_seconds(jobs),
             )
             if report.shed:
                 telemetry.SHED_JOBS.labels(model).inc(len(report.shed))
-                in_background(notify_shed(self._client, self.gateway, report))
-            require_enqueued(report, model, self._max_waiting_jobs_of_tenant)
+                in_background(notify_shed(self.client, self.gateway, report))
+            require_enqueued(report, model, self.max_waiting_jobs_of_tenant)
             for ticket in tickets:
                 ticket.check_at = 0.0
         except RedisError:
@@ -164,7 +159,7 @@ class Dispatcher:
     def _longest_wait_seconds(self, jobs: Sequence[GenerationJob]) -> float:
         """Return how long jobs may wait. Batch jobs wait until their deadline."""
         if jobs[0].service_tier is not ServiceTier.BATCH:
-            return self._queue_timeout_seconds
+            return self.queue_timeout_seconds
         return max(min(job.deadline_ms for job in jobs) - clock.now_ms(), 0) / 1000
 
     def adopt(

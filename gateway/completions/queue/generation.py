@@ -4,6 +4,8 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, NamedTuple
 
 import msgspec
@@ -46,6 +48,7 @@ class Reply(NamedTuple):
     """A JobStarted only in a generation that `delivers_starts`."""
 
 
+@dataclass(eq=False, kw_only=True)
 class Generation:
     """The jobs of one request, and a bounded inbox for their replies.
 
@@ -53,39 +56,32 @@ class Generation:
     reader may call its `take` instead, without an inbox and a wake-up.
     """
 
-    def __init__(
-        self,
-        *,
-        max_unread_bytes: int,
-        turn: Turn = nullcontext,
-        delivers_starts: bool = False,
-    ) -> None:
-        """Begin without jobs. `turn` is entered for each slice of many replies."""
-        self.turn = turn
-        self.jobs: Sequence[GenerationJob] = ()
-        """The enqueued jobs, by prompt."""
-        self.started: dict[int, JobStarted] = {}
-        """What engines reported about their prompts, by prompt."""
-        self.finished: dict[int, JobFinished] = {}
-        """The final messages of its jobs, by prompt."""
-        self.received_tokens: defaultdict[int, int] = defaultdict(int)
-        """Completion tokens received, by prompt; for ranked sequences, those of all candidates."""
-        self.overflowed = False
-        """Whether replies were dropped because the consumer was too slow."""
-        self.on_reply: Callable[[int, JobMessage], None] | None = None
-        """Called with the prompt and each message that is pushed, even if it is later dropped."""
-        self.journal: list[msgspec.Raw] | None = None
-        """Where `take` records encoded deltas, in place of `on_reply`."""
-        self.take: Take | None = None
-        """Set while the consumer waits and has processed everything before."""
-        self._may_take = True
-        self._delivers_starts = delivers_starts
-        self._max_unread_bytes = max_unread_bytes
-        self._unread_bytes = 0
-        self._replies: list[Reply] = []
-        self._waiter: asyncio.Future[None] | None = None
-        self._selections: dict[int, Selection] = {}
-        self._is_detached = False
+    max_unread_bytes: int
+    turn: Turn = nullcontext
+    """Entered for each slice of many replies."""
+    delivers_starts: bool = False
+    jobs: Sequence[GenerationJob] = ()
+    """The enqueued jobs, by prompt."""
+    started: dict[int, JobStarted] = field(default_factory=dict)
+    """What engines reported about their prompts, by prompt."""
+    finished: dict[int, JobFinished] = field(default_factory=dict)
+    """The final messages of its jobs, by prompt."""
+    received_tokens: defaultdict[int, int] = field(default_factory=partial(defaultdict, int))
+    """Completion tokens received, by prompt; for ranked sequences, those of all candidates."""
+    overflowed: bool = False
+    """Whether replies were dropped because the consumer was too slow."""
+    on_reply: Callable[[int, JobMessage], None] | None = None
+    """Called with the prompt and each message that is pushed, even if it is later dropped."""
+    journal: list[msgspec.Raw] | None = None
+    """Where `take` records encoded deltas, in place of `on_reply`."""
+    take: Take | None = None
+    """Set while the consumer waits and has processed everything before."""
+    _may_take: bool = True
+    _unread_bytes: int = 0
+    _replies: list[Reply] = field(default_factory=list)
+    _waiter: asyncio.Future[None] | None = None
+    _selections: "dict[int, Selection]" = field(default_factory=dict)
+    _is_detached: bool = False
 
     def expect(self, prompt_index: int, job: GenerationJob) -> None:
         """Register the job of a prompt, before the first message of that job is pushed."""
@@ -103,7 +99,7 @@ class Generation:
             self.finished[prompt_index] = message
         elif isinstance(message, JobStarted):
             self.started[prompt_index] = message
-            if not self._delivers_starts:
+            if not self.delivers_starts:
                 return True
         if self._is_detached:
             return True
@@ -168,7 +164,7 @@ class Generation:
     def _keep(self, prompt_index: int, message: JobMessage) -> bool:
         if isinstance(message, Delta):
             self._unread_bytes += _size(message)
-            if self._unread_bytes > self._max_unread_bytes:
+            if self._unread_bytes > self.max_unread_bytes:
                 self.overflowed = True
                 self.wake()
                 return False

@@ -1,9 +1,12 @@
 """Output of a job: everything received from its attempts, from which another worker resumes."""
 
 from array import array
+from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
+from common.metrics import LightHistogramChild
 from contract.messages import (
     Delta,
     GenerationJob,
@@ -16,30 +19,21 @@ from contract.messages import (
     SequenceProgress,
 )
 from contract.outcomes import FinishReason
-from gateway.platform import telemetry
 
 
+@dataclass(eq=False, slots=True)
 class ChoiceOutput:
     """The output received of one choice, or of one candidate if sequences are ranked.
 
     Takes about four bytes for each token.
     """
 
-    __slots__ = (
-        "cumulative_logprob",
-        "finish_reason",
-        "last_tokens_at",
-        "stop_reason",
-        "token_ids",
-    )
-
-    def __init__(self) -> None:
-        self.token_ids = array("i")
-        self.last_tokens_at = 0.0
-        """When its last tokens arrived; 0 if none have arrived since the job last paused."""
-        self.finish_reason: FinishReason | None = None
-        self.stop_reason: int | str | None = None
-        self.cumulative_logprob = 0.0
+    token_ids: "array[int]" = field(default_factory=partial(array, "i"))
+    last_tokens_at: float = 0.0
+    """When its last tokens arrived; 0 if none have arrived since the job last paused."""
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    cumulative_logprob: float = 0.0
 
     def snapshot(self) -> SequenceProgress:
         """Return the progress as it is sent to another worker."""
@@ -48,27 +42,22 @@ class ChoiceOutput:
         )
 
 
+@dataclass(eq=False, slots=True)
 class JobOutput:
     """The output of one job so far, without its text."""
 
-    __slots__ = (
-        "_first_token_at",
-        "_is_prompt_scored",
-        "_job",
-        "_started",
-        "choices",
-        "latency",
-    )
+    _job: GenerationJob
+    latency: LightHistogramChild
+    """The metric of its model."""
+    choices: tuple[ChoiceOutput, ...] = ()
+    """The choices, or the candidates if sequences are ranked. Replicated ones are all equal."""
+    _first_token_at: float | None = None
+    _started: JobStarted | None = None
+    _is_prompt_scored: bool = False
 
-    def __init__(self, job: GenerationJob, model: str) -> None:
-        self._job = job
-        choices = job.n if job.is_replicated else job.best_of
+    def __post_init__(self) -> None:
+        choices = self._job.n if self._job.is_replicated else self._job.best_of
         self.choices = tuple(ChoiceOutput() for _ in range(choices))
-        """The choices, or the candidates if sequences are ranked. Replicated ones are all equal."""
-        self.latency = telemetry.INTER_TOKEN_LATENCY.labels(model)
-        self._first_token_at: float | None = None
-        self._started: JobStarted | None = None
-        self._is_prompt_scored = False
 
     def add(self, delta: Delta) -> bool:
         """Apply new tokens.

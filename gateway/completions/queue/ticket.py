@@ -19,7 +19,7 @@ from contract.outcomes import FailureCode
 from gateway.completions.queue.generation import Generation
 from gateway.completions.queue.output import JobOutput
 from gateway.platform import tracing
-from gateway.platform.telemetry import LossReason
+from gateway.platform.telemetry import INTER_TOKEN_LATENCY, LossReason
 
 
 class AttemptSpans:
@@ -194,21 +194,15 @@ class AttemptEvent(_Constant):
     """The job finished, failed or was cancelled."""
 
 
-QUEUED: Final = AttemptState.QUEUED
-RUNNING: Final = AttemptState.RUNNING
-GENERATING: Final = AttemptState.GENERATING
-RECOVERING: Final = AttemptState.RECOVERING
-ENDED: Final = AttemptState.ENDED
-
+QUEUED, RUNNING, GENERATING, RECOVERING, ENDED = AttemptState
+_OPEN: Final = (QUEUED, RUNNING, GENERATING, RECOVERING)
 _NEXT: Final = {
     AttemptEvent.CLAIMED: {QUEUED: RUNNING},
     AttemptEvent.PROGRESSED: {RUNNING: GENERATING},
-    AttemptEvent.PRESUMED_OVER: dict.fromkeys(
-        (QUEUED, RUNNING, GENERATING, RECOVERING), RECOVERING
-    ),
+    AttemptEvent.PRESUMED_OVER: dict.fromkeys(_OPEN, RECOVERING),
     AttemptEvent.CONFIRMED: {RECOVERING: QUEUED},
-    AttemptEvent.REPLACED: dict.fromkeys((QUEUED, RUNNING, GENERATING, RECOVERING), QUEUED),
-    AttemptEvent.ENDED: dict.fromkeys((QUEUED, RUNNING, GENERATING, RECOVERING), ENDED),
+    AttemptEvent.REPLACED: dict.fromkeys(_OPEN, QUEUED),
+    AttemptEvent.ENDED: dict.fromkeys(_OPEN, ENDED),
 }
 
 
@@ -292,8 +286,8 @@ class Ticket(msgspec.Struct, eq=False):
         cls, job: GenerationJob, model: str, index: int, generation: Generation, weight: float
     ) -> "Ticket":
         """Return the ticket of a job that runs prompt `index`."""
-        output, spans = JobOutput(job, model), AttemptSpans(job, model)
-        return cls(job, model, index, generation, weight, output, spans)
+        output = JobOutput(job, INTER_TOKEN_LATENCY.labels(model))
+        return cls(job, model, index, generation, weight, output, AttemptSpans(job, model))
 
     @property
     def is_followed(self) -> bool:

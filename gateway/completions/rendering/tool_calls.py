@@ -1,6 +1,7 @@
 """Tool calls: which calls of the model a client receives, their ids, and OpenAI's format."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
@@ -12,17 +13,15 @@ from gateway.completions.structure.tools import parse_tool_calls
 ID_BYTES = 12
 
 
+@dataclass(eq=False, slots=True, kw_only=True)
 class ReturnedCalls:
     """Chooses the calls that a client receives, and numbers them without gaps."""
 
-    __slots__ = ("_allowed", "_indexes", "_returns_one")
-
-    def __init__(self, *, allowed: tuple[str, ...], returns_one: bool) -> None:
-        """Return calls of the `allowed` tools only, if there are any; at most one if so asked."""
-        self._allowed = allowed
-        self._returns_one = returns_one
-        self._indexes: dict[int, int | None] = {}
-        """Index in the response of each call that the model wrote; None if it is not returned."""
+    allowed: tuple[str, ...]
+    """Only calls of these tools are returned, if there are any."""
+    returns_one: bool
+    _indexes: dict[int, int | None] = field(default_factory=dict)
+    """Index in the response of each call that the model wrote; None if it is not returned."""
 
     def of(self, pieces: list[CallPiece]) -> list[CallPiece]:
         """Return the pieces for the client, at most one for each call."""
@@ -41,11 +40,11 @@ class ReturnedCalls:
         return piece.arguments if is_only else ""
 
     def _new_index(self, first: CallPiece) -> int | None:
-        if self._allowed and first.name not in self._allowed:
+        if self.allowed and first.name not in self.allowed:
             return None
         # Clients expect indexes without gaps.
         index = sum(each is not None for each in self._indexes.values())
-        return None if self._returns_one and index else index
+        return None if self.returns_one and index else index
 
 
 def merged(pieces: Iterable[CallPiece]) -> list[CallPiece]:

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -66,22 +67,22 @@ class ReplayedGeneration(Generation):
                 await self._was_taken.wait()
 
 
+@dataclass(eq=False)
 class ResponseReader:
     """Reads a response from its beginning, then new messages as they arrive."""
 
-    def __init__(
-        self,
-        head: ResponseHead,
-        store: ResponseStore,
-        takeovers: Takeovers,
-        peers: Peers,
-        *,
-        gateway: str,
-        loop_turns: LoopTurns,
-        sealer: Sealer,
-    ) -> None:
-        self.completion: Completion = head.completion(sealer)
-        turn = partial(loop_turns.slice_of, head.tenant_id)
+    _head: ResponseHead
+    _store: ResponseStore
+    _takeovers: Takeovers
+    _peers: Peers
+    _gateway: str
+    _loop_turns: LoopTurns
+    _sealer: Sealer
+
+    def __post_init__(self) -> None:
+        head = self._head
+        self.completion: Completion = head.completion(self._sealer)
+        turn = partial(self._loop_turns.slice_of, head.tenant_id)
         reports = self.completion.request.reports_progress
         self.generation = ReplayedGeneration(turn, delivers_starts=reports)
         """Delivers the same replies, in the same order, as the response's original generation.
@@ -90,11 +91,6 @@ class ResponseReader:
         """
         for index, job in enumerate(head.jobs):
             self.generation.expect(index, job)
-        self._head = head
-        self._store = store
-        self._takeovers = takeovers
-        self._peers = peers
-        self._gateway = gateway
         self._index = 0
         self._unfinished = len(head.jobs)
         self._has_failed = False
@@ -102,7 +98,7 @@ class ResponseReader:
         self._owner = ""
         self._grown = asyncio.Event()
         self._is_left = asyncio.Event()
-        self._handle = peers.add_reader(self._grown)
+        self._handle = self._peers.add_reader(self._grown)
         # These tasks keep the response running even while the consumer takes nothing.
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._follow())]
 

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 
 from redis.asyncio import Redis
@@ -48,31 +49,28 @@ LOOK_SECONDS: Final = 0.03
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Responses:
     """All responses that one gateway process owns, and access to other gateways' responses."""
 
-    def __init__(
-        self,
-        client: Redis,
-        executor: CommandExecutor,
-        dispatcher: Dispatcher,
-        settlements: SettlementService,
-        loop_turns: LoopTurns,
-        sealer: Sealer,
-        settings: Settings,
-    ) -> None:
-        self._sealer = sealer
+    _client: Redis
+    _executor: CommandExecutor
+    dispatcher: Dispatcher
+    _settlements: SettlementService
+    _loop_turns: LoopTurns
+    _sealer: Sealer
+    _settings: Settings
+
+    def __post_init__(self) -> None:
+        executor, dispatcher, settlements = self._executor, self.dispatcher, self._settlements
         self.store = ResponseStore(executor)
-        self.dispatcher = dispatcher
-        self._loop_turns = loop_turns
-        self._journal_seconds = settings.journal_interval.total_seconds()
         self._peers = Peers(executor, dispatcher, settlements.tasks)
         self._background = BackgroundIndex(executor, dispatcher.gateway)
         self._owned = OwnedResponses(
             self.store, self._peers, self._background, dispatcher, settlements
         )
-        most_unread = settings.max_unread_bytes
-        self._takeovers = Takeovers(client, self._owned, max_unread_bytes=most_unread)
+        most_unread = self._settings.max_unread_bytes
+        self._takeovers = Takeovers(self._client, self._owned, max_unread_bytes=most_unread)
         notices = dispatcher.notices
         notices.on_follow, notices.on_cancel = self._takeovers.on_follow, self._on_cancel
         notices.on_grown, notices.on_orphan = self._on_grown, self._on_orphan
@@ -141,9 +139,9 @@ class Responses:
             self.store,
             self._takeovers,
             self._peers,
-            gateway=self.dispatcher.gateway,
-            loop_turns=self._loop_turns,
-            sealer=self._sealer,
+            self.dispatcher.gateway,
+            self._loop_turns,
+            self._sealer,
         )
 
     async def cancel(self, response: StoredResponse) -> StoredResponse:
@@ -229,10 +227,9 @@ class Responses:
 
     async def run(self) -> None:
         """Write journals and take over background responses of dead gateways, until cancelled."""
+        seconds = self._settings.journal_interval.total_seconds()
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(
-                repeat("write journals", self._owned.check, seconds=self._journal_seconds)
-            )
+            tasks.create_task(repeat("write journals", self._owned.check, seconds=seconds))
             tasks.create_task(self._keep_resuming())
             tasks.create_task(
                 repeat(

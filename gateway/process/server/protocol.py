@@ -475,8 +475,10 @@ class _Receiver(asyncio.BufferedProtocol):
     """Reads parts of a bounded size for a connection."""
 
     def __init__(self, protocol: BoundedHttpProtocol) -> None:
-        self._protocol, self._buffer = protocol, protocol.received
-        self._receive = protocol.data_received
+        self._buffer, self._receive = protocol.received, protocol.data_received
+        # The loop finds these methods of the connection here.
+        for name in ("eof_received", "connection_lost", "pause_writing", "resume_writing"):
+            setattr(self, name, getattr(protocol, name))
 
     @override
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -485,22 +487,6 @@ class _Receiver(asyncio.BufferedProtocol):
     @override
     def buffer_updated(self, nbytes: int) -> None:
         self._receive(bytes(self._buffer[:nbytes]))
-
-    @override
-    def eof_received(self) -> None:
-        self._protocol.eof_received()
-
-    @override
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._protocol.connection_lost(exc)
-
-    @override
-    def pause_writing(self) -> None:
-        self._protocol.pause_writing()
-
-    @override
-    def resume_writing(self) -> None:
-        self._protocol.resume_writing()
 
 
 class _HeldFlow(FlowControl):

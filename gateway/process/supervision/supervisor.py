@@ -46,12 +46,12 @@ class ChildSpec:
     """How long it may take to exit after SIGTERM."""
 
 
+@dataclass(eq=False)
 class Child:
     """A running process and its descendants."""
 
-    def __init__(self, spec: ChildSpec, process: Process) -> None:
-        self.spec = spec
-        self._process = process
+    spec: ChildSpec
+    _process: Process
 
     @classmethod
     async def start(cls, spec: ChildSpec) -> "Child":
