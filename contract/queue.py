@@ -384,17 +384,7 @@ class JobQueue:
         Without `adapters`, jobs with an adapter are left to other workers. Receipts name the
         `engine`.
         """
-        (
-            blocked,
-            requests,
-            kept_ms,
-            passed_jobs,
-            kept_jobs,
-            waits_for_slot,
-            affinity_ms,
-            next_jobs,
-            *rows,
-        ) = await _CLAIM.run(
+        reply = await _CLAIM.run(
             self._executor,
             **self._claim_names,
             keys=self._keys_of_lanes,
@@ -419,6 +409,8 @@ class JobQueue:
             free_slots=-1 if adapters is None else adapters.free_slots,
             arguments=() if adapters is None else adapters.used,
         )
+        blocked, requests, kept_ms, passed_jobs, kept_jobs, waits_for_slot, affinity_ms = reply[:7]
+        next_jobs, *rows = reply[7:]
         claims = []
         for number, (_, attempt, waited_ms, payload, boosted) in enumerate(_grouped(rows, 5)):
             try:

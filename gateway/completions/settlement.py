@@ -92,6 +92,7 @@ def is_temporary(error: BaseException) -> bool:
     return isinstance(error, ServiceUnavailableError | RedisError | asyncio.CancelledError)
 
 
+@dataclass(eq=False)
 class Slices:
     """The part of a stream's tokens that is reserved, and grows with what it generates.
 
@@ -99,13 +100,12 @@ class Slices:
     it does not exhaust the limits of tokens, only the next tokens are reserved.
     """
 
-    def __init__(
-        self, subjects: tuple[SubjectLimits, ...], most: Counts, *, sequences: int
-    ) -> None:
-        """Reserve for this many sequences, at most `most` in all."""
-        self._subjects = subjects
-        self._most = most
-        self._sequences = sequences
+    _subjects: tuple[SubjectLimits, ...]
+    _most: Counts
+    """The most to reserve in all."""
+    sequences: int
+
+    def __post_init__(self) -> None:
         self.reserved = self.first.completion_tokens
         """Completion tokens that are reserved, with those of earlier reservations."""
         self.is_extending = False
@@ -114,30 +114,25 @@ class Slices:
     @property
     def first(self) -> Counts:
         """What is reserved before the request begins."""
-        tokens = min(self._most.completion_tokens, self._sequences * SLICE_TOKENS)
+        tokens = min(self._most.completion_tokens, self.sequences * SLICE_TOKENS)
         return self._most._replace(completion_tokens=tokens)
 
     def next(self, received: int) -> int:
         """Return the completion tokens that must be reserved soon; 0 if no more are needed."""
         most = self._most.completion_tokens
-        if self.reserved >= min(most, received + self._sequences * SLICE_TOKENS // 2):
+        if self.reserved >= min(most, received + self.sequences * SLICE_TOKENS // 2):
             return 0
-        return min(most, received + self._sequences * SLICE_TOKENS)
+        return min(most, received + self.sequences * SLICE_TOKENS)
 
     def are_used(self, received: int) -> bool:
         """Return whether the next tokens may be more than those that are reserved."""
-        return self.reserved <= received + self._sequences * (SLICE_TOKENS // 16)
+        return self.reserved <= received + self.sequences * (SLICE_TOKENS // 16)
 
     def request(self, record: UsageRecord, tokens: int) -> ReservationRequest:
         """Return the reservation of so many completion tokens."""
         # A resumed request has settled a part of its tokens.
         new = record.used(self._most._replace(completion_tokens=tokens))
-        return ReservationRequest.of(
-            record,
-            self._subjects,
-            prompt_tokens=new.prompt_tokens,
-            completion_tokens=new.completion_tokens,
-        )
+        return ReservationRequest.of(record, self._subjects, new)
 
 
 @dataclass(eq=False)

@@ -9,6 +9,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final
 
 from starlette.requests import ClientDisconnect
@@ -46,18 +47,16 @@ class Outbox:
             connection.flush()
 
 
+@dataclass(eq=False, slots=True)
 class DirectConnection(ABC):
     """The connection of a client, for the one request that it serves at a time."""
 
-    __slots__ = ("_on_lost", "_outbox", "_part", "_transport", "is_paused")
-
-    def __init__(self, outbox: Outbox, transport: asyncio.Transport) -> None:
-        self._outbox = outbox
-        self._transport = transport
-        self.is_paused = False
-        """Whether the client's send buffer is full: use `send`, which waits."""
-        self._part = b""
-        self._on_lost: Callable[[], None] | None = None
+    _outbox: Outbox
+    _transport: asyncio.Transport
+    is_paused: bool = False
+    """Whether the client's send buffer is full: use `send`, which waits."""
+    _part: bytes = b""
+    _on_lost: Callable[[], None] | None = None
 
     # -- the request -----------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import msgspec
 
 from gateway.limits.accounts import AccountNumbers, day_of, month_of
 from gateway.records.limits import RESERVED_LIMITS, LimitName, LimitScope, SubjectLimits
-from gateway.records.usage_record import UsageRecord, encode_usage
+from gateway.records.usage_record import Counts, UsageRecord, encode_usage
 
 
 class ReservationRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,20 +30,16 @@ class ReservationRequest(msgspec.Struct, frozen=True, kw_only=True):
         cls,
         draft: UsageRecord,
         subjects: tuple[SubjectLimits, ...],
-        *,
-        prompt_tokens: int,
-        completion_tokens: int,
+        most: Counts,
     ) -> "ReservationRequest":
-        """Request at most this many tokens, at the prices in the draft of the usage record."""
+        """Request at most so many tokens, at the prices in the draft of the usage record."""
         return cls(
             request_id=draft.request_id,
             tenant_id=draft.tenant_id,
             subjects=subjects,
-            prompt_tokens=prompt_tokens,
-            completion_tokens=completion_tokens,
-            cost_micros=draft.cost_of(
-                prompt_tokens=prompt_tokens, cached_tokens=0, completion_tokens=completion_tokens
-            ),
+            prompt_tokens=most.prompt_tokens,
+            completion_tokens=most.completion_tokens,
+            cost_micros=draft.cost_of(**most._replace(cached_tokens=0)._asdict()),
             is_prepaid=draft.is_prepaid,
             record=encode_usage(draft),
         )

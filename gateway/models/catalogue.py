@@ -64,7 +64,8 @@ class Catalogue:
         self._executor = executor
         self._queues: dict[str, JobQueue] = {}
         self._models: dict[str, ServedModel] = {}
-        self._largest_window = 0
+        self.largest_window = 0
+        """Tokens of the largest context window of a known model."""
         self._aliases: dict[str, str] = {}
         self._refreshed_at = float("-inf")
         """When the refresh that produced the current copy began, by `time.monotonic`."""
@@ -76,11 +77,6 @@ class Catalogue:
     def models(self) -> list[ServedModel]:
         """Every known model, by name."""
         return [self._models[name] for name in sorted(self._models)]
-
-    @property
-    def largest_window(self) -> int:
-        """Tokens of the largest context window of a known model."""
-        return self._largest_window
 
     @property
     def names(self) -> AbstractSet[str]:
@@ -128,7 +124,7 @@ class Catalogue:
             models[card.model] = ServedModel(card, status if is_known else _NOT_SERVED)
         self._models = models
         windows = (each.card.context_window for each in models.values())
-        self._largest_window = max(windows, default=0)
+        self.largest_window = max(windows, default=0)
         self._served_at = {
             name: began if model.status.ready_workers else self._served_at.get(name, began)
             for name, model in models.items()

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from copy import copy
+from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
@@ -145,17 +146,15 @@ class StopStrings:
         return position < len(self._ordered) and self._ordered[position].startswith(text)
 
 
+@dataclass(eq=False, slots=True)
 class StopMatcher:
     """Finds stop strings in incremental text, and holds back a possible beginning of one."""
 
-    __slots__ = ("_held", "_includes", "_stops", "matched")
-
-    def __init__(self, stops: StopStrings, *, includes_stop: bool = False) -> None:
-        self._stops = stops
-        self._includes = includes_stop
-        self._held = ""
-        self.matched: str | None = None
-        """The stop string that matched; nothing may be pushed after a match."""
+    stops: StopStrings
+    includes_stop: bool = False
+    _held: str = ""
+    matched: str | None = None
+    """The stop string that matched; nothing may be pushed after a match."""
 
     def push(self, text: str, *, may_match: bool = True) -> str:
         """Return the text that can be sent: up to a match or a possible beginning of one.
@@ -164,11 +163,11 @@ class StopMatcher:
         """
         searched = len(self._held)
         text = self._held + text
-        if may_match and (match := self._stops.find(text, searched)) is not None:
+        if may_match and (match := self.stops.find(text, searched)) is not None:
             end, self.matched = match
             self._held = ""
-            return text[: end if self._includes else end - len(self.matched)]
-        split = self._stops.claimed_from(text)
+            return text[: end if self.includes_stop else end - len(self.matched)]
+        split = self.stops.claimed_from(text)
         self._held = text[split:]
         return text[:split]
 

@@ -224,12 +224,7 @@ class RequestSubmitter:
         try:
             with tracing.span(RESERVE):
                 admission = await self._reservations.reserve(
-                    ReservationRequest.of(
-                        record,
-                        principal.limits,
-                        prompt_tokens=most.prompt_tokens,
-                        completion_tokens=most.completion_tokens,
-                    ),
+                    ReservationRequest.of(record, principal.limits, most),
                     is_openai=call.profile.name is Dialect.OPENAI,
                     is_anthropic=checked.endpoint.error_style is ErrorStyle.ANTHROPIC,
                     sees=principal.sees_use_of,

@@ -81,6 +81,7 @@ _CODEX_INSTRUCTIONS: Final = (
     "you change them, change them with the tools that you have, and check the result by running "
     "it. Work until the task is done, then say briefly what you changed."
 )
+_MICROS: Final = ("prompt_micros", "cached_micros", "completion_micros")
 _PRICE_DIGITS: Final = 12
 """Prices are in micro-dollars per million tokens, and here in dollars per token."""
 
@@ -212,11 +213,7 @@ class ModelList:
         except StoreUnavailableError:
             return None
         return {
-            tier: {
-                "prompt_micros": price.prompt_micros if price else 0,
-                "cached_micros": price.cached_micros if price else 0,
-                "completion_micros": price.completion_micros if price else 0,
-            }
+            tier: {name: getattr(price, name, 0) for name in _MICROS}
             for tier, price in prices.items()
         }
 

@@ -22,6 +22,7 @@ from gateway.platform import tracing
 from gateway.platform.telemetry import INTER_TOKEN_LATENCY, LossReason
 
 
+@dataclass(eq=False, slots=True)
 class AttemptSpans:
     """The trace spans of a job's attempts. At most one is open; an untraced request has none.
 
@@ -30,14 +31,11 @@ class AttemptSpans:
     shows an attempt even if its worker was killed.
     """
 
-    __slots__ = ("_earlier", "_model", "_request", "_span")
-
-    def __init__(self, job: GenerationJob, model: str) -> None:
-        self._request = job.traceparent
-        """The parent span of all attempts."""
-        self._model = model
-        self._earlier: SpanContext | None = None
-        self._span: Span | None = None
+    _request: str
+    """The `traceparent` of the parent of all attempts."""
+    _model: str
+    _earlier: SpanContext | None = None
+    _span: Span | None = None
 
     def begin(self, job: GenerationJob, number: int) -> GenerationJob:
         """Begin attempt `number`, counted from 1, and return the job to enqueue for it."""
@@ -287,7 +285,8 @@ class Ticket(msgspec.Struct, eq=False):
     ) -> "Ticket":
         """Return the ticket of a job that runs prompt `index`."""
         output = JobOutput(job, INTER_TOKEN_LATENCY.labels(model))
-        return cls(job, model, index, generation, weight, output, AttemptSpans(job, model))
+        spans = AttemptSpans(job.traceparent, model)
+        return cls(job, model, index, generation, weight, output, spans)
 
     @property
     def is_followed(self) -> bool:

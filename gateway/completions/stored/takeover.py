@@ -348,9 +348,4 @@ def _reservation_request(head: ResponseHead, draft: UsageRecord) -> ReservationR
     most = draft.used(head.most)
     if head.is_sliced:
         most = _slices(head, most).first
-    return ReservationRequest.of(
-        draft,
-        head.subjects,
-        prompt_tokens=most.prompt_tokens,
-        completion_tokens=most.completion_tokens,
-    )
+    return ReservationRequest.of(draft, head.subjects, most)

@@ -68,21 +68,22 @@ def json_from_schema(schema: Any) -> str:
 
 
 def _check(schema: dict[str, Any]) -> None:
-    pending: list[tuple[Any, int]] = [(schema, 1)]
-    while pending:
-        value, depth = pending.pop()
+    for value, depth in _nested(schema):
         if depth > MAX_NESTING:
             raise RefusedError(f"the schema must not be nested deeper than {MAX_NESTING} levels")
         if isinstance(value, dict):
             _check_numbers(value)
-        pending += ((child, depth + 1) for child in _children(value))
 
 
-def _children(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict):
-        yield from value.values()
-    elif isinstance(value, list):
-        yield from value
+def _nested(root: Any) -> Iterator[tuple[Any, int]]:
+    """Yield a JSON value and all values in it, with the depth of each, from 1."""
+    pending = [(root, 1)]
+    while pending:
+        value, depth = pending.pop()
+        yield value, depth
+        if isinstance(value, dict | list):
+            children = value.values() if isinstance(value, dict) else value
+            pending += ((child, depth + 1) for child in children)
 
 
 def _check_numbers(schema: dict[str, Any]) -> None:
@@ -256,17 +257,12 @@ class _Closer:
 
     def _find_targets(self) -> None:
         refs: set[str] = set()
-        pending = [self._root]
-        while pending:
-            value = pending.pop()
+        for value, depth in _nested(self._root):
             if isinstance(value, dict):
                 if isinstance(ref := value.get("$ref"), str):
                     refs.add(ref)
                 # References in a resource with its own URI are relative to that resource.
-                self._has_resources |= value is not self._root and isinstance(value.get("$id"), str)
-                pending += value.values()
-            elif isinstance(value, list):
-                pending += value
+                self._has_resources |= depth > 1 and isinstance(value.get("$id"), str)
         self._targets = {id(target) for ref in refs if (target := self._target(ref)) is not None}
 
     def _count(self, steps: int) -> None:
@@ -335,8 +331,9 @@ def exact(schema: dict[str, Any], keyword: str) -> Any:
     """
     value = schema[keyword]
     if keyword in {"const", "enum"}:
-        for number in _integers(value):
-            _check_exact(keyword, number, most=_LARGEST_INTEGER)
+        for each, _ in _nested(value):
+            if isinstance(each, int) and not isinstance(each, bool):
+                _check_exact(keyword, each, most=_LARGEST_INTEGER)
     elif isinstance(value, bool) or not isinstance(value, int | float):
         return value
     elif keyword == "multipleOf":
@@ -360,16 +357,10 @@ def exact(schema: dict[str, Any], keyword: str) -> Any:
 
 def check_numbers(schema: Any) -> None:
     """Raise RefusedError for a number of a schema that the compiler would read as another one."""
-    pending = [schema]
-    while pending:
-        value = pending.pop()
-        if isinstance(value, dict):
-            for keyword, given in value.items():
-                if (end := exact(value, keyword)) != given:
-                    raise RefusedError(f"'{keyword}' cannot be beyond {end}. Given: {given}")
-            pending += value.values()
-        elif isinstance(value, list):
-            pending += value
+    for value, _ in _nested(schema):
+        for keyword, given in value.items() if isinstance(value, dict) else ():
+            if (end := exact(value, keyword)) != given:
+                raise RefusedError(f"'{keyword}' cannot be beyond {end}. Given: {given}")
 
 
 def _check_exact(keyword: str, number: int, *, most: int) -> None:
@@ -378,13 +369,3 @@ def _check_exact(keyword: str, number: int, *, most: int) -> None:
             f"the compiler does not read the integer {number} of '{keyword}' exactly: it must be "
             f"at most {_LARGEST_WITHOUT_GAPS}, or a string"
         )
-
-
-def _integers(data: Any) -> Iterator[int]:
-    pending = [data]
-    while pending:
-        value = pending.pop()
-        if isinstance(value, dict | list):
-            pending += value.values() if isinstance(value, dict) else value
-        elif isinstance(value, int) and not isinstance(value, bool):
-            yield value

@@ -1,13 +1,13 @@
 """A client's connection to uvicorn, which responses can use without ASGI messages."""
 
-import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
-from gateway.http.connection import DirectConnection, Outbox
+from gateway.http.connection import DirectConnection
 
 MOST_WHOLE_BYTES: Final = 65_536
 """Largest body that is copied to leave in one write with its head."""
@@ -17,15 +17,12 @@ _CONTROL: Final = bytes({*range(32), 127} - {ord("\t")})
 _LINE_END: Final = b"\r\n"
 
 
+@dataclass(eq=False, slots=True)
 class UvicornConnection(DirectConnection):
     """The extension `DirectConnection` of one connection."""
 
-    __slots__ = ("cycle",)
-
-    def __init__(self, outbox: Outbox, transport: asyncio.Transport) -> None:
-        super().__init__(outbox, transport)
-        self.cycle: RequestResponseCycle | None = None
-        """The request that is being served."""
+    cycle: RequestResponseCycle | None = None
+    """The request that is being served."""
 
     @property
     @override

@@ -186,10 +186,7 @@ class House:
         reserved = slices.first if is_sliced else most
         admission = await self.reservations.reserve(
             ReservationRequest.of(
-                draft,
-                subjects,
-                prompt_tokens=most.prompt_tokens,
-                completion_tokens=reserved.completion_tokens,
+                draft, subjects, most._replace(completion_tokens=reserved.completion_tokens)
             ),
             is_openai=False,
         )
