@@ -15,7 +15,7 @@ from gateway.dialects.lengths import read_max_tokens
 from gateway.dialects.parameters import REJECTED, unread
 from gateway.dialects.profile import Profile
 from gateway.dialects.prompts import PromptParameters, read_echo, read_prompts, read_suffix
-from gateway.dialects.request import GenerationRequest, Prompt
+from gateway.dialects.request import GenerationRequest
 from gateway.dialects.sampling.parameters import new_seed
 from gateway.dialects.structured.tools import ToolParameters, read_tool_use
 from gateway.dialects.wire import validate
@@ -87,7 +87,12 @@ def to_generation_request(
     images = read_images(body, prompts)
     is_echoed, echo_last = read_echo(body)
     n, best_of, ranking = read_fan_out(body, profile, is_streamed=bool(body.stream))
-    _check_fan_out(prompts, best_of, max_prompts=max_prompts)
+    if len(prompts) * best_of > max_prompts:
+        raise invalid(
+            "prompt",
+            f"must have at most {max_prompts} prompts, multiplied by best_of or n. Given: "
+            f"{len(prompts)} prompts, best_of {best_of}.",
+        )
     max_tokens = read_max_tokens(body, profile, is_echoed=is_echoed)
     most = profile.most_logprobs
     request = msgspec.structs.replace(
@@ -109,15 +114,6 @@ def to_generation_request(
     )
     _check_combinations(request)
     return request
-
-
-def _check_fan_out(prompts: list[Prompt], best_of: int, *, max_prompts: int) -> None:
-    if len(prompts) * best_of > max_prompts:
-        raise invalid(
-            "prompt",
-            f"must have at most {max_prompts} prompts, multiplied by best_of or n. Given: "
-            f"{len(prompts)} prompts, best_of {best_of}.",
-        )
 
 
 def _check_combinations(request: GenerationRequest) -> None:

@@ -429,7 +429,10 @@ def check_supported(
     for param, need in asked:
         if need not in met:
             raise _unsupported(param, need)
-    _check_images(request, max_images)
+    given = _image_count(request)
+    if max_images is not None and given > max_images:
+        param = "images" if request.chat is None else request.chat.param
+        raise must(param, f"have at most {max_images} images per prompt of this model", given)
     if request.sampling.chain is not None and Need.SAMPLER_CHAIN not in met:
         sampling = msgspec.structs.replace(request.sampling, chain=None)
         request = msgspec.structs.replace(request, sampling=sampling)
@@ -537,13 +540,6 @@ def _chain_parameters(chain: SamplerChain, profile: Profile) -> list[str]:
         "repeat_last_n": not chain.mirostat and chain.penalty_last_n != profile.penalty_last_n,
     }
     return [param for param, is_asked in asked.items() if is_asked]
-
-
-def _check_images(request: GenerationRequest, most: int | None) -> None:
-    given = _image_count(request)
-    if most is not None and given > most:
-        param = "images" if request.chat is None else request.chat.param
-        raise must(param, f"have at most {most} images per prompt of this model", given)
 
 
 def _image_count(request: GenerationRequest) -> int:

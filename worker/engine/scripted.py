@@ -135,6 +135,7 @@ class ScriptedEngine:
         if self._script.chat_template is not None:
             templates = given_template(self._script.chat_template)
         chat = chat_format(templates, folder_special_tokens(self._folder), OWN_PARSERS)
+        features = _CHAT_FEATURES if self._script.pooling is None else [Feature.CHAT]
         self.info = EngineInfo(
             name="scripted",
             context_window=self._script.context_window or context_window(self._folder),
@@ -144,10 +145,7 @@ class ScriptedEngine:
             tokenizer_json=content,
             bos_token_id=bos_token_id(self._folder),
             eos_token_ids=[self._eos_token_id],
-            features=[
-                *([] if chat is None else self._chat_features),
-                *self._script.claimed_features,
-            ],
+            features=[*([] if chat is None else features), *self._script.claimed_features],
             adapters=self._script.adapters,
             can_sleep=self._script.can_sleep,
             chat=chat,
@@ -157,10 +155,6 @@ class ScriptedEngine:
         if self._script.dies_on_signal:
             # It remains after the engine is closed: without it the signal would end the process.
             asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self.die)
-
-    @property
-    def _chat_features(self) -> list[Feature]:
-        return _CHAT_FEATURES if self._script.pooling is None else [Feature.CHAT]
 
     async def aclose(self) -> None:
         """Drop all sequences."""
@@ -212,7 +206,9 @@ class ScriptedEngine:
     async def step(self) -> EngineStep:
         """Wait for the outputs of the next step. Raises EngineDeadError."""
         while not self._dead:
-            await self._wait_for_work()
+            if not (self._running or self._waiting):
+                self._work.clear()
+                await self._work.wait()
             await self._keep_pace()
             self._admit()
             outputs = self._sample()
@@ -251,11 +247,6 @@ class ScriptedEngine:
                 f"The prompt must be shorter than the context window of "
                 f"{self.info.context_window} tokens. Given: {len(prompt)}"
             )
-
-    async def _wait_for_work(self) -> None:
-        if not (self._running or self._waiting):
-            self._work.clear()
-            await self._work.wait()
 
     async def _keep_pace(self) -> None:
         now = asyncio.get_running_loop().time()

@@ -154,7 +154,9 @@ class Claimer:
             self._is_known_full = is_full or result.blocked is Lane.REQUESTS
             await self._start(result.claims, asked_at)
             if result.claims and self._start_units:
-                await self._charge_start(result.claims[0])
+                units, self._start_units = self._start_units, 0.0
+                first = result.claims[0]
+                await link.queue.charge(link.worker, first.job.id, first.attempt, units)
             return result
 
     async def _wait_after(self, result: ClaimResult) -> None:
@@ -190,10 +192,6 @@ class Claimer:
         self._has_rung = await self._doorbells.wait(
             bells, self._jobs.room_changed, seconds=min(filter(None, pauses), default=0.0)
         )
-
-    async def _charge_start(self, claim: JobClaim) -> None:
-        units, self._start_units = self._start_units, 0.0
-        await self._link.queue.charge(self._link.worker, claim.job.id, claim.attempt, units)
 
     async def _start(self, claims: list[JobClaim], asked_at: float) -> None:
         # Register all jobs before submitting any: if the engine dies, registered jobs are returned.

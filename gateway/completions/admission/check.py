@@ -229,8 +229,12 @@ class RequestChecker:
         except RedisError:
             raise queue_unavailable() from None
         _check_kind(endpoint, request, card)
-        if choice.adapter is not None:
-            _check_adapter(choice.adapter, card)
+        if choice.adapter is not None and not is_runnable(choice.adapter, card):
+            raise NoWorkerError(
+                f"No worker serves the adapter '{choice.adapter.full_name}' at the moment.",
+                retry_after_seconds=RETRY_AFTER_SECONDS,
+                model=card.model,
+            )
         request = check_supported(
             request,
             card.features,
@@ -239,7 +243,9 @@ class RequestChecker:
             max_images=card.max_images,
         )
         if request.form_options is not None and request.chat is not None:
-            model = _sealed_for(card, choice.adapter)
+            # What identifies the model to which reasoning is sealed, on any worker.
+            adapter = "" if choice.adapter is None else choice.adapter.sha256
+            model = f"{card.model} {card.tokenizer_digest} {adapter}"
             opened = partial(
                 self._sealer.opened, request.chat, tenant_id=principal.tenant_id, model=model
             )
@@ -307,7 +313,10 @@ class RequestChecker:
             inner=inner,
         )
         use = request.tool_use if form is not None and form.tool_parser else None
-        enforced = use if use is not None and _can_be_enforced(request, use, card) else None
+        # A grammar enforces the calls in Hermes' format, or in the model's own.
+        has_format = Feature.STRICT_TOOLS in card.features or request.structure is not None
+        is_enforced = use is not None and (has_format or use.mode is not ToolMode.AUTO)
+        enforced = use if is_enforced else None
         texts = [each.name for each in enforced.tools if each.grammar] if enforced else []
         rendered = await render_chat(
             request, card, self._chat_templates, encoder, beside, text_tools=frozenset(texts)
@@ -367,17 +376,6 @@ class RequestChecker:
         )
 
 
-def _can_be_enforced(request: GenerationRequest, use: ToolUse, card: WorkerCard) -> bool:
-    """Whether a grammar can enforce the calls, in Hermes' format or in the model's own."""
-    uses_hermes_format = use.mode is not ToolMode.AUTO or request.structure is not None
-    return uses_hermes_format or Feature.STRICT_TOOLS in card.features
-
-
-def _sealed_for(card: WorkerCard, adapter: Adapter | None) -> str:
-    """Return what identifies the model to which reasoning is sealed, on any worker."""
-    return f"{card.model} {card.tokenizer_digest} {'' if adapter is None else adapter.sha256}"
-
-
 def _check_kind(endpoint: Endpoint, request: GenerationRequest, card: WorkerCard) -> None:
     """Raise InvalidParameterError if a model is of another kind than the endpoint."""
     served = served_endpoints(card)
@@ -387,16 +385,6 @@ def _check_kind(endpoint: Endpoint, request: GenerationRequest, card: WorkerCard
             f"The model '{card.model}' does not serve {endpoint.path}. "
             f"It serves {', '.join(served.values())}.",
             param="model",
-        )
-
-
-def _check_adapter(adapter: Adapter, card: WorkerCard) -> None:
-    """Raise NoWorkerError if no worker can run an adapter."""
-    if not is_runnable(adapter, card):
-        raise NoWorkerError(
-            f"No worker serves the adapter '{adapter.full_name}' at the moment.",
-            retry_after_seconds=RETRY_AFTER_SECONDS,
-            model=card.model,
         )
 
 

@@ -1,7 +1,6 @@
 """Choose the model and the dialect of a request, among those that its caller may use."""
 
 from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -92,9 +91,9 @@ class Models:
                 dialect = choice.dialect
         profile = choose_profile(header, principal, model_dialect=dialect, settings=self._settings)
         if profile.takes_any_model_name and choice.is_unknown:
-            only = _only_model(principal, self._catalogue.names)
-            if only is not None:
-                choice = ModelChoice(only, self._catalogue.known(only))
+            usable = [each for each in self._catalogue.names if principal.allows_model(each)]
+            if len(usable) == 1:
+                choice = ModelChoice(usable[0], self._catalogue.known(usable[0]))
         return choice, profile
 
     async def find(self, choice: ModelChoice) -> ServedModel:
@@ -170,8 +169,3 @@ class Models:
     def _is_ready(self, model: str) -> bool:
         known = self._catalogue.known(model)
         return known is not None and known.is_ready
-
-
-def _only_model(principal: Principal, served: AbstractSet[str]) -> str | None:
-    usable = [model for model in served if principal.allows_model(model)]
-    return usable[0] if len(usable) == 1 else None

@@ -172,11 +172,12 @@ class Completions:
         measure.checked_model = checked.card.model
         note_request(checked, request_id)
         _note_session(call.session)
+        asked = request.headers.get(COST_HEADER, "").lower()
         return await self._submitter.submit(
             call,
             checked,
             request_id=request_id,
-            shows_cost=_shows_cost(request, call),
+            shows_cost=asked == "true" or (asked != "false" and call.principal.shows_cost),
             is_idempotent=is_idempotent,
         )
 
@@ -241,11 +242,6 @@ class Completions:
             "prompt_micros": record.cost_of(**most._replace(completion_tokens=0)._asdict()),
             "max_micros": record.cost_of(**most._asdict()),
         }
-
-
-def _shows_cost(request: Request, call: Call) -> bool:
-    asked = request.headers.get(COST_HEADER, "").lower()
-    return asked == "true" or (asked != "false" and call.principal.shows_cost)
 
 
 def _applied_headers(checked: CheckedRequest) -> Mapping[str, str]:

@@ -10,7 +10,6 @@ from contract.sampling import (
     MAX_DRY_BREAKER_CHARACTERS,
     MAX_DRY_BREAKERS,
     Dry,
-    Mirostat,
     Sampler,
     SamplerChain,
     SamplingSpec,
@@ -46,7 +45,9 @@ def read_sampling(body: ChainParameters, profile: Profile) -> SamplingSpec:
     steps = _steps(body, profile, order)
     mirostat = read_mirostat(body, profile)
     if mirostat is not None and not plain.is_greedy:
-        return _with_mirostat(plain, mirostat)
+        # As in llama.cpp: Mirostat samples from the whole distribution, scaled only by temperature.
+        chain = SamplerChain(order=[Sampler.TEMPERATURE], mirostat=mirostat)
+        return msgspec.structs.replace(without_truncation(without_penalties(plain)), chain=chain)
     if Sampler.PENALTIES not in order or steps.penalty_last_n == 0:
         plain = without_penalties(plain)
     if plain.is_greedy:
@@ -64,12 +65,6 @@ def with_reported_probabilities(spec: SamplingSpec, profile: Profile) -> Samplin
     )
     chain = msgspec.structs.replace(chain, reports_probabilities=True)
     return msgspec.structs.replace(spec, chain=chain)
-
-
-def _with_mirostat(plain: SamplingSpec, mirostat: Mirostat) -> SamplingSpec:
-    # As in llama.cpp: Mirostat samples from the whole distribution, scaled only by temperature.
-    chain = SamplerChain(order=[Sampler.TEMPERATURE], mirostat=mirostat)
-    return msgspec.structs.replace(without_truncation(without_penalties(plain)), chain=chain)
 
 
 def _greedy(plain: SamplingSpec, steps: SamplerChain) -> SamplingSpec:

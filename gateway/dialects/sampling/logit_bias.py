@@ -81,20 +81,16 @@ def read_logit_bias(value: object) -> LogitBias:
         raise must("logit_bias", f"have at most {MAX_LOGIT_BIAS_ENTRIES} entries", len(value))
     bias = LogitBias({}, {})
     if isinstance(value, dict):
+        # Keys of a JSON object are strings. int() would also accept "1_0" and " 7", and it rejects
+        # numbers with thousands of digits.
         for key, given in value.items():
-            _add(bias, _token_of_key(key), given)
+            _add(bias, int(key) if _INTEGER_KEY.fullmatch(key) else key, given)
     else:
         for entry in value:
             if not isinstance(entry, list) or len(entry) != 2:
                 raise must("logit_bias", "have pairs of a token id or text and a bias", entry)
             _add(bias, entry[0], entry[1])
     return bias
-
-
-def _token_of_key(key: str) -> int | str:
-    # Keys of a JSON object are strings. int() would also accept "1_0" and " 7", and it rejects
-    # numbers with thousands of digits.
-    return int(key) if _INTEGER_KEY.fullmatch(key) else key
 
 
 def _add(bias: LogitBias, token: object, given: object) -> None:

@@ -125,7 +125,8 @@ def read_response_format(value: object) -> Structure | None:
         case "json_schema":
             return _json_format(value, needs_schema=True)
         case "grammar":
-            return _format_grammar(value)
+            source = non_empty(value.get("grammar"), f"{_FORMAT}.grammar")
+            return Structure(StructureKind.GBNF, source, _FORMAT, ".grammar")
         case "structural_tag":
             raise unsupported(
                 _FORMAT,
@@ -155,11 +156,6 @@ def _json_format(value: dict[str, Any], *, needs_schema: bool) -> Structure:
     return Structure(
         StructureKind.JSON_SCHEMA, checked_schema(schema, place), _FORMAT, f".{member}"
     )
-
-
-def _format_grammar(value: dict[str, Any]) -> Structure:
-    source = non_empty(value.get("grammar"), f"{_FORMAT}.grammar")
-    return Structure(StructureKind.GBNF, source, _FORMAT, ".grammar")
 
 
 SCHEMA_SCHEMA: dict[str, Any] = {

@@ -36,7 +36,7 @@ class GrammarHold:
             for each in scheduler.running
             if each.use_structured_output and not each.is_prefill_chunk
         ]
-        constrained.sort(key=_filled_at)
+        constrained.sort(key=lambda each: getattr(_grammar(each), "filled_at", 0.0))
         turns = Counter[str | None]()
 
         def turn(request: Any) -> tuple[int, int]:
@@ -67,11 +67,6 @@ class GrammarHold:
 
 def _grammar(request: Any) -> Any:
     return request.structured_output_request.grammar
-
-
-def _filled_at(request: Any) -> float:
-    filled_at: float = getattr(_grammar(request), "filled_at", 0.0)
-    return filled_at
 
 
 def prepare_grammar_hold() -> None:

@@ -51,8 +51,10 @@ class ParameterFactory:
     def make(self, request: EngineRequest, *, prompt_tokens: int, max_tokens: int) -> Any:
         """Return parameters of a job's first sequence. Raises InvalidRequestError or ValueError."""
         spec = request.sampling
+        # vLLM's own sampler draws from the result of a chain.
+        drawn = {"temperature": 0.0 if spec.is_greedy else 1.0}
         return self._types.SamplingParams(
-            **(_plain(spec) if spec.chain is None else _handed_to_chain(spec)),
+            **(_plain(spec) if spec.chain is None else drawn),
             logit_bias=spec.logit_bias or None,
             allowed_token_ids=spec.allowed_token_ids or None,
             bad_words=spec.bad_words,
@@ -144,8 +146,3 @@ def _skips_prefix_cache(request: EngineRequest) -> bool:
 def _plain(spec: SamplingSpec) -> dict[str, Any]:
     values = {name: getattr(spec, name) for name in _PLAIN}
     return values | {"top_p": max(spec.top_p, _SMALLEST_TOP_P)}
-
-
-def _handed_to_chain(spec: SamplingSpec) -> dict[str, Any]:
-    """Return the parameters for vLLM's own sampler, which draws from the chain's result."""
-    return {"temperature": 0.0 if spec.is_greedy else 1.0}

@@ -297,18 +297,14 @@ class _Followers:
         while self._changed:
             self._changed = False
             for name, node in self._grammar.items():
-                self._note_reach(name, self._reached(node))
+                if (reach := self._reached(node)) != self._reach[name]:
+                    self._reach[name], self._changed = reach, True
         self._changed = True
         while self._changed:
             self._changed = False
             for name, node in self._grammar.items():
                 self._follow(node, self._rules[name])
         return self._tokens
-
-    def _note_reach(self, name: str, reach: _Reach) -> None:
-        if reach != self._reach[name]:
-            self._reach[name] = reach
-            self._changed = True
 
     def _reached(self, node: Node) -> _Reach:
         match node:
