@@ -183,7 +183,7 @@ class AuditLog:
         expected, head = 1, BEGINNING
         if previous is not None:
             expected, head = previous.sequence, previous.previous_hash
-        async for row in self._rows(expected):
+        async for row in self.rows(expected):
             if reason := _fault(row, expected, head) or _signature_fault(row, signer):
                 raise AuditLogBrokenError(reason)
             expected, head = row.sequence + 1, row.hash
@@ -203,26 +203,6 @@ class AuditLog:
             query = query.where(AuditRow.sequence < before)
         return [_entry(row) for row in await self._transaction.scalars(query.limit(limit))]
 
-    async def entries_of(
-        self,
-        tenant_id: str,
-        *,
-        action: str | None = None,
-        before: int | None = None,
-        limit: int = 100,
-    ) -> list[AuditEntry]:
-        """Return the newest rows of a tenant, numbered 1, 2, 3 ... regardless of other tenants."""
-        number = func.row_number().over(order_by=AuditRow.sequence).label("number")
-        own = select(AuditRow, number).where(AuditRow.tenant_id == tenant_id).subquery()
-        row = aliased(AuditRow, own)
-        query = select(row, own.c.number).order_by(desc(own.c.number)).limit(limit)
-        if action is not None:
-            query = query.where(row.action == action)
-        if before is not None:
-            query = query.where(own.c.number < before)
-        found = await self._transaction.execute(query)
-        return [replace(_entry(each), sequence=sequence) for each, sequence in found]
-
     async def made_keys(
         self, makers: Collection[str], *, tenant_id: str | None, by_former_secret: bool = False
     ) -> set[str]:
@@ -241,45 +221,6 @@ class AuditLog:
             for key_id, details in await self._transaction.execute(query)
             if not by_former_secret or msgspec.json.decode(details).get("is_former_secret")
         }
-
-    async def verify(
-        self,
-        *,
-        expected_hash: str | None = None,
-        signer: HeadSigner | None = None,
-        noted: Sequence[SignedHead] = (),
-    ) -> ChainState:
-        """Check every row from the first one, and compare with heads stored elsewhere.
-
-        Args:
-            expected_hash: a hash that a row must have.
-            signer: checks the signatures among the rows, and those of `noted`.
-            noted: signed heads that rows must have; needs a signer.
-        """
-        expected, head, signed = 1, BEGINNING, 0
-        is_found = expected_hash in (None, head.hex())
-        lost = {each.sequence for each in noted if signer is None or not signer.is_genuine(each)}
-        wanted = {(each.sequence, each.hash) for each in noted}
-        async for row in self._rows():
-            reason = _fault(row, expected, head)
-            if not reason and signer is not None:
-                reason = _signature_fault(row, signer)
-            if reason:
-                return ChainState(expected - 1, head.hex(), expected, reason)
-            if row.action == SIGNED:
-                signed = row.sequence - 1
-            expected, head = row.sequence + 1, row.hash
-            is_found = is_found or head.hex() == expected_hash
-            wanted.discard((row.sequence, head.hex()))
-        lost.update(sequence for sequence, _ in wanted)
-        return ChainState(
-            expected - 1,
-            head.hex(),
-            None,
-            has_expected=is_found,
-            signed=None if signer is None else signed,
-            lost_head=min(lost, default=None),
-        )
 
     async def _newest(self, *, action: str | None = None) -> AuditRow | None:
         query = select(AuditRow).order_by(desc(AuditRow.sequence)).limit(1)
@@ -311,7 +252,8 @@ class AuditLog:
         self._transaction.add(row)
         await self._transaction.flush()
 
-    async def _rows(self, first: int = 1) -> AsyncIterator[AuditRow]:
+    async def rows(self, first: int = 1) -> AsyncIterator[AuditRow]:
+        """Yield all rows from a sequence number on."""
         last = first - 1
         while True:
             page = list(
@@ -414,11 +356,18 @@ class AuditService:
     async def page_of(
         self, tenant_id: str, *, action: str | None, before: int | None, limit: int
     ) -> Page[AuditEntry]:
-        """Return the newest entries of a tenant, numbered within the tenant."""
+        """Return the newest entries of a tenant, numbered 1, 2, 3 ... within the tenant."""
+        number = func.row_number().over(order_by=AuditRow.sequence).label("number")
+        own = select(AuditRow, number).where(AuditRow.tenant_id == tenant_id).subquery()
+        row = aliased(AuditRow, own)
+        query = select(row, own.c.number).order_by(desc(own.c.number)).limit(limit + 1)
+        if action is not None:
+            query = query.where(row.action == action)
+        if before is not None:
+            query = query.where(own.c.number < before)
         async with self._database.reading() as transaction:
-            entries = await AuditLog(transaction).entries_of(
-                tenant_id, action=action, before=before, limit=limit + 1
-            )
+            found = await transaction.execute(query)
+            entries = [replace(_entry(each), sequence=sequence) for each, sequence in found]
         return Page(entries[:limit], len(entries) > limit)
 
     async def verify(
@@ -428,9 +377,41 @@ class AuditService:
         signer: HeadSigner | None = None,
         noted: Sequence[SignedHead] = (),
     ) -> ChainState:
-        """Check the chain as `AuditLog.verify` does, and the triggers of append-only tables."""
+        """Check every row from the first one, and compare with heads stored elsewhere.
+
+        Checks the triggers of append-only tables, too.
+
+        Args:
+            expected_hash: a hash that a row must have.
+            signer: checks the signatures among the rows, and those of `noted`.
+            noted: signed heads that rows must have; needs a signer.
+        """
+        expected, head, signed = 1, BEGINNING, 0
+        is_found = expected_hash in (None, head.hex())
+        lost = {each.sequence for each in noted if signer is None or not signer.is_genuine(each)}
+        wanted = {(each.sequence, each.hash) for each in noted}
         async with self._database.reading() as transaction:
-            state = await AuditLog(transaction).verify(
-                expected_hash=expected_hash, signer=signer, noted=noted
+            async for row in AuditLog(transaction).rows():
+                reason = _fault(row, expected, head)
+                if not reason and signer is not None:
+                    reason = _signature_fault(row, signer)
+                if reason:
+                    unprotected = await unprotected_tables(transaction)
+                    return ChainState(
+                        expected - 1, head.hex(), expected, reason, unprotected=unprotected
+                    )
+                if row.action == SIGNED:
+                    signed = row.sequence - 1
+                expected, head = row.sequence + 1, row.hash
+                is_found = is_found or head.hex() == expected_hash
+                wanted.discard((row.sequence, head.hex()))
+            lost.update(sequence for sequence, _ in wanted)
+            return ChainState(
+                expected - 1,
+                head.hex(),
+                None,
+                has_expected=is_found,
+                signed=None if signer is None else signed,
+                lost_head=min(lost, default=None),
+                unprotected=await unprotected_tables(transaction),
             )
-            return replace(state, unprotected=await unprotected_tables(transaction))
