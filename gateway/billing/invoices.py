@@ -3,16 +3,15 @@
 Tenants have these routes at `/v1/invoices`, operators at `/admin/tenants/{tenant_id}/invoices`.
 """
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Path, Query, Response
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, Field
 
-from gateway.accounts.shared import CallerOfTenant, RecordBody, own_tenant
+from gateway.accounts.shared import CallerOfTenant, own_tenant
 from gateway.accounts.tenants.service import find_tenant
-from gateway.billing.usage.parts import Dimension, UsageFilter, UsageSums
+from gateway.billing.usage.parts import Dimension, UsageFilter
 from gateway.billing.usage.periods import Bucket
 from gateway.billing.usage.query import read_month
 from gateway.billing.usage.routes import WITH_CSV
@@ -28,37 +27,32 @@ MOST_LINES: Final = 100_000
 """More than models and tiers of any deployment: a statement is one query, of one state."""
 
 
-@dataclass(frozen=True, slots=True)
-class StatementLine:
+class LineBody(BaseModel):
     """Usage of one model in one service tier."""
 
     model: str
     service_tier: str
-    sums: UsageSums
+    requests: int
+    failed_requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    cost_micros: int
 
 
-@dataclass(frozen=True, slots=True)
-class Statement:
+class StatementBody(BaseModel):
     """What a tenant used in a month."""
 
-    tenant_id: str
+    object: Literal["invoice"] = "invoice"
+    tenant: str
     tenant_name: str
-    billing: Billing
+    month: str
     start: datetime
-    end: datetime
-    is_open: bool
-    """Whether the month has not ended yet."""
-    lines: list[StatementLine]
-
-    @property
-    def month(self) -> str:
-        """The month, such as 2026-11."""
-        return f"{self.start:%Y-%m}"
-
-    @property
-    def total_micros(self) -> int:
-        """The cost in micro-dollars."""
-        return sum(line.sums.cost_micros for line in self.lines)
+    end: datetime = Field(description="End of the month, exclusive.")
+    is_open: bool = Field(description="Whether the month has not ended yet.")
+    billing: Billing
+    lines: list[LineBody]
+    total_micros: int = Field(description="Micro-dollars: the sum of the ledger's rows.")
 
 
 class InvoiceService:
@@ -67,7 +61,7 @@ class InvoiceService:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def statement(self, tenant_id: str, month: str) -> Statement:
+    async def statement(self, tenant_id: str, month: str) -> StatementBody:
         """Return the statement of a month such as 2026-11.
 
         Raises InvalidParameterError and NotFoundError.
@@ -85,73 +79,28 @@ class InvoiceService:
             after=None,
             limit=MOST_LINES,
         )
-        return Statement(
-            tenant_id=tenant_id,
+        return StatementBody(
+            tenant=tenant_id,
             tenant_name=tenant.name,
-            billing=tenant.billing,
+            month=f"{span.start:%Y-%m}",
             start=span.start,
             end=span.end,
             is_open=utc_now() < span.end,
+            billing=tenant.billing,
             lines=[
-                StatementLine(
-                    each.values[Dimension.MODEL], each.values[Dimension.SERVICE_TIER], each.sums
-                )
+                LineBody.model_validate({**each.values, **each.sums._asdict()})
                 for each in report.slices
             ],
+            total_micros=sum(each.sums.cost_micros for each in report.slices),
         )
 
 
-COLUMNS: Final = (
-    "month",
-    "model",
-    "service_tier",
-    "requests",
-    "failed_requests",
-    "prompt_tokens",
-    "cached_tokens",
-    "completion_tokens",
-    "cost_micros",
-)
+COLUMNS: Final = ("month", *LineBody.model_fields)
 
 router = APIRouter(prefix="/invoices", tags=["Usage"])
 authorize_tenant = own_tenant(Scope.USAGE, of_tenant=True)
 
 Month = Annotated[str, Path(max_length=7, description="A UTC month, such as `2026-11`.")]
-
-
-class LineBody(BaseModel):
-    """Usage of one model in one service tier."""
-
-    model: str
-    service_tier: str
-    requests: int
-    failed_requests: int
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
-    cost_micros: int
-
-
-def _bodies(lines: list[StatementLine]) -> list[LineBody]:
-    return [
-        LineBody(model=each.model, service_tier=each.service_tier, **each.sums._asdict())
-        for each in lines
-    ]
-
-
-class StatementBody(RecordBody):
-    """What a tenant used in a month."""
-
-    object: Literal["invoice"] = "invoice"
-    tenant: str = Field(validation_alias="tenant_id")
-    tenant_name: str
-    month: str
-    start: datetime
-    end: datetime = Field(description="End of the month, exclusive.")
-    is_open: bool = Field(description="Whether the month has not ended yet.")
-    billing: Billing
-    lines: Annotated[list[LineBody], BeforeValidator(_bodies)]
-    total_micros: int = Field(description="Micro-dollars: the sum of the ledger's rows.")
 
 
 @router.get(
@@ -174,16 +123,12 @@ async def get_statement(
     in the month in which it was admitted.
     """
     statement = await invoices.statement(caller.tenant_id, month)
-    if format_ == "csv":
-        return statement_csv(statement)
-    return StatementBody.of(statement)
+    return statement_csv(statement) if format_ == "csv" else statement
 
 
-def statement_csv(statement: Statement) -> Response:
+def statement_csv(statement: StatementBody) -> Response:
     """Return a statement as CSV, one row for each line."""
-    rows = (
-        (statement.month, line.model, line.service_tier, *line.sums) for line in statement.lines
-    )
+    rows = ((statement.month, *line.model_dump().values()) for line in statement.lines)
     name = f"invoice-{statement.month}.csv"
     headers = {"content-disposition": f'attachment; filename="{name}"'}
     return Response(to_csv(COLUMNS, rows), media_type="text/csv", headers=headers)

@@ -419,5 +419,5 @@ async def test_statement_equals_the_rows_of_its_month(database: Database) -> Non
     expected = defaultdict[tuple[str, str], int](int)
     for each in own:
         expected[each.model, each.service_tier] += each.cost_micros
-    lines = {(line.model, line.service_tier): line.sums.cost_micros for line in statement.lines}
+    lines = {(line.model, line.service_tier): line.cost_micros for line in statement.lines}
     assert lines == expected
