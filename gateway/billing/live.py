@@ -7,13 +7,12 @@ stored for this: a request that is not listed costs nothing.
 import asyncio
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any, Final, Literal, NamedTuple, Self
+from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Query
-from pydantic import AliasPath, BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, Field
 
 from common import clock
 from contract.messages import CancelResponse
@@ -22,7 +21,7 @@ from contract.queue import JobQueue
 from contract.scripts import CommandExecutor
 from gateway.accounts.audit.log import SYSTEM
 from gateway.accounts.changes import changing
-from gateway.accounts.shared import MAX_CURSOR_CHARACTERS, PRINTABLE, PageSize, RecordBody, TenantId
+from gateway.accounts.shared import MAX_CURSOR_CHARACTERS, PRINTABLE, PageSize, TenantId
 from gateway.accounts.tenants.service import reading_of_tenant
 from gateway.billing.usage.pages import read_cursor
 from gateway.billing.usage.query import encode_cursor
@@ -45,9 +44,6 @@ CANCEL_SECONDS: Final = 5.0
 ASK_AGAIN_SECONDS: Final = 1.0
 LOOK_SECONDS: Final = 0.05
 
-Position = tuple[int, str]
-"""When a request was admitted, as Unix time in milliseconds, and its id."""
-
 
 class LiveState(StrEnum):
     """What happens with a live request."""
@@ -59,36 +55,43 @@ class LiveState(StrEnum):
     LOST = "lost"  # Its gateway is gone; another one or the sweep continues or settles it.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LiveRequest:
-    """A request that is admitted and not settled."""
+class LiveRequestBody(BaseModel):
+    """A request that waits or runs."""
 
-    record: UsageRecord
-    """The draft of its usage record."""
+    object: Literal["live_request"] = "live_request"
+    id: str
+    tenant: str
+    key: str = Field(description="Id of the key, or `jwt:SUBJECT`.")
+    project: str | None
+    model: str
+    endpoint: str
+    service_tier: str
+    stream: bool
+    batch_line: str | None = Field(description="Batch and number of a line of a batch.")
     state: LiveState
+    created_at: datetime
     age_ms: int
-    prompt_tokens: int
-    """0 until an engine has processed the prompt."""
-    completion_tokens: int
-    """By the last report of its workers, for its first `MOST_JOBS` prompts; so are the others."""
-    workers: Sequence[str]
-
-    @property
-    def position(self) -> Position:
-        """Its place in lists."""
-        return self.record.created_ms, self.record.request_id
+    prompts: int
+    prompt_tokens: int = Field(
+        description="0 until an engine has processed the prompt. Of the first 100 prompts, as "
+        "are the next two."
+    )
+    completion_tokens: int = Field(description="By the last report of the workers.")
+    workers: list[str]
+    gateway: str
 
 
-class LivePage(NamedTuple):
-    """A part of a tenant's live requests, oldest first."""
+class LiveRequestList(BaseModel):
+    """A page of the live requests of a tenant, oldest first."""
 
-    entries: list[LiveRequest]
-    next: Position | None
-    """The position after which the next page begins; None on the last page."""
-    total: int
-    """Live requests of the tenant."""
-    is_complete: bool
-    """False if there are so many requests that `total` may lack some."""
+    object: Literal["list"] = "list"
+    data: list[LiveRequestBody]
+    has_more: bool
+    next: str | None = Field(description="`after` for the next page; null on the last page.")
+    total: int = Field(description="Live requests of the tenant.")
+    is_complete: bool = Field(
+        description="False if there are so many live requests that the list may lack some."
+    )
 
 
 class LiveRequests:
@@ -99,12 +102,13 @@ class LiveRequests:
         self._executor = executor
         self._quotas = QuotaStore(executor)
 
-    async def page(self, tenant_id: str, *, after: Position | None, limit: int) -> LivePage:
-        """Return a page of the tenant's live requests. Raises NotFoundError."""
+    async def page(self, tenant_id: str, *, after: str | None, limit: int) -> LiveRequestList:
+        """Return a page of the tenant's live requests, after a cursor. Raises NotFoundError."""
+        position = read_cursor(after)
         async with reading_of_tenant(self._database, tenant_id):
             pass
         found = await self._quotas.live(tenant_id)
-        start = 0 if after is None else bisect_right(found.requests, after)
+        start = 0 if position is None else bisect_right(found.requests, position)
         wanted = found.requests[start : start + limit]
         drafts = await asyncio.gather(
             *(self._quotas.draft(tenant_id, request_id) for _, request_id in wanted)
@@ -115,11 +119,15 @@ class LiveRequests:
             *(self._described(record, is_alive=record.gateway in alive) for record in records)
         )
         has_more = start + limit < len(found.requests)
-        return LivePage(
-            entries, wanted[-1] if has_more else None, len(found.requests), found.is_complete
+        return LiveRequestList(
+            data=entries,
+            has_more=has_more,
+            next=encode_cursor(*map(str, wanted[-1])) if has_more else None,
+            total=len(found.requests),
+            is_complete=found.is_complete,
         )
 
-    async def get(self, tenant_id: str, request_id: str) -> LiveRequest:
+    async def get(self, tenant_id: str, request_id: str) -> LiveRequestBody:
         """Return a live request. Raises NotFoundError."""
         record = await self._find(tenant_id, request_id)
         alive = await self._quotas.living({record.gateway})
@@ -169,17 +177,28 @@ class LiveRequests:
             )
         return draft
 
-    async def _described(self, record: UsageRecord, *, is_alive: bool) -> LiveRequest:
+    async def _described(self, record: UsageRecord, *, is_alive: bool) -> LiveRequestBody:
         job_ids = record.job_ids[:MOST_JOBS]
         queue = JobQueue(self._executor, record.model)
         receipts, workers = await asyncio.gather(queue.receipts(job_ids), queue.holders_of(job_ids))
-        return LiveRequest(
-            record=record,
+        return LiveRequestBody(
+            id=record.request_id,
+            tenant=record.tenant_id,
+            key=record.credential_id,
+            project=record.project_id,
+            model=record.full_model,
+            endpoint=record.endpoint,
+            service_tier=record.service_tier,
+            stream=record.is_streamed,
+            batch_line=record.line or None,
             state=_state(receipts) if is_alive else LiveState.LOST,
+            created_at=to_time(record.created_ms),
             age_ms=max(clock.now_ms() - record.created_ms, 0),
+            prompts=record.jobs,
             prompt_tokens=sum(receipt.prompt_tokens for receipt in receipts),
             completion_tokens=sum(receipt.completion_tokens for receipt in receipts),
             workers=sorted(workers),
+            gateway=record.gateway,
         )
 
 
@@ -192,63 +211,6 @@ def _state(receipts: Sequence[JobReceipt]) -> LiveState:
     return LiveState.ENDING if JobState.ENDED in states else LiveState.STARTING
 
 
-def _recorded(name: str, **more: Any) -> Any:
-    """Return a field from the record of a request."""
-    return Field(validation_alias=AliasPath("record", name), **more)
-
-
-class LiveRequestBody(RecordBody):
-    """A request that waits or runs."""
-
-    object: Literal["live_request"] = "live_request"
-    id: str = _recorded("request_id")
-    tenant: str = _recorded("tenant_id")
-    key: str = _recorded("credential_id", description="Id of the key, or `jwt:SUBJECT`.")
-    project: str | None = _recorded("project_id")
-    model: str = _recorded("full_model")
-    endpoint: str = _recorded("endpoint")
-    service_tier: str = _recorded("service_tier")
-    stream: bool = _recorded("is_streamed")
-    batch_line: Annotated[str | None, BeforeValidator(lambda line: line or None)] = _recorded(
-        "line", description="Batch and number of a line of a batch."
-    )
-    state: LiveState
-    created_at: Annotated[datetime, BeforeValidator(to_time)] = _recorded("created_ms")
-    age_ms: int
-    prompts: int = _recorded("jobs")
-    prompt_tokens: int = Field(
-        description="0 until an engine has processed the prompt. Of the first 100 prompts, as "
-        "are the next two."
-    )
-    completion_tokens: int = Field(description="By the last report of the workers.")
-    workers: list[str]
-    gateway: str = _recorded("gateway")
-
-
-class LiveRequestList(BaseModel):
-    """A page of the live requests of a tenant, oldest first."""
-
-    object: Literal["list"] = "list"
-    data: list[LiveRequestBody]
-    has_more: bool
-    next: str | None = Field(description="`after` for the next page; null on the last page.")
-    total: int = Field(description="Live requests of the tenant.")
-    is_complete: bool = Field(
-        description="False if there are so many live requests that the list may lack some."
-    )
-
-    @classmethod
-    def of(cls, page: LivePage) -> Self:
-        """Return the response body of a page."""
-        return cls(
-            data=[LiveRequestBody.of(each) for each in page.entries],
-            has_more=page.next is not None,
-            next=following(page),
-            total=page.total,
-            is_complete=page.is_complete,
-        )
-
-
 class CancelledRequest(BaseModel):
     """A cancelled live request."""
 
@@ -258,11 +220,6 @@ class CancelledRequest(BaseModel):
         description="False if its gateway has not ended it within five seconds. It then ends "
         "later, or another gateway or the sweep settles it."
     )
-
-
-def following(page: LivePage) -> str | None:
-    """Return the cursor of the next page; None on the last page."""
-    return None if page.next is None else encode_cursor(str(page.next[0]), page.next[1])
 
 
 router = APIRouter(
@@ -290,8 +247,7 @@ async def list_live_requests(
     limit: PageSize = 20,
 ) -> LiveRequestList:
     """List the requests that wait or run now, oldest first."""
-    page = await live.page(tenant_id, after=read_cursor(after), limit=limit)
-    return LiveRequestList.of(page)
+    return await live.page(tenant_id, after=after, limit=limit)
 
 
 @router.post("/{request_id}:cancel", summary="Cancel a live request")

@@ -6,8 +6,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Query, Request, Response
 
 from gateway.accounts.shared import TenantId
-from gateway.billing.live import AfterPosition, LiveRequestBody, LiveRequests, following
-from gateway.billing.usage.pages import read_cursor
+from gateway.billing.live import AfterPosition, LiveRequests
 from gateway.billing.usage.routes import RequestId
 from gateway.console.rendering import confirmation, page
 from gateway.console.routing import AnyVisitor, OperatorRoute, redirect
@@ -35,14 +34,14 @@ async def list_live(
     done: Annotated[str, Query(max_length=20)] = "",
 ) -> Response:
     """List the tenant's live requests, oldest first; htmx loads the first page again and again."""
-    found = await services.make(LiveRequests).page(tenant_id, after=read_cursor(after), limit=ROWS)
-    home, cursor = _path(tenant_id), following(found)
+    found = await services.make(LiveRequests).page(tenant_id, after=after, limit=ROWS)
+    home, cursor = _path(tenant_id), found.next
     return page(
         request,
         "operators/live.html",
         tenant_id=tenant_id,
         home=home,
-        requests=[LiveRequestBody.of(each) for each in found.entries],
+        requests=found.data,
         total=found.total,
         is_complete=found.is_complete,
         is_first=after is None,
@@ -56,7 +55,7 @@ async def ask_to_cancel(
     request: Request, services: AllServices, tenant_id: TenantId, request_id: RequestId
 ) -> Response:
     """Ask for confirmation."""
-    live = LiveRequestBody.of(await services.make(LiveRequests).get(tenant_id, request_id))
+    live = await services.make(LiveRequests).get(tenant_id, request_id)
     return confirmation(
         request,
         _path(tenant_id),
