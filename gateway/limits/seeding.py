@@ -6,7 +6,7 @@ ledger. If anything is settled later, the version differs and the counters are n
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,8 +14,13 @@ from redis.exceptions import RedisError
 
 from common.tasks import jittered
 from contract import keys
-from gateway.limits.accounts import day_of, day_start_ms, month_of, month_start_ms
-from gateway.limits.replies import SubjectStatus
+from gateway.limits.accounts import (
+    AccountNumbers,
+    day_of,
+    day_start_ms,
+    month_of,
+    month_start_ms,
+)
 from gateway.limits.store import QuotaStore
 from gateway.records.errors import StoreUnavailableError
 from gateway.records.limits import LimitScope, SubjectLimits
@@ -43,6 +48,31 @@ class Balances:
     """
     known_ids: Collection[str]
     """The given request ids that are in the ledger, and therefore in these sums."""
+
+    def plus(self, undrained: Iterable[UsageRecord], *, day: int, month: int) -> AccountNumbers:
+        """Return the numbers of a day and a month with the records that are not in the ledger.
+
+        The first record of a request counts.
+        """
+        first: dict[str, UsageRecord] = {}
+        for record in undrained:
+            if record.request_id not in self.known_ids:
+                first.setdefault(record.request_id, record)
+        rest = first.values()
+        today = [record for record in rest if day_of(record.created_ms) == day]
+        of_month = (r.cost_micros for r in rest if month_of(r.created_ms) == month)
+        credit = self.credit_micros
+        if credit is not None:
+            credit -= sum(record.cost_micros for record in rest if record.is_prepaid)
+        return AccountNumbers(
+            day=day,
+            month=month,
+            requests=self.requests_today + len(today),
+            tokens=self.tokens_today
+            + sum(record.prompt_tokens + record.completion_tokens for record in today),
+            cost_micros=self.cost_this_month + sum(of_month),
+            credit_micros=credit,
+        )
 
 
 ReadBalances = Callable[..., Awaitable[Balances]]
@@ -114,46 +144,21 @@ class Seeder:
             subject,
             day_start_ms=day_start_ms(status.now_ms),
             month_start_ms=month_start_ms(status.now_ms),
-            request_ids=undrained.keys(),
+            request_ids={record.request_id for record in undrained},
         )
-        rest = [record for id_, record in undrained.items() if id_ not in balances.known_ids]
-        return await self._write(tenant_id, subject, status=status, balances=balances, rest=rest)
+        day, month = day_of(status.now_ms), month_of(status.now_ms)
+        numbers = balances.plus(undrained, day=day, month=month)
+        return await self._store.seed(tenant_id, subject, numbers, version=status.version)
 
-    async def _undrained(self, tenant_id: str, subject: SubjectLimits) -> dict[str, UsageRecord]:
-        """Return the records that may not be in the ledger; the first per request counts."""
-        bucket, found = keys.bucket_of(tenant_id), dict[str, UsageRecord]()
+    async def _undrained(self, tenant_id: str, subject: SubjectLimits) -> list[UsageRecord]:
+        """Return the records that may not be in the ledger."""
+        bucket, found = keys.bucket_of(tenant_id), list[UsageRecord]()
         after: str | None = "-"
         while after is not None:
             records, after = await self._store.undrained(bucket, after=after)
-            for record in records:
-                if record.tenant_id == tenant_id and record.id_of(subject.scope) == subject.id:
-                    found.setdefault(record.request_id, record)
+            found += (
+                record
+                for record in records
+                if record.tenant_id == tenant_id and record.id_of(subject.scope) == subject.id
+            )
         return found
-
-    async def _write(
-        self,
-        tenant_id: str,
-        subject: SubjectLimits,
-        *,
-        status: SubjectStatus,
-        balances: Balances,
-        rest: list[UsageRecord],
-    ) -> bool:
-        day, month = day_of(status.now_ms), month_of(status.now_ms)
-        today = [record for record in rest if day_of(record.created_ms) == day]
-        credit = balances.credit_micros
-        if credit is not None:
-            credit -= sum(record.cost_micros for record in rest if record.is_prepaid)
-        return await self._store.seed(
-            tenant_id,
-            subject,
-            version=status.version,
-            day=day,
-            requests=balances.requests_today + len(today),
-            tokens=balances.tokens_today
-            + sum(record.prompt_tokens + record.completion_tokens for record in today),
-            month=month,
-            cost_micros=balances.cost_this_month
-            + sum(r.cost_micros for r in rest if month_of(r.created_ms) == month),
-            credit_micros=credit,
-        )

@@ -207,17 +207,7 @@ class QuotaStore:
         return None if reserved < 0 else reserved
 
     async def seed(
-        self,
-        tenant_id: str,
-        subject: SubjectLimits,
-        *,
-        version: int,
-        day: int,
-        requests: int,
-        tokens: int,
-        month: int,
-        cost_micros: int,
-        credit_micros: int | None,
+        self, tenant_id: str, subject: SubjectLimits, numbers: AccountNumbers, *, version: int
     ) -> bool:
         """Write a subject's usage of durable limits in a day and a month, as `periods` counts them.
 
@@ -230,12 +220,12 @@ class QuotaStore:
             accounts=keys.accounts(bucket),
             subject=subject.subject,
             version=version,
-            day=day,
-            requests=requests,
-            tokens=tokens,
-            month=month,
-            cost=cost_micros,
-            credit="" if credit_micros is None else credit_micros,
+            day=numbers.day,
+            requests=numbers.requests,
+            tokens=numbers.tokens,
+            month=numbers.month,
+            cost=numbers.cost_micros,
+            credit="" if numbers.credit_micros is None else numbers.credit_micros,
         )
         return bool(seeded)
 

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -20,18 +20,17 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from contract import keys
-from gateway.billing.credits.service import balance_of
 from gateway.billing.ledger.drain import FIELD
 from gateway.billing.ledger.rollups import DAY, Rollups
-from gateway.billing.ledger.store import LedgerStore
+from gateway.billing.ledger.store import LedgerStore, read_balances
 from gateway.limits import accounts
 from gateway.limits.accounts import DAY_MS, AccountNumbers
 from gateway.limits.store import QuotaStore
 from gateway.platform.database.engine import Database
 from gateway.platform.database.tables import ApiKeyRow, ProjectRow, TenantRow
 from gateway.platform.redis_client import MeasuredConnection
-from gateway.records.limits import LimitScope, subject_of
-from gateway.records.times import day_of, to_ms, to_time, utc_now
+from gateway.records.limits import Limits, LimitScope, SubjectLimits, subject_of
+from gateway.records.times import day_of, to_ms, utc_now
 from gateway.records.usage_record import UsageRecord, readable_usage
 
 LOOKS: Final = 3
@@ -55,6 +54,13 @@ _TENANTS: Final = {
     LimitScope.KEY: (ApiKeyRow.id, ApiKeyRow.tenant_id),
 }
 """Columns with the ids of holders of limits, and those of their tenants."""
+_NUMBERS: Final = {
+    "requests_of_day": "requests",
+    "tokens_of_day": "tokens",
+    "cost_of_month": "cost_micros",
+    "credit": "credit_micros",
+}
+"""Names of the numbers that are compared, and their fields in an account."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,9 +106,7 @@ class ReconcileReport:
 class _Counters(NamedTuple):
     """A subject's counters in Redis and its undrained records, read at one moment."""
 
-    day: int
-    month: int
-    numbers: Mapping[str, int]
+    numbers: AccountNumbers
     undrained: Sequence[UsageRecord]
 
 
@@ -252,57 +256,39 @@ class Reconciler:
         if None in values or len(entries) == MOST_UNDRAINED:
             return None
         numbers = AccountNumbers.decode(values[1])
-        known = {
-            "requests_of_day": numbers.requests,
-            "tokens_of_day": numbers.tokens,
-            "cost_of_month": numbers.cost_micros,
-            "credit": numbers.credit_micros if holder.scope is LimitScope.TENANT else None,
-        }
-        return _Counters(
-            numbers.day,
-            numbers.month,
-            {name: value for name, value in known.items() if value is not None},
-            list(_records_of(holder, entries)),
-        )
+        return _Counters(numbers, list(_records_of(holder, entries)))
 
     async def _differences(self, holder: _Holder, counters: _Counters) -> list[Difference]:
         derived = await self._derive(holder, counters)
+        values = [
+            (number, getattr(counters.numbers, field), getattr(derived, field))
+            for number, field in _NUMBERS.items()
+        ]
         return [
             Difference(
                 tenant_id=holder.tenant_id,
                 subject=holder.subject,
-                number=name,
-                redis=value,
-                ledger=derived[name],
+                number=number,
+                redis=redis,
+                ledger=ledger,
             )
-            for name, value in counters.numbers.items()
-            if value != derived[name]
+            for number, redis, ledger in values
+            if None not in (redis, ledger) and redis != ledger
         ]
 
-    async def _derive(self, holder: _Holder, counters: _Counters) -> dict[str, int]:
+    async def _derive(self, holder: _Holder, counters: _Counters) -> AccountNumbers:
         """Return the correct values of the counters, for their day and month."""
-        day = (to_time(counters.day * DAY_MS), to_time((counters.day + 1) * DAY_MS))
-        month = _month_span(counters.month)
-        async with self._database.snapshot() as transaction:
-            store = LedgerStore(transaction)
-            of_day, of_month = [
-                await store.usage_between(*holder, start=start, end=end)
-                for start, end in (day, month)
-            ]
-            credit = 0
-            if "credit" in counters.numbers:
-                credit = (await balance_of(transaction, holder.tenant_id)).micros
-            known = await store.known({record.request_id for record in counters.undrained})
-        rest = _missing(counters.undrained, known)
-        today = [record for record in rest if _is_within(record, day)]
-        return {
-            "requests_of_day": of_day.requests + len(today),
-            "tokens_of_day": of_day.tokens
-            + sum(record.prompt_tokens + record.completion_tokens for record in today),
-            "cost_of_month": of_month.cost_micros
-            + sum(record.cost_micros for record in rest if _is_within(record, month)),
-            "credit": credit - sum(record.cost_micros for record in rest if record.is_prepaid),
-        }
+        day, month = counters.numbers.day, counters.numbers.month
+        balances = await read_balances(
+            self._database,
+            holder.tenant_id,
+            SubjectLimits(holder.scope, holder.id, Limits()),
+            day_start_ms=day * DAY_MS,
+            month_start_ms=to_ms(datetime(month // 100, month % 100, 1, tzinfo=UTC)),
+            request_ids={record.request_id for record in counters.undrained},
+            with_credit=counters.numbers.credit_micros is not None,
+        )
+        return balances.plus(counters.undrained, day=day, month=month)
 
 
 def _records_of(
@@ -312,21 +298,6 @@ def _records_of(
         record = readable_usage(fields.get(FIELD))
         if record is not None and holder.owns(record):
             yield record
-
-
-def _missing(records: Sequence[UsageRecord], known: Collection[str]) -> list[UsageRecord]:
-    """Return the first record of each request that is not in the ledger."""
-    first = {record.request_id: record for record in reversed(records)}
-    return [record for request_id, record in first.items() if request_id not in known]
-
-
-def _is_within(record: UsageRecord, span: tuple[datetime, datetime]) -> bool:
-    return to_ms(span[0]) <= record.created_ms < to_ms(span[1])
-
-
-def _month_span(month: int) -> tuple[datetime, datetime]:
-    start = datetime(month // 100, month % 100, 1, tzinfo=UTC)
-    return start, (start + timedelta(days=31)).replace(day=1)
 
 
 async def _tenants_of(

@@ -1,7 +1,7 @@
 """Ledger store: insert usage rows and query them for limits."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import ColumnElement, and_, exists, func, insert, select
@@ -21,7 +21,7 @@ from gateway.platform.database.tables import (
     Table,
 )
 from gateway.records.limits import LimitScope, SubjectLimits
-from gateway.records.times import MAX_MS, hour_of, to_time
+from gateway.records.times import hour_of, to_time
 from gateway.records.usage_record import Outcome
 
 BATCH: Final = 500
@@ -176,9 +176,6 @@ def _difference(row: Mapping[str, Any], lost: LedgerRow) -> dict[str, Any]:
     return late
 
 
-_END_OF_TIME: Final = to_time(MAX_MS)
-
-
 async def read_balances(
     database: Database,
     tenant_id: str,
@@ -187,21 +184,22 @@ async def read_balances(
     day_start_ms: int,
     month_start_ms: int,
     request_ids: Collection[str],
+    with_credit: bool = True,
 ) -> Balances:
     """Return a subject's counters from the ledger and the credits (see `ReadBalances`)."""
+    day, month = to_time(day_start_ms), to_time(month_start_ms)
+    spans = (day, day + timedelta(days=1)), (month, month_start(month + timedelta(days=31)))
     async with database.snapshot() as transaction:
         store = LedgerStore(transaction)
-        today, month = [
-            await store.usage_between(
-                tenant_id, subject.scope, subject.id, start=to_time(start), end=_END_OF_TIME
-            )
-            for start in (day_start_ms, month_start_ms)
+        today, this_month = [
+            await store.usage_between(tenant_id, subject.scope, subject.id, start=start, end=end)
+            for start, end in spans
         ]
-        has_credit = subject.scope is LimitScope.TENANT
+        has_credit = with_credit and subject.scope is LimitScope.TENANT
         return Balances(
             requests_today=today.requests,
             tokens_today=today.tokens,
-            cost_this_month=month.cost_micros,
+            cost_this_month=this_month.cost_micros,
             credit_micros=(await balance_of(transaction, tenant_id)).micros if has_credit else None,
             known_ids=await store.known(request_ids),
         )

@@ -187,7 +187,7 @@ async def test_usage_drained_between_two_reads_is_no_difference(
     derive = Reconciler._derive
     numbers = iter(range(looks))
 
-    async def late(*args: Any) -> dict[str, int]:
+    async def late(*args: Any) -> AccountNumbers:
         if (number := next(numbers, None)) is not None:
             # This usage is in the ledger when it is read, but was not in Redis before.
             records = [_record(100 * number + n, key) for n in range(number + 1)]

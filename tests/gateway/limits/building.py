@@ -12,6 +12,7 @@ from redis.asyncio import Redis
 from contract import keys
 from contract.scripts import CommandExecutor, LuaScript
 from gateway.limits import store as store_module
+from gateway.limits.accounts import AccountNumbers
 from gateway.limits.replies import (
     METERED,
     NO_LIMIT,
@@ -189,15 +190,8 @@ async def seed(
     """Seed one account as it stands, with zeroes unless numbers are given."""
     if version is None:
         version = (await store.status(TENANT, [one]))[0].version
-    defaults: dict[str, Any] = {
-        "day": now_ms // DAY_MS,
-        "requests": 0,
-        "tokens": 0,
-        "month": month_of(now_ms),
-        "cost_micros": 0,
-        "credit_micros": None,
-    }
-    return await store.seed(TENANT, one, version=version, **(defaults | numbers))
+    of_periods = {"day": now_ms // DAY_MS, "month": month_of(now_ms)} | numbers
+    return await store.seed(TENANT, one, AccountNumbers(**of_periods), version=version)
 
 
 def month_of(now_ms: int) -> int:
