@@ -5,7 +5,7 @@ from typing import Any
 from redis.asyncio import Redis
 
 from contract.keys import KEY_EVENTS
-from gateway.accounts.audit.log import AuditEntry, AuditLog
+from gateway.accounts.audit.log import AuditEntry, AuditLog, AuditService
 from gateway.platform.database.engine import Database
 from gateway.platform.database.tables import PlanRow
 from gateway.records.grants import BOUNDS, Grant
@@ -34,10 +34,9 @@ async def add_plan(database: Database, plan_id: str) -> None:
 
 async def audited(database: Database) -> list[AuditEntry]:
     """Return the audit log, oldest first, after a check of its chain."""
+    assert (await AuditService(database).verify()).broken_at is None
     async with database.reading() as transaction:
-        log = AuditLog(transaction)
-        assert (await log.verify()).broken_at is None
-        return (await log.entries())[::-1]
+        return (await AuditLog(transaction).entries())[::-1]
 
 
 async def announced(redis: Redis) -> list[dict[bytes, bytes]]:
