@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from contract.dialect import Dialect
 from gateway.auth.authenticator import Authenticator
-from gateway.batches.claimed import TURN_SECONDS, BatchSlots
+from gateway.batches.claimed import BatchSlots
 from gateway.batches.files.service import FileService
 from gateway.batches.files.store import Owner
 from gateway.batches.finishing import add_events
@@ -27,6 +27,7 @@ from gateway.models.books import AdapterBook, AliasBook
 from gateway.models.catalogue import Catalogue
 from gateway.platform.concurrency.large_work import LargeWork
 from gateway.platform.database.batch_tokens import tokens_in_batches
+from gateway.platform.database.claims import TURN_SECONDS
 from gateway.platform.database.engine import Database
 from gateway.platform.database.locking import lock_tenant
 from gateway.platform.database.tables import BatchRow, FileRow

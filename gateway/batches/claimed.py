@@ -26,8 +26,6 @@ from gateway.records.batches import Batch
 from gateway.records.errors import StoreUnavailableError
 from gateway.records.times import utc_now
 
-TURN_SECONDS: Final = 1.0
-"""How long a run claims batches and waits for the work on them, which may outlast it."""
 PAUSES: Final = 8
 """Pauses after failures, from a second on, of which each is twice the one before."""
 
@@ -58,7 +56,7 @@ class BatchSlots(Slots[tuple[Batch, Claim]]):
     ) -> None:
         super().__init__(number, self._claim_due, self._try)
         self._database = database
-        self._advance = work
+        self._work_on = work
         self._is_due = is_due
         self._limit_seconds = limit_seconds
         self._prepare = prepare
@@ -97,7 +95,7 @@ class BatchSlots(Slots[tuple[Batch, Claim]]):
         batch, claim = item
         attempts, pause = batch.attempts, 2.0 ** (min(batch.attempts, PAUSES) - 1)
         try:
-            pause = await claim.hold(self._advance(batch), seconds=self._limit_seconds)
+            pause = await claim.hold(self._work_on(batch), seconds=self._limit_seconds)
             attempts = 0
         except LostClaimError:
             return False  # Another process works on it, or a customer has cancelled it.

@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, and_, delete, or_
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.accounts.webhooks.service import EventName, WebhookStore, make_event, webhooks_of
-from gateway.batches.claimed import TURN_SECONDS, BatchSlots
+from gateway.batches.claimed import BatchSlots
 from gateway.batches.files.service import FileService
 from gateway.batches.files.store import FileStore
 from gateway.batches.lines import CANCELLED, EXPIRED, Result, custom_id_of, line_id_of, unfinished
@@ -67,25 +67,13 @@ GIVE_UP: Final = timedelta(hours=1)
 _NOT_VALIDATED: Final = "The completion window ended before the input file was validated."
 
 
-class Finisher:
+class Finisher(BatchSlots):
     """Ends batches. Two runs at once, or one that dies, end each line once."""
 
     def __init__(self, database: Database, files: FileService) -> None:
-        self._database = database
+        super().__init__(database, self._advance, _is_due, number=BATCHES_AT_ONCE)
         self._files = files
         self._results = ResultFiles(database, files)
-        self._slots = BatchSlots(database, self._advance, _is_due, number=BATCHES_AT_ONCE)
-
-    async def run(self, *, seconds: float = TURN_SECONDS) -> int:
-        """Do what is due for some time; return how many turns of batches have succeeded.
-
-        Raises StoreUnavailableError.
-        """
-        return await self._slots.run(seconds=seconds)
-
-    async def aclose(self) -> None:
-        """Stop, and leave the batches to other processes."""
-        await self._slots.aclose()
 
     async def _advance(self, batch: Batch) -> float:
         """Do a part of what is due for a batch; return the seconds until it is due again."""
@@ -106,7 +94,7 @@ class Finisher:
                     return pause
                 # Results that cannot be merged are complete nevertheless.
                 if batch.attempts > MOST_ATTEMPTS or await self._merge(batch):
-                    await self._end(batch.id)
+                    await self._end_batch(batch.id)
         return 0.0
 
     async def _finalize(self, batch: Batch, now: datetime, **columns: Any) -> None:
@@ -154,7 +142,7 @@ class Finisher:
 
     # -- the end ---------------------------------------------------------------------------------
 
-    async def _end(self, batch_id: str) -> None:
+    async def _end_batch(self, batch_id: str) -> None:
         now = utc_now()
         async with self._database.writing() as transaction:
             store = BatchStore(transaction)

@@ -10,11 +10,19 @@ from urllib.parse import urlencode
 
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
+from typing_extensions import override
 
 from gateway.billing.exports.store import ExportBatch, ExportStore
 from gateway.jobs import telemetry
 from gateway.jobs.outbound import DeliveryError, HttpReply, Outbound
-from gateway.platform.database.claims import CLAIM, Claim, LostClaimError, Slots, claiming
+from gateway.platform.database.claims import (
+    CLAIM,
+    TURN_SECONDS,
+    Claim,
+    LostClaimError,
+    Slots,
+    claiming,
+)
 from gateway.platform.database.engine import Database
 from gateway.platform.database.tables import ExportSinkRow, LedgerRow
 from gateway.platform.settings import STRIPE_URL, ExportKind, ExportSink, Settings
@@ -43,20 +51,21 @@ _DUPLICATE: Final = b"An event already exists with identifier"
 logger = logging.getLogger(__name__)
 
 
-class Exporter:
+class Exporter(Slots[tuple[ExportSinkRow, Claim]]):
     """Exports the ledger to the sinks of the settings."""
 
     def __init__(self, settings: Settings, database: Database) -> None:
-        self._database = database
         self._sinks = {sink.name: sink for sink in settings.export_sinks}
+        claim = claiming(database, ExportSinkRow.leased_until, self._lock_due)
+        super().__init__(len(self._sinks), claim, self._export)
+        self._database = database
         self._tokens = settings.tokens_of_sinks
         self._outbound = Outbound(allows_private=True, timeout_seconds=TIMEOUT_SECONDS)
         self._due = set[str]()
         self._seconds = 0.0
-        claim = claiming(database, ExportSinkRow.leased_until, self._lock_due)
-        self._slots = Slots(len(self._sinks), claim, self._export)
 
-    async def run(self, *, seconds: float) -> None:
+    @override
+    async def run(self, *, seconds: float = TURN_SECONDS) -> int:
         """Export to each sink until nothing is left, an attempt fails or `seconds` are over.
 
         A slow sink delays no other one: its attempt continues after the run. Raises
@@ -64,11 +73,7 @@ class Exporter:
         """
         self._due = set(self._sinks)
         self._seconds = seconds
-        await self._slots.run(seconds=seconds)
-
-    async def aclose(self) -> None:
-        """End all attempts. Another process repeats them when the claims have expired."""
-        await self._slots.aclose()
+        return await super().run(seconds=seconds)
 
     async def _lock_due(
         self, transaction: AsyncSession, now: datetime, _limit: int, held: Collection[str]

@@ -8,13 +8,13 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Final
 
+from sqlalchemy import and_, join
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from common import clock
 from gateway.accounts.webhooks.secret_box import SealedSecretError, SecretBox
-from gateway.accounts.webhooks.service import WebhookStore
 from gateway.jobs.outbound import DeliveryError, Outbound
-from gateway.platform.database.claims import Claim, LostClaimError, Slots, claiming
+from gateway.platform.database.claims import Claim, LostClaimError, Slots, claiming, lock_in_turns
 from gateway.platform.database.engine import Database
 from gateway.platform.database.tables import WebhookEventRow, WebhookRow
 from gateway.records.times import utc_now
@@ -33,26 +33,15 @@ MAX_ERROR_CHARACTERS: Final = 200
 logger = logging.getLogger(__name__)
 
 
-class WebhookSender:
+class WebhookSender(Slots[tuple[WebhookEventRow, Claim]]):
     """Sends due events."""
 
     def __init__(self, database: Database, outbound: Outbound, box: SecretBox) -> None:
+        claim = claiming(database, WebhookEventRow.next_attempt_at, lock_due)
+        super().__init__(AT_ONCE, claim, self._send)
         self._database = database
         self._box = box
         self._outbound = outbound
-        claim = claiming(database, WebhookEventRow.next_attempt_at, _lock_due)
-        self._slots = Slots(AT_ONCE, claim, self._send)
-
-    async def run(self, *, seconds: float = 40.0) -> int:
-        """Send events until none is due or `seconds` are over. Return how many were delivered.
-
-        Raises StoreUnavailableError.
-        """
-        return await self._slots.run(seconds=seconds)
-
-    async def aclose(self) -> None:
-        """End all attempts. Their events are due again when their claims have expired."""
-        await self._slots.aclose()
 
     async def _send(self, item: tuple[WebhookEventRow, Claim]) -> bool:
         event, claim = item
@@ -85,10 +74,25 @@ class WebhookSender:
         return not reason
 
 
-async def _lock_due(
-    transaction: AsyncSession, now: datetime, limit: int, held: Collection[str]
+async def lock_due(
+    transaction: AsyncSession, now: datetime, limit: int, held: Collection[str] = ()
 ) -> list[WebhookEventRow]:
-    return await WebhookStore(transaction).lock_due(now, limit, held=held, most=MOST)
+    """Lock due events, in turns of tenants and of their URLs; see `claiming`."""
+    return await lock_in_turns(
+        transaction,
+        WebhookEventRow,
+        is_due=and_(
+            WebhookEventRow.delivered_at.is_(None),
+            WebhookEventRow.next_attempt_at <= now,
+            WebhookRow.removed_at.is_(None),
+        ),
+        is_held=WebhookEventRow.id.in_(held),
+        owners=(WebhookRow.tenant_id, WebhookRow.url),
+        order=WebhookEventRow.next_attempt_at,
+        limit=limit,
+        most=MOST,
+        source=join(WebhookEventRow, WebhookRow),
+    )
 
 
 def signature(secret: str, body: bytes, unix_seconds: int) -> str:

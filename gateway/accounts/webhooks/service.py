@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
-from sqlalchemy import ColumnElement, and_, delete, join, select
+from sqlalchemy import ColumnElement, delete, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -17,7 +17,6 @@ from gateway.accounts.audit.log import SYSTEM
 from gateway.accounts.changes import changing
 from gateway.accounts.tenants.service import reading_of_tenant
 from gateway.accounts.webhooks.secret_box import SealedSecretError, SecretBox
-from gateway.platform.database.claims import lock_in_turns
 from gateway.platform.database.engine import Database
 from gateway.platform.database.paging import find_record, list_records
 from gateway.platform.database.tables import WebhookEventRow, WebhookRow
@@ -128,33 +127,6 @@ class WebhookStore:
             )
         )
         return {EventName(*row) for row in rows}
-
-    async def lock_due(
-        self, now: datetime, limit: int, *, held: Collection[str] = (), most: Sequence[int] = ()
-    ) -> list[WebhookEventRow]:
-        """Lock due events with their webhooks, in turns of tenants and of their URLs.
-
-        Args:
-            now: the time at which they are due.
-            limit: the most events to return.
-            held: the ids of those that this process is sending.
-            most: the most events of a tenant, and to one URL of it, that it sends at once.
-        """
-        return await lock_in_turns(
-            self._transaction,
-            WebhookEventRow,
-            is_due=and_(
-                WebhookEventRow.delivered_at.is_(None),
-                WebhookEventRow.next_attempt_at <= now,
-                WebhookRow.removed_at.is_(None),
-            ),
-            is_held=WebhookEventRow.id.in_(held),
-            owners=(WebhookRow.tenant_id, WebhookRow.url),
-            order=WebhookEventRow.next_attempt_at,
-            limit=limit,
-            most=most,
-            source=join(WebhookEventRow, WebhookRow),
-        )
 
 
 def _row(event: WebhookEvent) -> dict[str, Any]:

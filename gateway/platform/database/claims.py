@@ -34,6 +34,8 @@ from gateway.records.times import utc_now
 
 CLAIM: Final = timedelta(seconds=60)
 """How long a row is claimed: longer than a short attempt. A long one renews its claim."""
+TURN_SECONDS: Final = 1.0
+"""How long a run claims items and waits for the work on them, which may outlast it."""
 LOOK_SECONDS: Final = 0.5
 """Longest time for which a free slot waits for a due item while other items run."""
 
@@ -252,7 +254,7 @@ class Slots(Generic[Item]):
         self._succeeded = 0
         self._outage: StoreUnavailableError | None = None
 
-    async def run(self, *, seconds: float) -> int:
+    async def run(self, *, seconds: float = TURN_SECONDS) -> int:
         """Begin due items until none is left or `seconds` are over.
 
         Return how many have succeeded since the last run. Raises StoreUnavailableError.

@@ -23,6 +23,7 @@ from gateway.accounts.webhooks.service import (
     encrypt_secrets,
     make_event,
 )
+from gateway.jobs.webhooks import lock_due
 from gateway.platform.database.engine import Database
 from gateway.platform.database.tables import WebhookEventRow, WebhookRow
 from gateway.records.errors import (
@@ -58,7 +59,7 @@ async def _add_event(database: Database, webhook: Webhook, threshold: int = 50) 
 
 async def _due(database: Database) -> list[tuple[WebhookEventRow, WebhookRow]]:
     async with database.writing() as transaction:
-        rows = await WebhookStore(transaction).lock_due(utc_now() + SECOND, 10)
+        rows = await lock_due(transaction, utc_now() + SECOND, 10)
         return [(row, await transaction.get_one(WebhookRow, row.webhook_id)) for row in rows]
 
 

@@ -16,7 +16,6 @@ from gateway.accounts.tenants.service import TenantService
 from gateway.auth.authenticator import Authenticator
 from gateway.batches import checking, finishing
 from gateway.batches.checking import Validator
-from gateway.batches.claimed import TURN_SECONDS
 from gateway.batches.files.service import REMOVAL
 from gateway.batches.files.store import FileStore, Owner
 from gateway.batches.finishing import BATCHES_AT_ONCE, Finisher
@@ -25,7 +24,7 @@ from gateway.batches.store import BatchStore
 from gateway.jobs.schedule import JobServices
 from gateway.platform.blobs import Blobs
 from gateway.platform.changes import ChangeAnnouncer
-from gateway.platform.database.claims import CLAIM
+from gateway.platform.database.claims import CLAIM, TURN_SECONDS
 from gateway.platform.database.tables import BatchRow
 from gateway.platform.settings import Settings
 from gateway.records.batches import Batch, BatchStatus, File

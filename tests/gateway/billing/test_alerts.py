@@ -13,9 +13,10 @@ from gateway.accounts.keys.service import KeyService
 from gateway.accounts.plans.service import PlanService
 from gateway.accounts.projects.service import ProjectService
 from gateway.accounts.tenants.service import TenantService
-from gateway.accounts.webhooks.service import WebhookService, WebhookStore
+from gateway.accounts.webhooks.service import WebhookService
 from gateway.billing.alerts import find_alerts
 from gateway.billing.credits.service import CreditService
+from gateway.jobs.webhooks import lock_due
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
 from gateway.records.errors import StoreUnavailableError
@@ -43,7 +44,7 @@ async def webhook(database: Database, tenants: TenantService) -> Webhook:
 async def _pending(database: Database) -> list[dict[str, Any]]:
     """Return the pending alerts in the order of scope and threshold, once each."""
     async with database.writing() as transaction:
-        due = await WebhookStore(transaction).lock_due(utc_now() + timedelta(days=1), 100)
+        due = await lock_due(transaction, utc_now() + timedelta(days=1), 100)
         for event in due:
             event.next_attempt_at = None
     bodies = [json.loads(event.body) for event in due]

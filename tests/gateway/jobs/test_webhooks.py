@@ -123,8 +123,8 @@ async def test_event_arrives_once_and_its_signature_is_right(
 ) -> None:
     sender = WebhookSender(database, outbound, BOX)
     began = int(datetime.now(UTC).timestamp())
-    assert await sender.run() == 1
-    assert await sender.run() == 0
+    assert await sender.run(seconds=40.0) == 1
+    assert await sender.run(seconds=40.0) == 0
     [(first, headers, body)] = receiver.requests
     assert first == "POST /hook?x=1 HTTP/1.1"
     assert headers["host"] == f"localhost:{receiver.port}"
@@ -146,7 +146,7 @@ async def test_concurrent_senders_send_an_event_once(
 ) -> None:
     receiver.delay_seconds = 0.2
     sender = WebhookSender(database, outbound, BOX)
-    arrived = await asyncio.gather(*(sender.run() for _ in range(3)))
+    arrived = await asyncio.gather(*(sender.run(seconds=40.0) for _ in range(3)))
     assert (sum(arrived), len(receiver.requests)) == (1, 1)
 
 
@@ -157,9 +157,9 @@ async def test_failed_delivery_is_retried_after_growing_pauses(
     sender = WebhookSender(database, outbound, BOX)
     for attempt, pause_seconds in enumerate((30, 60, 120), start=1):
         before = utc_now()
-        assert await sender.run() == 0
+        assert await sender.run(seconds=40.0) == 0
         after = utc_now()
-        assert await sender.run() == 0, "it is not due yet"
+        assert await sender.run(seconds=40.0) == 0, "it is not due yet"
         event = await _event(database)
         assert (event.attempts, event.last_error) == (attempt, "responded with status 500")
         assert event.next_attempt_at is not None
@@ -167,7 +167,7 @@ async def test_failed_delivery_is_retried_after_growing_pauses(
         assert before <= event.next_attempt_at - pause <= after
         await _make_due(database)
     receiver.status = 204
-    assert await sender.run() == 1
+    assert await sender.run(seconds=40.0) == 1
     assert len(receiver.requests) == 4
     assert len({headers["sluice-event-id"] for _, headers, _ in receiver.requests}) == 1
 
@@ -185,7 +185,7 @@ async def test_event_is_dropped_after_a_day(
         await transaction.execute(
             update(WebhookEventRow).values(created_at=created_at, attempts=11)
         )
-    assert await WebhookSender(database, outbound, BOX).run() == 0
+    assert await WebhookSender(database, outbound, BOX).run(seconds=40.0) == 0
     event = await _event(database)
     assert (event.attempts, event.next_attempt_at, event.delivered_at) == (12, None, None)
     assert "is abandoned" in caplog.text
@@ -207,7 +207,7 @@ async def test_events_beyond_one_batch_are_all_sent(
         for number in range(6):
             changed = {"id": f"evt_{number}", "threshold": number + 1}
             transaction.add(WebhookEventRow(**(columns | changed)))
-    assert await WebhookSender(database, outbound, BOX).run() == 7
+    assert await WebhookSender(database, outbound, BOX).run(seconds=40.0) == 7
     assert len(receiver.requests) == 7
 
 
@@ -255,7 +255,7 @@ async def test_bug_in_one_delivery_delays_no_other(
         return signature(secret, body, 1 // (bad.encode() not in body))
 
     monkeypatch.setattr(webhooks_module, "signature", sign)
-    assert await WebhookSender(database, outbound, BOX).run() == 30
+    assert await WebhookSender(database, outbound, BOX).run(seconds=40.0) == 30
     async with database.reading() as transaction:
         event = await transaction.get_one(WebhookEventRow, bad)
     assert (event.attempts, event.last_error) == (1, "could not be sent by an internal error")
@@ -265,12 +265,12 @@ async def test_delivery_fails_while_the_key_of_a_secret_is_missing(
     database: Database, webhook: Webhook, receiver: Receiver, outbound: Outbound
 ) -> None:
     for box in (SecretBox(), SecretBox([OTHER_ENCRYPTION_KEY])):
-        assert await WebhookSender(database, outbound, box).run() == 0
+        assert await WebhookSender(database, outbound, box).run(seconds=40.0) == 0
         assert "SLUICE_ENCRYPTION_KEYS" in (await _event(database)).last_error
         await _make_due(database)
     assert receiver.requests == []
     both = SecretBox([OTHER_ENCRYPTION_KEY, ENCRYPTION_KEY])
-    assert await WebhookSender(database, outbound, both).run() == 1
+    assert await WebhookSender(database, outbound, both).run(seconds=40.0) == 1
 
 
 async def test_plain_secret_of_an_earlier_release_signs_as_before(
@@ -279,7 +279,7 @@ async def test_plain_secret_of_an_earlier_release_signs_as_before(
     async with database.writing() as transaction:
         plain = {"secret": webhook.secret, "sealed_secret": None}
         await transaction.execute(update(WebhookRow).values(**plain))
-    assert await WebhookSender(database, outbound, SecretBox()).run() == 1
+    assert await WebhookSender(database, outbound, SecretBox()).run(seconds=40.0) == 1
     [(_, headers, body)] = receiver.requests
     time = int(headers["sluice-signature"].removeprefix("t=").partition(",")[0])
     assert headers["sluice-signature"] == signature(webhook.secret, body, time)

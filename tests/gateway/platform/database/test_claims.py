@@ -13,7 +13,6 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from gateway.accounts.tenants.service import TenantService
 from gateway.accounts.webhooks.service import EventName, WebhookService, WebhookStore, make_event
-from gateway.batches.claimed import BatchSlots
 from gateway.batches.files.store import FileStore
 from gateway.batches.store import BatchStore
 from gateway.jobs.schedule import JobServices
@@ -161,7 +160,7 @@ async def _plant_nothing(_services: JobServices, _tenant: str, _name: str) -> No
 
 async def _claim_sinks(services: JobServices, limit: int) -> Collection[Any]:
     services.exporter._due = set(services.exporter._sinks)
-    return await services.exporter._slots._claim(limit, ())
+    return await services.exporter._claim(limit, ())
 
 
 async def _claim_files(services: JobServices, limit: int) -> Collection[Any]:
@@ -179,9 +178,9 @@ async def _claim_chunks(services: JobServices, limit: int) -> Collection[Any]:
 
 
 async def _claim_batches(services: JobServices, limit: int) -> Collection[Any]:
-    slots: BatchSlots = services.finisher._slots
     # The last free slot is for a tenant that has none.
-    return await slots._claim(limit + 1, ())
+    claimed: Collection[Any] = await services.finisher._claim(limit + 1, ())
+    return claimed
 
 
 PLANS = {
@@ -191,7 +190,7 @@ PLANS = {
     "removal of an adapter": Plan(
         AdapterRow.claimed_until, _plant_removal, _of("adapters._removing")
     ),
-    "event": Plan(WebhookEventRow.next_attempt_at, _plant_event, _of("webhooks._slots")),
+    "event": Plan(WebhookEventRow.next_attempt_at, _plant_event, _of("webhooks")),
     "sink": Plan(ExportSinkRow.leased_until, _plant_nothing, _claim_sinks),
     "file": Plan(FileRow.expires_at, _plant_file, _claim_files),
     "batch": Plan(BatchRow.claimed_until, _plant_batch, _claim_batches),
