@@ -286,7 +286,6 @@ class Reconciler:
             day_start_ms=day * DAY_MS,
             month_start_ms=to_ms(datetime(month // 100, month % 100, 1, tzinfo=UTC)),
             request_ids={record.request_id for record in counters.undrained},
-            with_credit=counters.numbers.credit_micros is not None,
         )
         return balances.plus(counters.undrained, day=day, month=month)
 

@@ -184,7 +184,6 @@ async def read_balances(
     day_start_ms: int,
     month_start_ms: int,
     request_ids: Collection[str],
-    with_credit: bool = True,
 ) -> Balances:
     """Return a subject's counters from the ledger and the credits (see `ReadBalances`)."""
     day, month = to_time(day_start_ms), to_time(month_start_ms)
@@ -195,7 +194,7 @@ async def read_balances(
             await store.usage_between(tenant_id, subject.scope, subject.id, start=start, end=end)
             for start, end in spans
         ]
-        has_credit = with_credit and subject.scope is LimitScope.TENANT
+        has_credit = subject.scope is LimitScope.TENANT
         return Balances(
             requests_today=today.requests,
             tokens_today=today.tokens,

@@ -1,71 +1,33 @@
 """The SQL tables, by topic; importing this package registers all of them with the metadata."""
 
-from gateway.platform.database.tables.accounts import (
-    ApiKeyRow,
-    AuditRow,
-    MemberRow,
-    PlanRow,
-    ProjectRow,
-    TenantRow,
-    WebhookEventRow,
-    WebhookRow,
-)
-from gateway.platform.database.tables.base import Table, record_of
-from gateway.platform.database.tables.batches import (
-    BatchChunkRow,
-    BatchFeedRow,
-    BatchRow,
-    FilePartRow,
-    FileRow,
-)
-from gateway.platform.database.tables.billing import (
-    FAILED_OUTCOMES,
-    FIRST_TOKENS,
-    CreditRow,
-    DirtyHourRow,
-    ExportBatchRow,
-    ExportBatchState,
-    ExportSinkRow,
-    LedgerRow,
-    PositionRow,
-    PriceRow,
-    RejectionRow,
-    RollupPeriod,
-    RollupRow,
-    ServiceRollupRow,
-)
-from gateway.platform.database.tables.models import AdapterRow, AliasRow
-
-__all__ = [
-    "FAILED_OUTCOMES",
-    "FIRST_TOKENS",
-    "AdapterRow",
-    "AliasRow",
-    "ApiKeyRow",
-    "AuditRow",
-    "BatchChunkRow",
-    "BatchFeedRow",
-    "BatchRow",
-    "CreditRow",
-    "DirtyHourRow",
-    "ExportBatchRow",
-    "ExportBatchState",
-    "ExportSinkRow",
-    "FilePartRow",
-    "FileRow",
-    "LedgerRow",
-    "MemberRow",
-    "PlanRow",
-    "PositionRow",
-    "PriceRow",
-    "ProjectRow",
-    "RejectionRow",
-    "RollupPeriod",
-    "RollupRow",
-    "ServiceRollupRow",
-    "Table",
-    "TenantRow",
-    "WebhookEventRow",
-    "WebhookRow",
-    "record_of",
-]
+from gateway.platform.database.tables.accounts import ApiKeyRow as ApiKeyRow
+from gateway.platform.database.tables.accounts import AuditRow as AuditRow
+from gateway.platform.database.tables.accounts import MemberRow as MemberRow
+from gateway.platform.database.tables.accounts import PlanRow as PlanRow
+from gateway.platform.database.tables.accounts import ProjectRow as ProjectRow
+from gateway.platform.database.tables.accounts import TenantRow as TenantRow
+from gateway.platform.database.tables.accounts import WebhookEventRow as WebhookEventRow
+from gateway.platform.database.tables.accounts import WebhookRow as WebhookRow
+from gateway.platform.database.tables.base import Table as Table
+from gateway.platform.database.tables.base import record_of as record_of
+from gateway.platform.database.tables.batches import BatchChunkRow as BatchChunkRow
+from gateway.platform.database.tables.batches import BatchFeedRow as BatchFeedRow
+from gateway.platform.database.tables.batches import BatchRow as BatchRow
+from gateway.platform.database.tables.batches import FilePartRow as FilePartRow
+from gateway.platform.database.tables.batches import FileRow as FileRow
+from gateway.platform.database.tables.billing import FAILED_OUTCOMES as FAILED_OUTCOMES
+from gateway.platform.database.tables.billing import FIRST_TOKENS as FIRST_TOKENS
+from gateway.platform.database.tables.billing import CreditRow as CreditRow
+from gateway.platform.database.tables.billing import DirtyHourRow as DirtyHourRow
+from gateway.platform.database.tables.billing import ExportBatchRow as ExportBatchRow
+from gateway.platform.database.tables.billing import ExportBatchState as ExportBatchState
+from gateway.platform.database.tables.billing import ExportSinkRow as ExportSinkRow
+from gateway.platform.database.tables.billing import LedgerRow as LedgerRow
+from gateway.platform.database.tables.billing import PositionRow as PositionRow
+from gateway.platform.database.tables.billing import PriceRow as PriceRow
+from gateway.platform.database.tables.billing import RejectionRow as RejectionRow
+from gateway.platform.database.tables.billing import RollupPeriod as RollupPeriod
+from gateway.platform.database.tables.billing import RollupRow as RollupRow
+from gateway.platform.database.tables.billing import ServiceRollupRow as ServiceRollupRow
+from gateway.platform.database.tables.models import AdapterRow as AdapterRow
+from gateway.platform.database.tables.models import AliasRow as AliasRow
