@@ -4,19 +4,23 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
+
+from sqlalchemy import ColumnElement, and_, exists, func, or_, select
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from common.present import present
 from common.tasks import each_apart
 from gateway.batches.files.store import FilePart, FileStore, Owner
 from gateway.platform.blobs import Blobs, MissingBlobError
+from gateway.platform.database.claims import lock_in_turns
 from gateway.platform.database.engine import Database
 from gateway.platform.database.locking import lock_tenant
-from gateway.platform.database.paging import Page, PageRequest, read_page
-from gateway.platform.database.tables import FileRow
+from gateway.platform.database.paging import Page, PageRequest, find_record, read_page
+from gateway.platform.database.tables import BatchRow, FilePartRow, FileRow
 from gateway.platform.settings import Settings
-from gateway.records.batches import File, FilePurpose
+from gateway.records.batches import ENDED, BatchStatus, File, FilePurpose
 from gateway.records.errors import (
     NotFoundError,
     StateConflictError,
@@ -25,6 +29,25 @@ from gateway.records.errors import (
     shown,
 )
 from gateway.records.times import utc_now
+
+
+def _is_used_by(*batches: ColumnElement[bool]) -> ColumnElement[bool]:
+    is_open = BatchRow.status.not_in(ENDED)
+    return exists().where(BatchRow.tenant_id == FileRow.tenant_id, is_open, *batches)
+
+
+_IS_INPUT: Final = BatchRow.input_file_id == FileRow.id
+_IS_RESULT: Final = or_(BatchRow.output_file_id == FileRow.id, BatchRow.error_file_id == FileRow.id)
+_IS_IN_USE: Final = _is_used_by(or_(_IS_INPUT, _IS_RESULT))
+_IS_NEEDED: Final = _is_used_by(
+    or_(
+        _IS_RESULT,
+        and_(_IS_INPUT, BatchRow.status.in_((BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS))),
+    )
+)
+"""A batch that has not ended needs a file whose lines it runs, and a file that it writes. One that
+ends only names the lines of its input: the file may be deleted, and is then removed when the batch
+has ended."""
 
 PARTS_AT_ONCE = 100
 """Parts of a file that one query returns."""
@@ -148,7 +171,7 @@ class FileService:
         file = None
         if is_id(file_id):
             async with self._database.reading() as transaction:
-                file = await FileStore(transaction).find(owner, file_id)
+                file = await find_record(transaction, FileRow, *_visible(owner, file_id))
         if file is None:
             of_param = "" if param is None else f" in '{param}'"
             raise NotFoundError(
@@ -171,15 +194,16 @@ class FileService:
         await self.get(owner, file_id)
         now = utc_now()
         async with self._database.writing() as transaction:
-            store = FileStore(transaction)
-            is_needed, is_in_use = await store.use_by_batches(file_id)
+            use = select(_IS_NEEDED, _IS_IN_USE).where(FileRow.id == file_id)
+            found = await transaction.execute(use)
+            is_needed, is_in_use = found.one_or_none() or (False, False)
             if is_needed:
                 raise StateConflictError(
                     f"The file {shown(file_id)} belongs to a batch that has not ended. "
                     "Cancel the batch first."
                 )
             expiry = now if is_in_use else now + REMOVAL
-            await store.change(file_id, is_visible=False, expires_at=expiry)
+            await FileStore(transaction).change(file_id, is_visible=False, expires_at=expiry)
         if is_in_use:
             return
         try:
@@ -268,7 +292,8 @@ class FileService:
             await store.change(
                 file.id, name=name, is_visible=True, expires_at=file.created_at + retention
             )
-            found = await store.find(Owner(file.tenant_id), file.id)
+            uploaded = _visible(Owner(file.tenant_id), file.id)
+            found = await find_record(transaction, FileRow, *uploaded)
         return present(found)
 
     # -- removal and merging ---------------------------------------------------------------------
@@ -284,11 +309,8 @@ class FileService:
 
         One that cannot be removed is tried again in an hour. Raises the first error at the end.
         """
-        now = utc_now()
         async with self._database.writing() as transaction:
-            found = await FileStore(transaction).claim_removable(
-                now, uploads_before=now - UPLOAD_LIMIT, until=now + REMOVAL, limit=REMOVED_AT_ONCE
-            )
+            found = await claim_removable(transaction, utc_now(), REMOVED_AT_ONCE)
         await each_apart(self.remove, found, at_once=REMOVALS_AT_ONCE)
         return len(found)
 
@@ -298,9 +320,11 @@ class FileService:
         Does nothing for fewer than `at_least` objects.
         """
         async with self._database.reading() as transaction:
-            parts = await FileStore(transaction).small_parts(
-                file_id, most_bytes=MERGED_BYTES, limit=MERGED_PARTS
-            )
+            is_small = FilePartRow.file_id == file_id, FilePartRow.size < MERGED_BYTES
+            first = await transaction.scalar(select(func.min(FilePartRow.start)).where(*is_small))
+            if first is None:
+                return False
+            parts = await FileStore(transaction).parts(file_id, start=first, limit=MERGED_PARTS)
         merged, size = [], 0
         for part in parts:
             if size >= MERGED_BYTES:
@@ -315,6 +339,31 @@ class FileService:
             is_merged = await FileStore(transaction).merge(file_id, merged, key)
         await self._blobs.delete([part.key for part in merged] if is_merged else [key])
         return is_merged
+
+
+def _visible(owner: Owner, file_id: str) -> tuple[ColumnElement[bool], ...]:
+    return *owner.conditions(FileRow), FileRow.id == file_id, FileRow.is_visible
+
+
+async def claim_removable(transaction: AsyncSession, now: datetime, limit: int) -> list[str]:
+    """Claim files that are expired, deleted or never completed, in turns of their tenants.
+
+    Return their ids. They are deleted for customers, and can be claimed again after `REMOVAL`.
+    """
+    is_upload = and_(FileRow.is_visible.is_(False), FileRow.expires_at.is_(None))
+    is_abandoned = and_(is_upload, FileRow.created_at < now - UPLOAD_LIMIT)
+    rows = await lock_in_turns(
+        transaction,
+        FileRow,
+        is_due=and_(or_(FileRow.expires_at < now, is_abandoned), ~_IS_IN_USE),
+        owners=(FileRow.tenant_id,),
+        order=FileRow.created_at,
+        limit=limit,
+    )
+    for row in rows:
+        row.is_visible, row.expires_at = False, now + REMOVAL
+    await transaction.flush()
+    return [row.id for row in rows]
 
 
 def is_id(text: str) -> bool:

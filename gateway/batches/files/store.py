@@ -2,34 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, and_, delete, exists, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from gateway.platform.database.claims import lock_in_turns
-from gateway.platform.database.paging import find_record
 from gateway.platform.database.tables import BatchRow, FilePartRow, FileRow
-from gateway.records.batches import ENDED, BatchStatus, File
-
-
-def _is_used_by(*batches: ColumnElement[bool]) -> ColumnElement[bool]:
-    is_open = BatchRow.status.not_in(ENDED)
-    return exists().where(BatchRow.tenant_id == FileRow.tenant_id, is_open, *batches)
-
-
-_IS_INPUT: Final = BatchRow.input_file_id == FileRow.id
-_IS_RESULT: Final = or_(BatchRow.output_file_id == FileRow.id, BatchRow.error_file_id == FileRow.id)
-_IS_IN_USE: Final = _is_used_by(or_(_IS_INPUT, _IS_RESULT))
-_IS_NEEDED: Final = _is_used_by(
-    or_(
-        _IS_RESULT,
-        and_(_IS_INPUT, BatchRow.status.in_((BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS))),
-    )
-)
-"""A batch that ends only names the lines of its input: the file may be deleted, and is then removed
-when the batch has ended."""
+from gateway.records.batches import File
 
 
 class FilePart(NamedTuple):
@@ -74,11 +53,6 @@ class FileStore:
         """Insert a file without parts."""
         self._transaction.add(FileRow(**asdict(file), parts=0, is_visible=is_visible))
         await self._transaction.flush()
-
-    async def find(self, owner: Owner, file_id: str, *, is_locked: bool = False) -> File | None:
-        """Return a file of the owner; with `is_locked`, nothing else changes it meanwhile."""
-        conditions = (*owner.conditions(FileRow), FileRow.id == file_id, FileRow.is_visible)
-        return await find_record(self._transaction, FileRow, *conditions, is_locked=is_locked)
 
     async def use_of(self, tenant_id: str) -> TenantUse:
         """Return what all files of a tenant take."""
@@ -126,15 +100,6 @@ class FileStore:
         )
         return [FilePart(*row) for row in rows]
 
-    async def small_parts(self, file_id: str, *, most_bytes: int, limit: int) -> list[FilePart]:
-        """Return the first parts of at most `most_bytes` that follow each other."""
-        first = await self._transaction.scalar(
-            select(func.min(FilePartRow.start)).where(
-                FilePartRow.file_id == file_id, FilePartRow.size < most_bytes
-            )
-        )
-        return [] if first is None else await self.parts(file_id, start=first, limit=limit)
-
     async def merge(self, file_id: str, parts: Sequence[FilePart], key: str) -> bool:
         """Replace parts that follow each other by one. Return False if they do not exist."""
         first, last = parts[0], parts[-1]
@@ -151,41 +116,6 @@ class FileStore:
         values = {"number": numbers[0], "key": key, "start": first.start, "size": size}
         await self._transaction.execute(insert(FilePartRow), [{"file_id": file_id, **values}])
         return True
-
-    async def claim_removable(
-        self, now: datetime, *, uploads_before: datetime, until: datetime, limit: int
-    ) -> list[str]:
-        """Claim files that are expired, deleted or never completed, in turns of their tenants.
-
-        Return their ids. They are deleted for customers, and can be claimed again after `until`.
-        """
-        is_abandoned = and_(FileRow.expires_at.is_(None), FileRow.created_at < uploads_before)
-        rows = await lock_in_turns(
-            self._transaction,
-            FileRow,
-            is_due=and_(
-                or_(FileRow.expires_at < now, and_(FileRow.is_visible.is_(False), is_abandoned)),
-                ~_IS_IN_USE,
-            ),
-            owners=(FileRow.tenant_id,),
-            order=FileRow.created_at,
-            limit=limit,
-        )
-        for row in rows:
-            row.is_visible, row.expires_at = False, until
-        await self._transaction.flush()
-        return [row.id for row in rows]
-
-    async def use_by_batches(self, file_id: str) -> tuple[bool, bool]:
-        """Return whether a batch that has not ended needs the file, and whether one has it.
-
-        A batch needs a file whose lines it runs, and a file that it writes.
-        """
-        found = await self._transaction.execute(
-            select(_IS_NEEDED, _IS_IN_USE).where(FileRow.id == file_id)
-        )
-        is_needed, is_in_use = found.one_or_none() or (False, False)
-        return is_needed, is_in_use
 
     async def remove(self, file_id: str) -> None:
         """Remove a file and its parts, whose objects are deleted already."""

@@ -13,6 +13,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from gateway.accounts.tenants.service import TenantService
 from gateway.accounts.webhooks.service import EventName, WebhookService, WebhookStore, make_event
+from gateway.batches.files.service import claim_removable
 from gateway.batches.files.store import FileStore
 from gateway.batches.store import BatchStore
 from gateway.jobs.schedule import JobServices
@@ -164,11 +165,8 @@ async def _claim_sinks(services: JobServices, limit: int) -> Collection[Any]:
 
 
 async def _claim_files(services: JobServices, limit: int) -> Collection[Any]:
-    now = utc_now()
     async with services.database.writing() as transaction:
-        return await FileStore(transaction).claim_removable(
-            now, uploads_before=EPOCH, until=now + MINUTE, limit=limit
-        )
+        return await claim_removable(transaction, utc_now(), limit)
 
 
 async def _claim_chunks(services: JobServices, limit: int) -> Collection[Any]:
