@@ -146,6 +146,8 @@ class ApiError(Exception):
     """Whether the response announces the end of the connection: its request was not read whole."""
     is_recorded: bool = False
     """Whether a usage record has the failure of the request."""
+    more_headers: Mapping[str, str] = MappingProxyType({})
+    """Headers besides those about a retry."""
 
     @override
     def __init_subclass__(
@@ -210,12 +212,12 @@ class ApiError(Exception):
         return msgspec.json.encode(self.body(style))
 
     def headers(self) -> Mapping[str, str]:
-        """Return the headers from which OpenAI's clients read whether and when to retry."""
+        """Return the headers, from which OpenAI's clients read whether and when to retry."""
         retries = self.should_retry
         if retries is None:
             is_temporary = self.status in (408, 409, 429) or self.status >= 500
             retries = is_temporary or self.retry_after_seconds is not None
-        headers = {"x-should-retry": "true" if retries else "false"}
+        headers = {**self.more_headers, "x-should-retry": "true" if retries else "false"}
         if self.closes_connection:
             headers["connection"] = "close"
         if self.retry_after_seconds is not None:
@@ -316,10 +318,8 @@ class AuthenticationError(
 ):
     """The request has no valid credential."""
 
-    @override
-    def headers(self) -> Mapping[str, str]:
-        """Add the authentication challenge that HTTP requires."""
-        return {**super().headers(), "www-authenticate": "Bearer"}
+    # The authentication challenge that HTTP requires.
+    more_headers = MappingProxyType({"www-authenticate": "Bearer"})
 
 
 class ExpiredCredentialError(AuthenticationError, code="expired_token"):
@@ -365,11 +365,7 @@ class ModelRetiredError(NotFoundError, code="model_not_found"):
             f"Use {shown(replacement)} instead.",
             param="model",
         )
-        self._headers = headers
-
-    @override
-    def headers(self) -> Mapping[str, str]:
-        return {**super().headers(), **self._headers}
+        self.more_headers = headers
 
 
 class MethodNotAllowedError(ApiError, status=405, code="method_not_allowed"):
@@ -438,12 +434,8 @@ class RangeNotSatisfiableError(ApiError, status=416, code="range_not_satisfiable
 
     def __init__(self, size: int) -> None:
         super().__init__(f"The range begins after the end of the file, which has {size} bytes.")
-        self._size = size
-
-    @override
-    def headers(self) -> Mapping[str, str]:
-        """Name the size of the file, as HTTP requires."""
-        return {**super().headers(), "content-range": f"bytes */{self._size}"}
+        # HTTP requires that they name the size of the file.
+        self.more_headers = {"content-range": f"bytes */{size}"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -464,11 +456,6 @@ class _LimitError(ApiError):
 
     refusing: RefusingLimit | None = None
     """The limit; None for a rejection that no limit of the account caused."""
-    _headers: Mapping[str, str] = MappingProxyType({})
-
-    def _refused_by(self, refusing: RefusingLimit, headers: Mapping[str, str]) -> None:
-        self.refusing = refusing
-        self._headers = headers
 
     @override
     def body(self, style: ErrorStyle = ErrorStyle.OPENAI) -> dict[str, Any]:
@@ -476,10 +463,6 @@ class _LimitError(ApiError):
         if self.refusing is not None:
             body["error"] |= asdict(self.refusing)
         return body
-
-    @override
-    def headers(self) -> Mapping[str, str]:
-        return {**self._headers, **super().headers()}
 
 
 class InsufficientQuotaError(
@@ -498,7 +481,7 @@ class InsufficientQuotaError(
     ) -> None:
         """Use another status and code for OpenAI's clients than for all others."""
         super().__init__(message)
-        self._refused_by(refusing, headers)
+        self.refusing, self.more_headers = refusing, headers
         self.status = 429 if is_openai else 402
         self.code = self.type if is_openai else code
 
@@ -517,7 +500,7 @@ class RateLimitError(_LimitError, status=429, type_="rate_limit_error", code="re
     ) -> None:
         """`is_retryable` is False if the limit would reject the request even with nothing used."""
         super().__init__(message, retry_after_seconds=refusing.reset_seconds)
-        self._refused_by(refusing, headers)
+        self.refusing, self.more_headers = refusing, headers
         self.code = code
         self.should_retry = is_retryable
 
