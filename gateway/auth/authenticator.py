@@ -16,7 +16,6 @@ from gateway.auth.store import (
     find_caller,
     find_origins,
     find_owner,
-    find_owner_by_id,
 )
 from gateway.platform.database.engine import Database
 from gateway.platform.settings import Settings
@@ -188,20 +187,21 @@ class Authenticator:
 
     def drop_key(self, key_id: str) -> None:
         """Drop this key from the cache, so that its next use queries the database."""
-        for cache in (self._keys, self._keys_by_id):
-            cache.drop(_key_subject(key_id))
+        self._drop(_key_subject(key_id))
 
     def drop_tenant(self, tenant_id: str) -> None:
         """Drop this tenant from the cache; its credentials' next use queries the database."""
-        for cache in (self._keys, self._keys_by_id, self._callers):
-            cache.drop(_tenant_subject(tenant_id))
+        self._drop(_tenant_subject(tenant_id))
         self._origins.expire_all()
 
     def expire_all(self) -> None:
         """Expire all cache entries, so that their next use queries the database."""
-        for cache in (self._keys, self._keys_by_id, self._callers):
+        for cache in (self._keys, self._keys_by_id, self._callers, self._origins):
             cache.expire_all()
-        self._origins.expire_all()
+
+    def _drop(self, subject: str) -> None:
+        for cache in (self._keys, self._keys_by_id, self._callers):
+            cache.drop(subject)
 
     async def _find_key(self, prefix: str, key_digest: bytes) -> _KnownKey:
         known = await self._keys.get(key_digest, partial(self._load_key, prefix, key_digest))
@@ -216,7 +216,7 @@ class Authenticator:
 
     async def _load_key_by_id(self, key_id: str) -> _KnownKey | None:
         async with self._database.reading() as transaction:
-            owner = await find_owner_by_id(transaction, key_id)
+            owner = await find_owner(transaction, key_id)
         return None if owner is None else _known(owner, owner.key.expires_at)
 
     async def _load_origins(self) -> frozenset[str]:

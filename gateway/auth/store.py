@@ -31,24 +31,15 @@ class TenantMember(NamedTuple):
     """Whether the tenant has any member; tokens of other people are then rejected."""
 
 
-async def find_owner(transaction: AsyncSession, prefix: str) -> KeyOwner | None:
-    """Return the key with this public prefix, or former prefix, and its owner."""
-    is_key = or_(ApiKeyRow.prefix == prefix, ApiKeyRow.old_prefix == prefix)
-    return await _owner_of(transaction, is_key)
-
-
-async def find_owner_by_id(transaction: AsyncSession, key_id: str) -> KeyOwner | None:
-    """Return the key with this id, and its owner."""
-    return await _owner_of(transaction, ApiKeyRow.id == key_id)
-
-
-async def _owner_of(transaction: AsyncSession, is_key: ColumnElement[bool]) -> KeyOwner | None:
+async def find_owner(transaction: AsyncSession, name: str) -> KeyOwner | None:
+    """Return the key with this id or public prefix, even a former one, and its owner."""
+    columns = (ApiKeyRow.id, ApiKeyRow.prefix, ApiKeyRow.old_prefix)
     found = await transaction.execute(
         select(ApiKeyRow, TenantRow, ProjectRow, PlanRow)
         .join(TenantRow, TenantRow.id == ApiKeyRow.tenant_id)
         .outerjoin(ProjectRow, ProjectRow.id == ApiKeyRow.project_id)
         .outerjoin(PlanRow, PlanRow.id == TenantRow.plan_id)
-        .where(is_key)
+        .where(or_(*(column == name for column in columns)))
     )
     row: Any = found.one_or_none()
     return None if row is None else KeyOwner(*map(_record, row))
