@@ -9,10 +9,11 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 import msgspec
+from sqlalchemy import and_, false, or_, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from typing_extensions import override
 
-from gateway.billing.exports.store import ExportBatch, ExportStore
+from gateway.billing.exports.store import MAX_ERROR_CHARACTERS, ExportBatch, ExportStore
 from gateway.jobs import telemetry
 from gateway.jobs.outbound import DeliveryError, HttpReply, Outbound
 from gateway.platform.database.claims import (
@@ -22,9 +23,10 @@ from gateway.platform.database.claims import (
     LostClaimError,
     Slots,
     claiming,
+    lock_in_turns,
 )
 from gateway.platform.database.engine import Database
-from gateway.platform.database.tables import ExportSinkRow, LedgerRow
+from gateway.platform.database.tables import ExportBatchRow, ExportSinkRow, LedgerRow
 from gateway.platform.settings import STRIPE_URL, ExportKind, ExportSink, Settings
 from gateway.records.times import EPOCH, to_ms, utc_now
 
@@ -91,7 +93,25 @@ class Exporter(Slots[tuple[ExportSinkRow, Claim]]):
                     name,
                     row.kind,
                 )
-        return await store.lock_due(kinds, now) if kinds else []
+        if not kinds:
+            return []
+        is_one = (
+            and_(ExportSinkRow.name == name, ExportSinkRow.kind == kind)
+            for name, kind in kinds.items()
+        )
+        return await lock_in_turns(
+            transaction,
+            ExportSinkRow,
+            is_due=and_(
+                or_(false(), *is_one),
+                ExportSinkRow.paused_at.is_(None),
+                ExportSinkRow.next_attempt_at <= now,
+                ExportSinkRow.leased_until <= now,
+            ),
+            owners=(ExportSinkRow.name,),
+            order=ExportSinkRow.next_attempt_at,
+            limit=len(kinds),
+        )
 
     async def _export(self, item: tuple[ExportSinkRow, Claim]) -> bool:
         sink, claim = self._sinks[item[0].name], item[1]
@@ -183,19 +203,19 @@ class Exporter(Slots[tuple[ExportSinkRow, Claim]]):
         is_certain: bool,
         retry_after: str = "",
     ) -> bool:
-        now = utc_now()
+        """Note a failed attempt. `is_certain`: the sink has certainly not stored the batch."""
+        now, error = utc_now(), reason[:MAX_ERROR_CHARACTERS]
         async with self._database.writing() as transaction:
-            store = ExportStore(transaction)
-            row = await store.lock_sink(sink.name)
-            failures = 0 if row is None else row.failures
-            pause = min(FIRST_PAUSE * 2 ** min(failures, 30), LONGEST_PAUSE)
-            await store.failed(
-                sink.name,
-                batch,
-                reason,
-                is_certain=is_certain,
-                next_attempt_at=now + max(pause, _seconds(retry_after)),
-            )
+            row = await ExportStore(transaction).lock_sink(sink.name)
+            if row is not None:
+                pause = min(FIRST_PAUSE * 2 ** min(row.failures, 30), LONGEST_PAUSE)
+                row.failures, row.last_error = row.failures + 1, error
+                row.next_attempt_at = now + max(pause, _seconds(retry_after))
+            columns: dict[str, Any] = {"last_error": error}
+            if is_certain and not batch.was_uncertain:
+                columns["uncertain_since"] = None
+            is_it = ExportBatchRow.id == batch.row.id
+            await transaction.execute(update(ExportBatchRow).where(is_it).values(**columns))
         telemetry.EXPORTED.labels(sink.name, "failed").inc(len(batch.requests) or 1)
         return False
 

@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, case, delete, select, update
 from gateway.accounts.audit.log import SYSTEM
 from gateway.accounts.changes import Change, changing
 from gateway.accounts.shared import PLAIN, ListBody, PageSize, RecordBody
-from gateway.billing.exports.store import OLDEST_EVENT, ExportState, ExportStore
+from gateway.billing.exports.store import OLDEST_EVENT, ExportBody, ExportStore
 from gateway.http.authorization import CanAdminister, CanSeeEverything
 from gateway.http.bounded_route import BoundedRoute
 from gateway.http.services import made
@@ -35,7 +35,7 @@ class ExportService:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def list_all(self) -> list[ExportState]:
+    async def list_all(self) -> list[ExportBody]:
         """Return the states of all sinks that `sluice jobs` has served, by name."""
         async with self._database.reading() as transaction:
             return await ExportStore(transaction).states()
@@ -143,23 +143,6 @@ def _no_sink(name: str) -> NotFoundError:
 
 def _no_batch(batch_id: int) -> NotFoundError:
     return NotFoundError(f"There is no rejected or uncertain batch {batch_id}.")
-
-
-class ExportBody(RecordBody):
-    """A sink of the ledger, and how far the export is."""
-
-    object: Literal["export"] = "export"
-    name: str
-    kind: str
-    created_at: datetime = Field(description="The sink gets what entered the ledger since then.")
-    paused_at: datetime | None
-    lag_rows: int = Field(description="Rows that wait; rejected and held ones do not count.")
-    oldest_at: datetime | None = Field(description="End of the oldest request that waits.")
-    batches: dict[str, int] = Field(description="Number of batches by state.")
-    held_micros: int = Field(description="Cost of tenants without a customer in Stripe.")
-    failures: int = Field(description="Failed attempts since the last success.")
-    next_attempt_at: datetime | None = Field(description="Null unless the last attempt failed.")
-    last_error: str
 
 
 class ExportList(ListBody[ExportBody]):
@@ -295,4 +278,4 @@ async def remove_export(
 
 async def _body(exports: ExportService, name: str) -> ExportBody:
     [state] = [each for each in await exports.list_all() if each.name == name]
-    return ExportBody.of(state)
+    return state

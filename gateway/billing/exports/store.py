@@ -1,11 +1,11 @@
 """Queries on the tables `usage_positions`, `export_sinks` and `export_batches`."""
 
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
+from pydantic import BaseModel, Field
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
@@ -14,16 +14,13 @@ from sqlalchemy import (
     cast,
     delete,
     exists,
-    false,
     func,
-    or_,
     select,
     update,
 )
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.billing.ledger.store import LedgerStore
-from gateway.platform.database.claims import lock_in_turns
 from gateway.platform.database.tables import (
     ExportBatchRow,
     ExportBatchState,
@@ -31,7 +28,6 @@ from gateway.platform.database.tables import (
     LedgerRow,
     PositionRow,
     TenantRow,
-    record_of,
 )
 from gateway.records.times import EPOCH
 
@@ -58,22 +54,20 @@ class ExportBatch(NamedTuple):
     """Whether the sink may have stored it in an earlier attempt."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportState:
-    """How far the ledger is exported to a sink."""
+class ExportBody(BaseModel):
+    """A sink of the ledger, and how far the export is."""
 
+    object: Literal["export"] = "export"
     name: str
     kind: str
-    created_at: datetime
+    created_at: datetime = Field(description="The sink gets what entered the ledger since then.")
     paused_at: datetime | None
-    lag_rows: int
-    oldest_at: datetime | None
-    """End of the oldest request that is not exported; rejected and held ones do not count."""
-    batches: dict[ExportBatchState, int]
-    held_micros: int
-    failures: int
-    next_attempt_at: datetime | None
-    """Null unless the last attempt failed."""
+    lag_rows: int = Field(description="Rows that wait; rejected and held ones do not count.")
+    oldest_at: datetime | None = Field(description="End of the oldest request that waits.")
+    batches: dict[str, int] = Field(description="Number of batches by state.")
+    held_micros: int = Field(description="Cost of tenants without a customer in Stripe.")
+    failures: int = Field(description="Failed attempts since the last success.")
+    next_attempt_at: datetime | None = Field(description="Null unless the last attempt failed.")
     last_error: str
 
 
@@ -120,26 +114,6 @@ class ExportStore:
         self._transaction.add(row)
         await self._transaction.flush()
         return row
-
-    async def lock_due(self, kinds: Mapping[str, str], now: datetime) -> list[ExportSinkRow]:
-        """Lock the sinks of these names and kinds that get a request now."""
-        is_one = [
-            and_(ExportSinkRow.name == name, ExportSinkRow.kind == kind)
-            for name, kind in kinds.items()
-        ]
-        return await lock_in_turns(
-            self._transaction,
-            ExportSinkRow,
-            is_due=and_(
-                or_(false(), *is_one),
-                ExportSinkRow.paused_at.is_(None),
-                ExportSinkRow.next_attempt_at <= now,
-                ExportSinkRow.leased_until <= now,
-            ),
-            owners=(ExportSinkRow.name,),
-            order=ExportSinkRow.next_attempt_at,
-            limit=len(kinds),
-        )
 
     async def freeze_requests(self, sink: ExportSinkRow, limit: int) -> None:
         """Freeze the sink's next requests as one batch, unless another one is pending."""
@@ -239,7 +213,9 @@ class ExportStore:
     async def delivered(self, name: str, batch_id: int) -> None:
         """Remove a batch that the sink has stored."""
         await self._transaction.execute(delete(ExportBatchRow).where(ExportBatchRow.id == batch_id))
-        await self._set(name, failures=0, next_attempt_at=EPOCH, last_error="")
+        succeeded = {"failures": 0, "next_attempt_at": EPOCH, "last_error": ""}
+        is_it = ExportSinkRow.name == name
+        await self._transaction.execute(update(ExportSinkRow).where(is_it).values(**succeeded))
 
     async def rejected(self, name: str, batch: ExportBatch, error: str) -> bool:
         """Divide a batch that the sink has not accepted; put aside a single event.
@@ -274,33 +250,6 @@ class ExportStore:
         await self._transaction.flush()
         return True
 
-    async def failed(
-        self,
-        name: str,
-        batch: ExportBatch,
-        error: str,
-        *,
-        is_certain: bool,
-        next_attempt_at: datetime,
-    ) -> None:
-        """Note a failed attempt.
-
-        Args:
-            name: the sink, to which nothing is sent before `next_attempt_at`.
-            batch: what was sent.
-            error: the reason.
-            is_certain: whether the sink has certainly not stored the batch.
-            next_attempt_at: when the sink gets the next request.
-        """
-        columns: dict[str, Any] = {"last_error": error[:MAX_ERROR_CHARACTERS]}
-        paused = {**columns, "next_attempt_at": next_attempt_at}
-        if is_certain and not batch.was_uncertain:
-            columns["uncertain_since"] = None
-        await self._transaction.execute(
-            update(ExportBatchRow).where(ExportBatchRow.id == batch.row.id).values(**columns)
-        )
-        await self._set(name, failures=ExportSinkRow.failures + 1, **paused)
-
     async def remove_exported(self) -> None:
         """Remove the positions that no sink needs any more."""
         least = select(func.min(ExportSinkRow.position)).scalar_subquery()
@@ -317,18 +266,14 @@ class ExportStore:
             )
         )
 
-    async def _set(self, name: str, **columns: Any) -> None:
-        is_it = ExportSinkRow.name == name
-        await self._transaction.execute(update(ExportSinkRow).where(is_it).values(**columns))
-
-    async def states(self) -> list[ExportState]:
+    async def states(self) -> list[ExportBody]:
         """Return the states of all sinks, by name."""
         newest = await self._transaction.scalar(select(func.max(PositionRow.position)))
         rows = await self._transaction.scalars(select(ExportSinkRow).order_by(ExportSinkRow.name))
         return [await self._state(row, newest or 0) for row in rows.all()]
 
-    async def _state(self, row: ExportSinkRow, newest: int) -> ExportState:
-        counts: dict[ExportBatchState, int] = dict.fromkeys(ExportBatchState, 0)
+    async def _state(self, row: ExportSinkRow, newest: int) -> ExportBody:
+        counts: dict[str, int] = dict.fromkeys(ExportBatchState, 0)
         waiting, held_micros, ends = max(newest - row.position, 0), 0, []
         if waiting:
             ends.append(await self._oldest_end(LedgerSpan(row.position, newest)))
@@ -349,14 +294,18 @@ class ExportStore:
             if state in EXPORTED:
                 waiting += int(rows)
                 ends.append(oldest_at)
-        return record_of(
-            row,
-            ExportState,
+        return ExportBody(
+            name=row.name,
+            kind=row.kind,
+            created_at=row.created_at,
+            paused_at=row.paused_at,
             lag_rows=waiting,
             oldest_at=min(ends, default=None),
             batches=counts,
             held_micros=held_micros,
+            failures=row.failures,
             next_attempt_at=row.next_attempt_at if row.failures else None,
+            last_error=row.last_error,
         )
 
     async def _sums(self, sink: ExportSinkRow, span: LedgerSpan) -> list[ExportBatchRow]:

@@ -15,7 +15,7 @@ from sqlalchemy import func, select, update
 from gateway.accounts.tenants.service import TenantService
 from gateway.billing.exports import store as store_module
 from gateway.billing.exports.routes import ExportService
-from gateway.billing.exports.store import ExportState, ExportStore
+from gateway.billing.exports.store import ExportBody, ExportStore
 from gateway.billing.ledger.drain import row_of
 from gateway.billing.ledger.store import LedgerStore
 from gateway.cli.main import main
@@ -83,7 +83,7 @@ async def _ledger_cost(database: Database) -> int:
         return int(await transaction.scalar(select(func.sum(LedgerRow.cost_micros))) or 0)
 
 
-async def _state(database: Database) -> ExportState:
+async def _state(database: Database) -> ExportBody:
     async with database.reading() as transaction:
         [state] = await ExportStore(transaction).states()
     return state
