@@ -15,7 +15,7 @@ from gateway.auth.authenticator import Authenticator
 from gateway.batches.claimed import BatchSlots
 from gateway.batches.files.service import FileService
 from gateway.batches.files.store import Owner
-from gateway.batches.finishing import add_events
+from gateway.batches.finishing import add_end_events
 from gateway.batches.principals import principal_of
 from gateway.batches.store import BatchStore
 from gateway.batches.validation import UNREADABLE_CODE, FileChecker, ModelBounds, error_of
@@ -27,9 +27,8 @@ from gateway.models.books import AdapterBook, AliasBook
 from gateway.models.catalogue import Catalogue
 from gateway.platform.concurrency.large_work import LargeWork
 from gateway.platform.database.batch_tokens import tokens_in_batches
-from gateway.platform.database.claims import TURN_SECONDS
+from gateway.platform.database.claims import TURN_SECONDS, lock_tenant
 from gateway.platform.database.engine import Database
-from gateway.platform.database.locking import lock_tenant
 from gateway.platform.database.tables import BatchRow, FileRow
 from gateway.records.adapters import Adapter
 from gateway.records.aliases import Alias
@@ -204,7 +203,7 @@ class Validator:
             ended = await store.change(
                 batch.id, status=BatchStatus.FAILED, failed_at=utc_now(), errors=errors
             )
-            await add_events(transaction, ended)
+            await add_end_events(transaction, ended)
 
 
 def _is_due(is_of_size: ColumnElement[bool], now: datetime) -> ColumnElement[bool]:

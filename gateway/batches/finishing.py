@@ -11,7 +11,7 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, and_, delete, or_
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from gateway.accounts.webhooks.service import EventName, WebhookStore, make_event, webhooks_of
+from gateway.accounts.webhooks.service import EventName, add_events, make_event, webhooks_of
 from gateway.batches.claimed import BatchSlots
 from gateway.batches.files.service import FileService
 from gateway.batches.files.store import FileStore
@@ -25,7 +25,7 @@ from gateway.records.batches import Batch, BatchStatus, Chunk
 from gateway.records.times import utc_now
 
 
-async def add_events(transaction: AsyncSession, batch: Batch) -> None:
+async def add_end_events(transaction: AsyncSession, batch: Batch) -> None:
     """Add an event about an ended batch for each webhook of its tenant."""
     kind, webhooks = f"batch.{batch.status}", await webhooks_of(transaction, batch.tenant_id)
     data: dict[str, object] = {
@@ -41,9 +41,7 @@ async def add_events(transaction: AsyncSession, batch: Batch) -> None:
         "metadata": batch.labels,
     }
     names = [EventName(webhook.id, kind, batch.id, "", 0) for webhook in webhooks]
-    await WebhookStore(transaction).add_events(
-        [make_event(name, batch.tenant_id, data) for name in names]
-    )
+    await add_events(transaction, [make_event(name, batch.tenant_id, data) for name in names])
 
 
 BATCHES_AT_ONCE: Final = 4
@@ -157,7 +155,7 @@ class Finisher(BatchSlots):
             for file_id in (batch.output_file_id, batch.error_file_id):
                 if file_id is not None:
                     await FileStore(transaction).change(file_id, expires_at=now + retention)
-            await add_events(transaction, ended)
+            await add_end_events(transaction, ended)
 
 
 def _is_due(now: datetime) -> ColumnElement[bool]:

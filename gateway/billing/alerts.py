@@ -10,7 +10,13 @@ from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from common.tasks import each_apart
-from gateway.accounts.webhooks.service import EventName, WebhookEvent, WebhookStore, make_event
+from gateway.accounts.webhooks.service import (
+    EventName,
+    WebhookEvent,
+    add_events,
+    known_events,
+    make_event,
+)
 from gateway.billing.credits.service import balance_of
 from gateway.platform.database.engine import Database
 from gateway.platform.database.tables import (
@@ -23,7 +29,8 @@ from gateway.platform.database.tables import (
     TenantRow,
     WebhookRow,
 )
-from gateway.records.limits import Limits, LimitScope, LimitValues, SubjectLimits, subject_of
+from gateway.records.grants import defaults_of
+from gateway.records.limits import Limits, LimitScope, SubjectLimits, subject_of
 from gateway.records.records import Billing, CreditKind, Plan, ProjectStatus, Tenant, Webhook
 
 Costs = Callable[[AsyncSession, str, datetime], Awaitable[Mapping[str, int]]]
@@ -86,28 +93,20 @@ async def _watched(transaction: AsyncSession) -> list[Watched]:
 async def _holders(transaction: AsyncSession, watched: Watched) -> list[SubjectLimits]:
     """Return the limits of a tenant, of its projects and of its keys in use."""
     tenant_id = watched.tenant.id
-    projects = await transaction.scalars(
-        select(ProjectRow)
-        .where(ProjectRow.tenant_id == tenant_id, ProjectRow.status == ProjectStatus.ACTIVE)
-        .order_by(ProjectRow.id)
-    )
-    keys = await transaction.scalars(
-        select(ApiKeyRow)
-        .where(ApiKeyRow.tenant_id == tenant_id, ApiKeyRow.revoked_at.is_(None))
-        .order_by(ApiKeyRow.id)
-    )
+    is_active = ProjectRow.tenant_id == tenant_id, ProjectRow.status == ProjectStatus.ACTIVE
+    projects = select(ProjectRow.id, ProjectRow.limits).where(*is_active).order_by(ProjectRow.id)
+    is_in_use = ApiKeyRow.tenant_id == tenant_id, ApiKeyRow.revoked_at.is_(None)
+    keys = select(ApiKeyRow.id, ApiKeyRow.limits).where(*is_in_use).order_by(ApiKeyRow.id)
+    holders: dict[LimitScope, Iterable[Any]] = {
+        LimitScope.TENANT: [(tenant_id, watched.tenant.limits)],
+        LimitScope.PROJECT: await transaction.execute(projects),
+        LimitScope.KEY: await transaction.execute(keys),
+    }
     return [
-        *_limits(LimitScope.TENANT, [(tenant_id, watched.tenant.limits)], watched.plan),
-        *_limits(LimitScope.PROJECT, ((row.id, row.limits) for row in projects), watched.plan),
-        *_limits(LimitScope.KEY, ((row.id, row.limits) for row in keys), watched.plan),
+        SubjectLimits(scope, id_, Limits.from_values(own, defaults_of(watched.plan, scope)))
+        for scope, of_scope in holders.items()
+        for id_, own in of_scope
     ]
-
-
-def _limits(
-    scope: LimitScope, holders: Iterable[tuple[str, LimitValues]], plan: Plan | None
-) -> list[SubjectLimits]:
-    defaults = plan.limits[scope] if plan else {}
-    return [SubjectLimits(scope, id_, Limits.from_values(own, defaults)) for id_, own in holders]
 
 
 BUDGET_KIND: Final = "budget.threshold"
@@ -140,7 +139,7 @@ async def find_alerts(database: Database, now: datetime, *, costs: Costs = rollu
             ]
         if events:
             async with database.writing() as transaction:
-                new.append(await WebhookStore(transaction).add_events(events))
+                new.append(await add_events(transaction, events))
 
     await each_apart(find, watched, at_once=1)
     return sum(new)
@@ -159,8 +158,8 @@ async def _budget_events(
     ]
     if not reached:
         return []
-    known = await WebhookStore(transaction).known_events(
-        [webhook.id for webhook in watched.webhooks], BUDGET_KIND, [month]
+    known = await known_events(
+        transaction, [webhook.id for webhook in watched.webhooks], BUDGET_KIND, [month]
     )
     return [
         make_event(name, tenant_id, _budget_data(name, holder, spent))
@@ -212,8 +211,8 @@ async def _credit_events(transaction: AsyncSession, watched: Watched) -> list[We
         EventName(webhook.id, CREDITS_KIND, subject_of(LimitScope.TENANT, tenant.id), grant.id, 100)
         for webhook in watched.webhooks
     ]
-    known = await WebhookStore(transaction).known_events(
-        [webhook.id for webhook in watched.webhooks], CREDITS_KIND, [grant.id]
+    known = await known_events(
+        transaction, [webhook.id for webhook in watched.webhooks], CREDITS_KIND, [grant.id]
     )
     missing = [name for name in names if name not in known]
     if not missing:

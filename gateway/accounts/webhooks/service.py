@@ -89,44 +89,33 @@ class WebhookEvent:
     created_at: datetime
 
 
-class WebhookStore:
-    """Events of webhooks, within one transaction."""
+async def add_events(transaction: AsyncSession, events: Sequence[WebhookEvent]) -> int:
+    """Add events for delivery, except those with an existing name. Return how many are new."""
+    if not events:
+        return 0
+    dialect = transaction.get_bind().dialect.name
+    insert = (postgresql.insert if dialect == "postgresql" else sqlite.insert)(WebhookEventRow)
+    added = await transaction.scalars(
+        insert.on_conflict_do_nothing().returning(WebhookEventRow.id),
+        # Sorted, so that two transactions that add the same events wait for each other without
+        # deadlock.
+        [_row(event) for event in sorted(events, key=lambda event: event.name)],
+    )
+    return len(list(added))
 
-    def __init__(self, transaction: AsyncSession) -> None:
-        self._transaction = transaction
 
-    async def add_events(self, events: Sequence[WebhookEvent]) -> int:
-        """Add events for delivery, except those with an existing name. Return how many are new."""
-        if not events:
-            return 0
-        dialect = self._transaction.get_bind().dialect.name
-        insert = (postgresql.insert if dialect == "postgresql" else sqlite.insert)(WebhookEventRow)
-        added = await self._transaction.scalars(
-            insert.on_conflict_do_nothing().returning(WebhookEventRow.id),
-            # Sorted, so that two transactions that add the same events wait for each other without
-            # deadlock.
-            [_row(event) for event in sorted(events, key=lambda event: event.name)],
+async def known_events(
+    transaction: AsyncSession, webhook_ids: Collection[str], kind: str, periods: Collection[str]
+) -> set[EventName]:
+    """Return the names of existing events of these webhooks."""
+    rows = await transaction.execute(
+        select(*(getattr(WebhookEventRow, name) for name in EventName._fields)).where(
+            WebhookEventRow.webhook_id.in_(webhook_ids),
+            WebhookEventRow.kind == kind,
+            WebhookEventRow.period.in_(periods),
         )
-        return len(list(added))
-
-    async def known_events(
-        self, webhook_ids: Collection[str], kind: str, periods: Collection[str]
-    ) -> set[EventName]:
-        """Return the names of existing events of these webhooks."""
-        rows = await self._transaction.execute(
-            select(
-                WebhookEventRow.webhook_id,
-                WebhookEventRow.kind,
-                WebhookEventRow.subject,
-                WebhookEventRow.period,
-                WebhookEventRow.threshold,
-            ).where(
-                WebhookEventRow.webhook_id.in_(webhook_ids),
-                WebhookEventRow.kind == kind,
-                WebhookEventRow.period.in_(periods),
-            )
-        )
-        return {EventName(*row) for row in rows}
+    )
+    return {EventName(*row) for row in rows}
 
 
 def _row(event: WebhookEvent) -> dict[str, Any]:
@@ -249,7 +238,7 @@ class WebhookService:
         event = make_event(name, tenant_id, {"webhook": webhook_id})
         async with self._database.writing() as transaction:
             await _find(transaction, tenant_id, webhook_id)
-            if await WebhookStore(transaction).add_events([event]) == 0:
+            if await add_events(transaction, [event]) == 0:
                 raise ConflictError("This webhook was already tested in this minute.")
             # Only the last test is kept, so that tests do not fill the table.
             await transaction.execute(

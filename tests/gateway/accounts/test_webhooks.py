@@ -19,8 +19,9 @@ from gateway.accounts.webhooks.service import (
     MAX_WEBHOOKS,
     EventName,
     WebhookService,
-    WebhookStore,
+    add_events,
     encrypt_secrets,
+    known_events,
     make_event,
 )
 from gateway.jobs.webhooks import lock_due
@@ -53,7 +54,7 @@ async def _add_event(database: Database, webhook: Webhook, threshold: int = 50) 
     name = EventName(webhook.id, "budget.threshold", "t:acme", "2026-11", threshold)
     event = make_event(name, "acme", {"threshold": threshold})
     async with database.writing() as transaction:
-        assert await WebhookStore(transaction).add_events([event]) == 1
+        assert await add_events(transaction, [event]) == 1
     return event.id
 
 
@@ -237,14 +238,12 @@ async def test_event_of_the_same_name_is_stored_once(
     async def add() -> int:
         async with database.writing() as transaction:
             events = [make_event(name._replace(threshold=t), "acme", {}) for t in (50, 80)]
-            return await WebhookStore(transaction).add_events(events)
+            return await add_events(transaction, events)
 
     assert sum(await asyncio.gather(*(add() for _ in range(4)))) == 2
     assert len(await _due(database)) == 2
     async with database.reading() as transaction:
-        known = await WebhookStore(transaction).known_events(
-            [webhook.id], "budget.threshold", ["2026-11"]
-        )
+        known = await known_events(transaction, [webhook.id], "budget.threshold", ["2026-11"])
     assert known == {name, name._replace(threshold=80)}
 
 

@@ -20,7 +20,7 @@ from sqlalchemy import select, update
 
 from gateway.accounts.tenants.service import TenantService
 from gateway.accounts.webhooks.secret_box import SecretBox
-from gateway.accounts.webhooks.service import EventName, WebhookService, WebhookStore, make_event
+from gateway.accounts.webhooks.service import EventName, WebhookService, add_events, make_event
 from gateway.jobs import webhooks as webhooks_module
 from gateway.jobs.outbound import DeliveryError, Outbound
 from gateway.jobs.webhooks import WebhookSender, signature
@@ -216,7 +216,7 @@ async def _add_events(database: Database, webhook: Webhook, number: int) -> None
     names = [EventName(webhook.id, "x", "t:x", "", threshold) for threshold in range(number)]
     events = [replace(make_event(name, "x", {}), created_at=PAST) for name in names]
     async with database.writing() as transaction:
-        await WebhookStore(transaction).add_events(events)
+        await add_events(transaction, events)
 
 
 @every_database

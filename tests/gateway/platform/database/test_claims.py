@@ -12,7 +12,7 @@ from sqlalchemy import update
 from sqlalchemy.orm import InstrumentedAttribute
 
 from gateway.accounts.tenants.service import TenantService
-from gateway.accounts.webhooks.service import EventName, WebhookService, WebhookStore, make_event
+from gateway.accounts.webhooks.service import EventName, WebhookService, add_events, make_event
 from gateway.batches.files.service import claim_removable
 from gateway.batches.files.store import FileStore
 from gateway.batches.store import BatchStore
@@ -107,7 +107,7 @@ async def _plant_event(services: JobServices, tenant: str, name: str) -> None:
     webhook = await webhooks.create(tenant, f"https://{name}.example.com/")
     event = replace(make_event(EventName(webhook.id, "k", name, "", 1), tenant, {}), id=name)
     async with services.database.writing() as transaction:
-        await WebhookStore(transaction).add_events([event])
+        await add_events(transaction, [event])
 
 
 async def _plant_batch(services: JobServices, tenant: str, name: str) -> None:
