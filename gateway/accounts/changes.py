@@ -13,8 +13,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.accounts.audit.log import SYSTEM, AuditLog
 from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.database.claims import lock_tenant
 from gateway.platform.database.engine import Database
-from gateway.platform.database.locking import lock_tenant
 from gateway.platform.database.tables import ApiKeyRow, MemberRow, ProjectRow, Table
 from gateway.records.checks import check_known
 from gateway.records.errors import ConflictError, shown

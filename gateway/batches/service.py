@@ -12,8 +12,8 @@ from gateway.batches.files.store import Owner
 from gateway.batches.lines import ENDPOINTS_BY_PATH
 from gateway.batches.principals import JWT_PREFIX
 from gateway.batches.store import OPEN, BatchStore
+from gateway.platform.database.claims import lock_tenant
 from gateway.platform.database.engine import Database
-from gateway.platform.database.locking import lock_tenant
 from gateway.platform.database.paging import Page, PageRequest, find_record, read_page
 from gateway.platform.database.tables import BatchRow
 from gateway.platform.settings import Settings

@@ -21,8 +21,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 from typing_extensions import override
 
+from gateway.platform.database.claims import lock_kind
 from gateway.platform.database.engine import Database
-from gateway.platform.database.locking import lock_kind
 from gateway.platform.database.paging import Page
 from gateway.platform.database.schema import unprotected_tables
 from gateway.platform.database.tables import AuditRow, record_of

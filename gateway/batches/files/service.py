@@ -14,9 +14,8 @@ from common.present import present
 from common.tasks import each_apart
 from gateway.batches.files.store import FilePart, FileStore, Owner
 from gateway.platform.blobs import Blobs, MissingBlobError
-from gateway.platform.database.claims import lock_in_turns
+from gateway.platform.database.claims import lock_in_turns, lock_tenant
 from gateway.platform.database.engine import Database
-from gateway.platform.database.locking import lock_tenant
 from gateway.platform.database.paging import Page, PageRequest, find_record, read_page
 from gateway.platform.database.tables import BatchRow, FilePartRow, FileRow
 from gateway.platform.settings import Settings
@@ -342,7 +341,7 @@ class FileService:
 
 
 def _visible(owner: Owner, file_id: str) -> tuple[ColumnElement[bool], ...]:
-    return *owner.conditions(FileRow), FileRow.id == file_id, FileRow.is_visible
+    return *owner.conditions(FileRow), FileRow.id == file_id, FileRow.is_visible.is_(True)
 
 
 async def claim_removable(transaction: AsyncSession, now: datetime, limit: int) -> list[str]:

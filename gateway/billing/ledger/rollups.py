@@ -30,8 +30,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from common.tasks import each_apart
 from contract.tier import ServiceTier
+from gateway.platform.database.claims import lock_kind
 from gateway.platform.database.engine import Database
-from gateway.platform.database.locking import lock_kind
 from gateway.platform.database.tables import (
     FAILED_OUTCOMES,
     FIRST_TOKENS,

@@ -10,8 +10,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.billing.credits.service import balance_of
 from gateway.limits.seeding import Balances
+from gateway.platform.database.claims import lock_kind
 from gateway.platform.database.engine import Database
-from gateway.platform.database.locking import lock_kind
 from gateway.platform.database.partitions import make_partitions, month_start
 from gateway.platform.database.tables import (
     DirtyHourRow,

@@ -1,7 +1,10 @@
-"""Claims: rows that one process works on until a time, chosen in turns of those who own them.
+"""Locks until the end of a transaction, and claims, which outlast it.
 
-A claim is committed before the work begins. The work renews it, and ends it with its result or, to
-be repeated, with the time of the next attempt. The claim of a dead process expires.
+A claim is a row that one process works on until a time, chosen in turns of those who own the rows.
+It is committed before the work begins. The work renews it, and ends it with its result or, to be
+repeated, with the time of the next attempt. The claim of a dead process expires.
+
+SQLite runs only one writing transaction at a time anyway, without locks.
 """
 
 import asyncio
@@ -28,9 +31,26 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from common.tasks import end_task
 from gateway.platform.database.engine import Database
-from gateway.platform.database.tables import Table
-from gateway.records.errors import StoreUnavailableError
+from gateway.platform.database.tables import Table, TenantRow
+from gateway.records.errors import NotFoundError, StoreUnavailableError, shown
 from gateway.records.times import utc_now
+
+
+async def lock_kind(transaction: AsyncSession, key: int) -> None:
+    """Block other callers with the same key."""
+    if transaction.get_bind().dialect.name == "postgresql":
+        await transaction.execute(select(func.pg_advisory_xact_lock(key)))
+
+
+async def lock_tenant(transaction: AsyncSession, tenant_id: str) -> None:
+    """Block other callers for the same tenant. Raises NotFoundError if it does not exist."""
+    # FOR NO KEY UPDATE: other transactions may still add rows that refer to the tenant.
+    found = await transaction.scalar(
+        select(TenantRow.id).where(TenantRow.id == tenant_id).with_for_update(key_share=True)
+    )
+    if found is None:
+        raise NotFoundError(f"There is no tenant {shown(tenant_id)}.")
+
 
 CLAIM: Final = timedelta(seconds=60)
 """How long a row is claimed: longer than a short attempt. A long one renews its claim."""

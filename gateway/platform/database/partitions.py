@@ -8,7 +8,7 @@ from typing import Final
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from gateway.platform.database.locking import lock_kind
+from gateway.platform.database.claims import lock_kind
 from gateway.platform.database.tables import LedgerRow
 
 PARTITION_LOCK: Final = 7_585_425
