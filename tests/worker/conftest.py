@@ -141,11 +141,11 @@ class Gateway:
     async def live(self) -> None:
         await self.redis.set(keys.gateway_alive(self.name), 1)
 
-    async def enqueue(self, *jobs: GenerationJob) -> None:
+    async def enqueue(self, *jobs: GenerationJob, weight: float = 1.0) -> None:
         await self.live()
         await self.queue.enqueue(
             jobs,
-            weight=1.0,
+            weight=weight,
             most_waiting=10_000,
             most_waiting_of_tenant=10_000,
             longest_wait_seconds=3600,

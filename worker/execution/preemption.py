@@ -63,7 +63,7 @@ class _Use:
             if generation.is_parkable:
                 while len(seated) > 1 and seated[-1].may_be_preempted:
                     yield generation, 1, seated.pop().held_tokens
-            if all(each.may_be_preempted for each in seated):
+            if seated and all(each.may_be_preempted for each in seated):
                 tokens = sum(each.held_tokens for each in seated)
                 yield generation, len(seated), generation.prompt_tokens + tokens
 
@@ -166,16 +166,22 @@ class Preemption:
     def seat(self, next_jobs: Sequence[NextJob]) -> list[RunningJob]:
         """Give parked sequences the free room, and return their jobs, to be submitted.
 
-        Tenants that use least go first, also those whose `next_jobs` wait in the queue.
+        Tenants that use least go first, also those whose `next_jobs` wait in the queue. Batch jobs
+        have what they may use when no request has parked sequences.
         """
         jobs = self._jobs.parked
         telemetry.PARKED_SEQUENCES.set(sum(len(each.parked) for each in jobs))
-        parked = [each for each in jobs if each.is_parkable]
-        if not parked:
+        lines = [each for each in jobs if each.is_parkable]
+        parked = [each for each in lines if not each.is_preemptible]
+        if not lines:
             return []
-        self._return_batch(1 - self._free_sequences(), 0)
-        uses, free, seated = self._uses(), self._free_sequences(), dict[str, RunningJob]()
-        if free <= 0:
+        if parked:
+            self._return_batch(1 - self._free_sequences(), 0)
+        uses, free = self._uses(is_batch=not parked), self._free_sequences()
+        seated = dict[str, RunningJob]()
+        if not parked:
+            parked, free = lines, self.room().sequences
+        elif free <= 0:
             wanting = min((uses[each.job.tenant] for each in parked), key=self._level)
             one = NextJob(wanting.tenant, wanting.weight, ENGINE_HEADROOM_TOKENS, 1)
             if not self.make_room_for(one):
@@ -216,11 +222,11 @@ class Preemption:
         else:
             self._jobs.return_job(generation, ReturnReason.PREEMPTED)
 
-    def _uses(self) -> dict[str, _Use]:
-        """Return what each tenant's requests use."""
+    def _uses(self, *, is_batch: bool = False) -> dict[str, _Use]:
+        """Return what each tenant's requests, or batch jobs, use."""
         uses = dict[str, _Use]()
         for each in self._jobs.by_id.values():
-            if not each.is_preemptible:
+            if each.is_preemptible is is_batch:
                 tenant = each.job.tenant
                 uses.setdefault(tenant, _Use(tenant)).add(each)
         return uses
