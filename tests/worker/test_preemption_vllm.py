@@ -8,13 +8,16 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from contract.messages import GenerationJob, ReturnReason, decode_logprobs
+from contract.messages import GenerationJob, JobFinished, ReturnReason, decode_logprobs
 from contract.queue import RequeueResult
 from contract.sampling import SamplingSpec
 from contract.tier import ServiceTier
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.redis_server import RedisServer
 from tests.worker.conftest import Gateway, connect, make_job, resumed, running_engine
 from tests.worker.real_engine import EXACT, MARKS, EngineSlot, generation_of
+from tests.worker.test_chat_resumption_vllm import JOBS, answers_of
+from tests.worker.test_resumption_vllm import CASES, PROMPT
 from worker.engine.vllm.engine import VllmEngine
 from worker.execution import sequence
 
@@ -27,8 +30,33 @@ LINES: dict[str, dict[str, Any]] = {
     "greedy": {"sampling": GREEDY},
     "seeded": {"sampling": SEEDED},
     "n": {"sampling": SEEDED, "n": 2},
+    "best_of": {"sampling": SEEDED, "n": 2, "best_of": 3},
     "logprobs and stop": {"sampling": GREEDY, "logprobs": 2, "stop": ["zzzz"]},
 }
+FEW = (
+    *("frequency", "json", "chain", "greedy dry", "mirostat 2", "reasoning ended by a budget"),
+    *("reasoning of several, gathered", "named call, stopped"),
+)
+"""Cases and chats that the default run preempts, too."""
+
+
+def lines_of(*, is_long: bool) -> list[GenerationJob]:
+    """Return a job of each kind."""
+    cases = {
+        name: make_job(
+            prompt_token_ids=PROMPT,
+            max_tokens=case.max_tokens,
+            sampling=case.sampling,
+            grammar=case.grammar,
+            logprobs=case.logprobs,
+        )
+        for name, case in CASES.items()
+    }
+    others = {**cases, **JOBS}
+    return [
+        *(make_job(**{"max_tokens": 80, **fields}) for fields in LINES.values()),
+        *(job for name, job in others.items() if is_long or name in FEW),
+    ]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -59,16 +87,24 @@ async def test_first_token_waits_for_no_batch_job(engine: VllmEngine) -> None:
     await engine.abort([line.id])
 
 
-async def interrupt(gateway: Gateway, lines: list[GenerationJob]) -> int:
-    """Send requests until all lines have finished, and requeue preempted lines."""
+async def interrupt(
+    gateway: Gateway, lines: list[GenerationJob], *, requests: int
+) -> set[tuple[int, int]]:
+    """Send some requests at once until all lines have finished, and requeue preempted lines.
+
+    Return the handles and attempts of these.
+    """
     handles, requeued = {line.handle for line in lines}, set[tuple[int, int]]()
-    request = make_job(max_tokens=4, sampling=GREEDY)
+    waiting = set[int]()
     try:
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while not handles <= gateway.ended_handles():
-                request = make_job(max_tokens=4, sampling=GREEDY, tenant="other")
-                await gateway.enqueue(request)
-                while request.handle not in gateway.ended_handles():
+                fillers = [
+                    make_job(max_tokens=4, sampling=GREEDY, tenant="other") for _ in range(requests)
+                ]
+                await gateway.enqueue(*fillers, weight=100.0)
+                waiting = {filler.handle for filler in fillers}
+                while not waiting <= gateway.ended_handles():
                     await gateway.read()
                     for line in lines:
                         for back in gateway.returned(line):
@@ -81,21 +117,33 @@ async def interrupt(gateway: Gateway, lines: list[GenerationJob]) -> int:
                                 )
                                 assert result is RequeueResult.REQUEUED
     except TimeoutError:
-        waiting = {*handles, request.handle} - gateway.ended_handles()
+        waiting = {*handles, *waiting} - gateway.ended_handles()
         pytest.fail(f"no end of {waiting} after {requeued}: {gateway.frames[-8:]}")
-    return len(requeued)
+    return requeued
 
 
-@pytest.mark.parametrize("tier", [ServiceTier.BATCH, ServiceTier.DEFAULT], ids=["batch", "tenant"])
+@pytest.mark.parametrize(
+    ("tier", "requests"),
+    [(ServiceTier.BATCH, 1), (ServiceTier.DEFAULT, MOST_SEQUENCES)],
+    ids=["batch", "tenant"],
+)
 async def test_preempted_jobs_equal_their_undisturbed_outputs(
+    request: pytest.FixtureRequest,
     redis_server: RedisServer,
     engine: VllmEngine,
     monkeypatch: pytest.MonkeyPatch,
     tier: ServiceTier,
+    requests: int,
 ) -> None:
-    monkeypatch.setattr(sequence, "SAFE_TOKENS", 4)
-    monkeypatch.setattr(engine, "info", replace(engine.info, max_sequences=MOST_SEQUENCES))
-    alike = [make_job(max_tokens=80, **fields) for fields in LINES.values()]
+    """Each job is preempted for another tenant. The youngest batch jobs are, for requests."""
+    monkeypatch.setattr(sequence, "SAFE_TOKENS", 12)
+    is_batch = tier is ServiceTier.BATCH
+    alike = [
+        msgspec.structs.replace(job, id=f"{job.id}-a", handle=10**6 + job.handle)
+        for job in lines_of(is_long=request.config.getoption("--long"))[
+            : len(LINES) if is_batch else None
+        ]
+    ]
     lines = [
         msgspec.structs.replace(job, id=f"{job.id}-b", handle=10**6 + job.handle, service_tier=tier)
         for job in alike
@@ -103,19 +151,32 @@ async def test_preempted_jobs_equal_their_undisturbed_outputs(
     async with connect(redis_server) as redis:
         # A large batch job that an earlier test left would wait for an empty engine.
         await redis.flushall()
-        async with running_engine(
-            redis_server, engine, gather_seconds=0.0, stall_seconds=60.0, preempted_share=100.0
-        ):
-            gateway = Gateway(redis)
-            await gateway.live()
+        settings: dict[str, float] = {"gather_seconds": 0.0, "stall_seconds": 60.0}
+        gateway = Gateway(redis)
+        await gateway.live()
+        async with running_engine(redis_server, engine, **settings):
             await gateway.enqueue(*alike)
             await gateway.finished(*alike)
+        monkeypatch.setattr(engine, "info", replace(engine.info, max_sequences=MOST_SEQUENCES))
+        async with running_engine(redis_server, engine, **settings, preempted_share=100.0):
             await gateway.enqueue(*lines)
-            assert await interrupt(gateway, lines) > 2
+            preempted = await interrupt(gateway, lines, requests=requests)
+    assert len(preempted) > 2
+    assert is_batch or {handle for handle, _ in preempted} == {line.handle for line in lines}
     for line, job in zip(lines, alike, strict=True):
-        for choice in range(job.n):
-            assert gateway.token_ids(line, choice) == gateway.token_ids(job, choice)
-            assert gateway.text(line, choice) == gateway.text(job, choice)
+        disturbed, whole = (
+            answers_of(
+                [each for index in range(job.sequences) for each in gateway.deltas(one, index)],
+                job.sequences,
+            )
+            for one in (line, job)
+        )
+        assert disturbed == whole
+        first, second = (gateway.end(each) for each in (line, job))
+        assert isinstance(first, JobFinished)
+        assert isinstance(second, JobFinished)
+        for name in ("prompt_tokens", "completion_tokens", "chosen"):
+            assert getattr(first, name) == getattr(second, name), name
         logprobs = [
             [
                 entry.token
