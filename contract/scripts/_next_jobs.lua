@@ -1,20 +1,21 @@
 -- The next jobs of tenants: a full worker may make room for one of them.
--- @include server
+-- @include room
 
 local most_next_jobs = 8
 
 -- Return tenant, weight, KV-cache tokens and sequences of the next job of each tenant from this
--- index on, whose counter is at most this limit.
-local function next_jobs(lane, index, limit, job_prefix)
+-- index on, whose counter is at most this limit. A job that lacks a slot is left out.
+local function next_jobs(lane, index, limit, job_prefix, room)
   local out = {}
   local tenants = call('ZRANGE', lane.active, index, index + most_next_jobs - 1, 'WITHSCORES')
   for i = 1, #tenants, 2 do
     local tenant, counter = tenants[i], tonumber(tenants[i + 1])
     local id = counter <= limit and call('ZRANGE', lane.queue .. tenant, 0, 0)[1]
-    local weight, tokens, sequences = unpack(
-      id and call('HMGET', job_prefix .. id, 'weight', 'need_tokens', 'sequences') or {})
-    for _, each in ipairs(weight and {tenant, weight, tokens, sequences} or {}) do
-      out[#out + 1] = each
+    local weight, tokens, sequences, adapter = unpack(id and call('HMGET', job_prefix .. id,
+      'weight', 'need_tokens', 'sequences', 'adapter') or {})
+    if weight and may_have_slot(room, adapter) then
+      local at = #out
+      out[at + 1], out[at + 2], out[at + 3], out[at + 4] = tenant, weight, tokens, sequences
     end
   end
   return out

@@ -8,20 +8,20 @@ local function fits(room, tokens, sequences)
   return tokens <= room.tokens and math.min(sequences, room.most_sequences) <= room.sequences
 end
 
--- Return whether a job with this adapter has a slot, or gets one. After the first job that waits for
--- a slot, none does.
-local function take_slot(room, adapter)
-  if room.waits_for_slot or room.free_slots < 0 then return false end
-  if not room.has_slot[adapter] then
-    if room.free_slots == 0 then return false end
-    room.free_slots, room.has_slot[adapter] = room.free_slots - 1, true
-  end
-  return true
+-- Return whether a job with this adapter, or none, needs no slot, has one, or may have one. After the
+-- first job that waits for a slot, no job with an adapter may.
+local function may_have_slot(room, adapter)
+  return not adapter
+    or not room.waits_for_slot and (room.has_slot[adapter] or room.free_slots > 0)
 end
 
--- Take the room of a job. Return nil, or what there is too little of: 'room', 'prompt tokens' or
--- 'slots'.
+-- Take the room of a job. Return nil, or what there is too little of: 'slots', 'room' or 'prompt
+-- tokens'. A job without a slot asks for no room, which others would give up in vain.
 local function take(room, tokens, sequences, prompt_tokens, adapter)
+  if not may_have_slot(room, adapter) then
+    room.waits_for_slot = true
+    return 'slots'
+  end
   -- An empty engine accepts any job. Otherwise a job that needs more than the pool would block all
   -- tenants forever.
   local accepts_any = room.is_empty and room.jobs == 0
@@ -29,9 +29,8 @@ local function take(room, tokens, sequences, prompt_tokens, adapter)
     return 'room'
   end
   if room.jobs > 0 and prompt_tokens > room.prompt_tokens then return 'prompt tokens' end
-  if adapter and not take_slot(room, adapter) then
-    room.waits_for_slot = true
-    return 'slots'
+  if adapter and not room.has_slot[adapter] then
+    room.free_slots, room.has_slot[adapter] = room.free_slots - 1, true
   end
   room.jobs = room.jobs + 1
   room.tokens = room.tokens - tokens

@@ -108,7 +108,7 @@ local function claim_from(lane, code, may_keep)
     elseif lacks then
       if lacks == 'room' then
         blocked, claim.out[8] = code,
-          next_jobs(lane, index, math.min(counter + quantum, ceiling), job_prefix)
+          next_jobs(lane, index, math.min(counter + quantum, ceiling), job_prefix, room)
       end
       return true, false
     else

@@ -142,15 +142,14 @@ class Index:
         self.holds_any = bool(self.held[worker] or self.sessions)
         self.servers.clear()
 
-    def take_slot(self, adapter: str) -> bool:
-        if not adapter or self.waits_for_slot or self.free_slots < 0:
-            return not adapter
-        if adapter not in self.adapters:
-            if not self.free_slots:
-                return False
+    def may_have_slot(self, adapter: str) -> bool:
+        is_free = adapter in self.adapters or self.free_slots > 0
+        return not adapter or (is_free and not self.waits_for_slot)
+
+    def take_slot(self, adapter: str) -> None:
+        if adapter and adapter not in self.adapters:
             self.free_slots -= 1
             self.adapters.add(adapter)
-        return True
 
     def cached(self, entry: Entry) -> int:
         if not self.is_used:
@@ -287,7 +286,7 @@ class LaneModel:
         if not self.queues[entry.tenant]:
             self.last = entry.tenant
 
-    def next(self, index: Index, room: int, *, is_full: bool) -> Entry | None:
+    def next(self, index: Index, room: int) -> Entry | None:
         """Return the next job; None if none waits, or all that may go are kept."""
         ceiling = math.inf
         # Redis breaks ties between equal scores by name.
@@ -295,11 +294,11 @@ class LaneModel:
             if self.counters[tenant] > ceiling:
                 index.keeps_jobs = False
                 index.slotless.clear()
-                return self.next(index, room, is_full=is_full)
+                return self.next(index, room)
             if tenant in index.slotless:
                 continue
             if entry := index.choose(self.queues[tenant], room):
-                if is_full or entry.need > room or index.take_slot(entry.adapter):
+                if index.may_have_slot(entry.adapter):
                     return entry
                 # Others go first, but none with an adapter.
                 index.waits_for_slot = True
@@ -372,10 +371,11 @@ class Model:
         self.index.leaves_only_kept = False
         while len(taken) < most:
             is_full = prompt_room <= 0
-            entry = self.lanes[lane].next(self.index, room, is_full=is_full)
+            entry = self.lanes[lane].next(self.index, room)
             self.index.leaves_only_kept = entry is None and not self.index.slotless
             if entry is None or is_full or entry.need > room:
                 break
+            self.index.take_slot(entry.adapter)
             room, prompt_room = room - entry.need, prompt_room - entry.prompt
             attempt = self.attempts[entry.job_id] = self.attempts.get(entry.job_id, 0) + 1
             if attempt == 1:
