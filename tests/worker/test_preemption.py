@@ -268,25 +268,29 @@ async def test_sequence_that_is_parked_while_it_returns_is_not_left_in_the_engin
     first, second = (make_job(tenant=name, max_tokens=3) for name in ("first", "second"))
     async with running_worker(redis_server, FOUR, engine_type=SlowAgain) as (runner, engine, _):
         assert isinstance(engine, SlowAgain)
+
+        def in_engine() -> set[str]:
+            return {*engine._running, *(each.request.id for each in engine._waiting)}
+
+        def has(job: GenerationJob) -> bool:
+            running = map(runner._jobs.by_sequence.get, in_engine())
+            return any(each is not None and each.job.id == job.id for each in running)
+
         await gateway.enqueue(group)
         await until(partial(reached, engine, 4))
         engine.allow(2)
         await until(lambda: engine.is_held)
         await gateway.enqueue(first)
+        await until(partial(has, first))
         engine.allow(5)
         await gateway.finished(first)
         await engine.is_returning.wait()
         await gateway.enqueue(second)
-        await until(lambda: second.id in runner._jobs.by_id)
+        await until(partial(has, second))
         engine.may_return.set()
         engine.allow(10)
         await gateway.finished(second)
-
-        def has_no_other() -> bool:
-            ids = {*engine._running, *(each.request.id for each in engine._waiting)}
-            return ids <= {*runner._jobs.by_sequence}
-
-        await until(has_no_other)
+        await until(lambda: in_engine() <= {*runner._jobs.by_sequence})
 
 
 async def test_an_interrupted_wait_keeps_its_ring(redis: Redis) -> None:
