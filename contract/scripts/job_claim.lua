@@ -25,7 +25,8 @@
 --   held_prefix, doorbell_prefix: of what workers hold, and of their own doorbells
 --   session_prefix: of the tenants' sessions  quantum: in service units  engine: for receipts
 --   patience: milliseconds from when a job is first passed over; 0: no affinity
---   longest_keep: likewise, of a job that is kept  only: claim jobs of this tenant; empty: of all
+--   longest_keep: likewise, of a job that is kept
+--   only: claim jobs of this tenant, up to a quantum beyond the lowest counter; empty: of all
 --   prefill_us: microseconds in which this worker processes a prompt token; 0: keep no job
 --   free_slots: for adapters; -1: the worker has none; then the digests of adapters with a slot
 -- Output {blocked, claimed requests, milliseconds until a kept job may be claimed, jobs first passed
@@ -88,7 +89,10 @@ local function claim_from(lane, code, may_keep)
     if not tenant or slotless == most_slotless_tenants then
       return index > 0, index > 0 and slotless == 0
     end
-    if only ~= '' and tenant ~= only then return true, false end
+    if only ~= '' then
+      local lowest = call('ZRANGE', lane.active, 0, 0, 'WITHSCORES')[2]
+      if tenant ~= only or counter - lowest > tonumber(quantum) then return true, false end
+    end
     if kept > 0 and (tonumber(counter) > ceiling or kept == most_kept_tenants) then
       index, kept, slotless, affinity.keeps_jobs, affinity.kept_ms = 0, 0, 0, false, 0
       tenant, is_only = call('ZRANGE', lane.active, 0, 0)[1], false

@@ -173,14 +173,19 @@ class Claimer:
         self._has_rung = self._has_rung or result.kept_seconds > 0
 
     async def _makes_room(self) -> bool:
-        """Preempt sequences for one of the next jobs. Return whether it may have room now."""
-        job = next(filter(self._preemption.make_room_for, self._next_jobs), None)
-        if job is None:
-            return False
-        self._only = job.tenant
-        self._link.writer.flush()
-        await self._submitter.apply_ends()
-        return True
+        """Preempt sequences for the first of the next jobs that has a right to room.
+
+        Room is left for its tenant until there is enough. Return whether there is more room now.
+        """
+        for job in self._next_jobs:
+            preempted = self._preemption.make_room_for(job)
+            if preempted is not None:
+                self._only = job.tenant
+                if preempted:
+                    self._link.writer.flush()
+                    await self._submitter.apply_ends()
+                return preempted > 0
+        return False
 
     async def _wait(self, bells: Iterable[Bell], *, kept_seconds: float = 0.0) -> None:
         """Wait for room in the engine, for these doorbells, or until a kept job is free."""

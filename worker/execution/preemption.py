@@ -36,6 +36,9 @@ LEAST_FREE_SHARE, MOST_FREE_SHARE = 1 / 8, 5 / 16
 These are the least and the most, as shares of the engine's sequences.
 """
 
+GATHER_SECONDS = 4.0
+"""Time for which free room is left to a job that waits for more of it."""
+
 
 class _Use:
     """What one tenant's requests use of an engine, and what they can give up."""
@@ -128,14 +131,29 @@ class Preemption:
                 generation.park(max(generation.seats - max(free, 1), 0))
             free -= generation.seats
 
-    def make_room_for(self, job: NextJob) -> bool:
+    def make_room_for(self, job: NextJob) -> int | None:
         """Preempt sequences of tenants that use more of the engine, if that makes room for a job.
 
         A tenant's use is its share of the sequences or of the KV cache, whichever is larger,
         divided by its weight. Tenants give up sequences only while they use more than the job's
-        tenant would, so that no two tenants preempt each other in turns. Return whether there is
-        room now, or will be after the next second's preemptions.
+        tenant would, so that no two tenants preempt each other in turns. Return how many sequences
+        were preempted now, or None if the job has no right to room. If they do not suffice, others
+        follow as the preempted share allows, unless that takes longer than GATHER_SECONDS.
         """
+        victims = self._victims(job)
+        missing = sum(number for _, number in victims or ()) - self._renewed_allowance()
+        if victims is None or missing > GATHER_SECONDS * self._rate:
+            return None
+        preempted = 0
+        for generation, number in victims:
+            if self._allowance < 1.0:
+                break
+            self._preempt(generation, number)
+            preempted += number
+        return preempted
+
+    def _victims(self, job: NextJob) -> list[tuple[RunningJob, int]] | None:
+        """Return what makes room for a job, as jobs and sequences; None if it has no right."""
         counted = min(job.sequences, self._most_sequences)
         sequences = counted - self._free_sequences()
         tokens = job.tokens - self._free_tokens()
@@ -146,11 +164,10 @@ class Preemption:
         limit = self._level(mine)
         sources = {each.tenant: each.victims() for each in uses.values()}
         chosen = list[tuple[RunningJob, int]]()
-        allowance = self._renewed_allowance()
-        while (sequences > 0 or tokens > 0) and allowance >= 1.0:
+        while sequences > 0 or tokens > 0:
             use = max(uses.values(), key=self._level, default=None)
             if use is None or self._level(use) <= limit:
-                return False
+                return None
             victim = next(sources[use.tenant], None)
             if victim is None:
                 del uses[use.tenant]
@@ -158,10 +175,8 @@ class Preemption:
             generation, number, freed = victim
             chosen.append((generation, number))
             use.sequences, use.tokens = use.sequences - number, use.tokens - freed
-            sequences, tokens, allowance = sequences - number, tokens - freed, allowance - number
-        for generation, number in chosen:
-            self._preempt(generation, number)
-        return bool(chosen)
+            sequences, tokens = sequences - number, tokens - freed
+        return chosen
 
     def seat(self, next_jobs: Sequence[NextJob]) -> list[RunningJob]:
         """Give parked sequences the free room, and return their jobs, to be submitted.
