@@ -450,6 +450,7 @@ class RunningJob:
             self.texts,
             None if self._make_parser is None else self._make_parser(),
             progress,
+            is_again=self.attempt > 1,
         )
 
     def _note_prefill(self, sequence: Sequence, output: SequenceOutput) -> None:

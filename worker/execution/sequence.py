@@ -59,6 +59,7 @@ class Sequence:
     _texts: TokenTexts
     parser: InitVar[Parser | None]
     _resumed: SequenceProgress | None
+    is_again: InitVar[bool] = False
     piece: Piece = field(default_factory=Piece)
     tokens: int = 0
     cumulative_logprob: float = 0.0
@@ -84,7 +85,9 @@ class Sequence:
     """The tokens before the piece, if the sequence may leave the engine and return."""
     _safe_until: int = 0
 
-    def __post_init__(self, stops: StopStrings | None, parser: Parser | None) -> None:
+    def __post_init__(
+        self, stops: StopStrings | None, parser: Parser | None, is_again: bool
+    ) -> None:
         job, resumed = self._job, self.resumed_token_ids
         if stops is not None:
             self._stops = StopMatcher(stops, includes_stop=job.includes_stop)
@@ -101,7 +104,8 @@ class Sequence:
         )
         if job.sequences > 1:
             self._sent = [*resumed]
-        self._safe_until = len(resumed) + SAFE_TOKENS if resumed else 0
+        # Also if it lost its room before its first token: it would process its prompt for ever.
+        self._safe_until = len(resumed) + SAFE_TOKENS if is_again else 0
         if self._resumed is not None:
             self._resume(self._resumed)
 
