@@ -72,6 +72,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"prompt_token_ids": []}, "must not be empty"),
     ({"prompt_token_ids": [5, 2048]}, "between 0 and 2047. Given: 2048"),
     ({"prompt_token_ids": [2**32 - 1]}, "between 0 and 2047. Given: 4294967295"),
+    ({"prompt_token_ids": [0xD800, 7]}, "between 0 and 2047. Given: 55296"),
     ({"prompt_token_ids": [1] * 90, "max_tokens": 11}, "at most 100 tokens. Given: 90 [+] 11"),
     ({"max_tokens": -1}, "Given: 3 [+] -1"),
     ({"max_tokens": 2**80}, "at most 100 tokens"),
@@ -151,6 +152,7 @@ def test_job_that_no_engine_accepts_is_refused(changes: dict[str, Any], message:
 TAKEN: dict[str, dict[str, Any]] = {
     "just fits": {"prompt_token_ids": [0] * 90, "max_tokens": 10},
     "nothing but the prompt": {"max_tokens": 0},
+    "the highest token": {"prompt_token_ids": [2047]},
     "64 stops": {"stop": ["a" * 512] * 64},
     "bans": spec(logit_bias={5: -math.inf, 6: -100.0, 7: 100.0}, allowed_token_ids=[5, 6]),
     "min_tokens above max_tokens": spec(min_tokens=2**31 - 1),

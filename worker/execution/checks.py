@@ -5,12 +5,15 @@ repeats them because an invalid request may crash the engine and end all of its 
 """
 
 import math
+import re
+import sys
 from array import array
 from collections.abc import Sequence
 
 from contract import sampling as ranges
 from contract.grammar import MAX_GRAMMAR_CHARACTERS
 from contract.messages import Feature, GenerationJob
+from contract.prompts import TokenIds
 from contract.sampling import Range, SamplerChain, SamplingSpec
 from worker.engine.base import EngineInfo, InvalidRequestError
 
@@ -221,10 +224,22 @@ def _check_range(name: str, value: float, bounds: Range) -> None:
 
 def _check_token_ids(name: str, token_ids: Sequence[int], info: EngineInfo) -> None:
     highest = info.vocabulary_size - 1
-    # The ids of a prompt are unsigned; each pass over a long one takes milliseconds.
-    lowest = 0 if isinstance(token_ids, array) else min(token_ids, default=0)
-    if lowest < 0 or max(token_ids, default=0) > highest:
+    if isinstance(token_ids, array):
+        is_valid = _is_within(token_ids, highest)
+    else:
+        is_valid = min(token_ids, default=0) >= 0 and max(token_ids, default=0) <= highest
+    if not is_valid:
         bad = next(each for each in token_ids if not 0 <= each <= highest)
         raise InvalidRequestError(
             f"{name}: token ids must be between 0 and {highest}. Given: {bad}"
         )
+
+
+def _is_within(token_ids: TokenIds, highest: int) -> bool:
+    """Whether no packed id is higher: as characters, they are compared without an integer each."""
+    try:
+        characters = token_ids.tobytes().decode("utf-32-le", "surrogatepass")
+    except UnicodeDecodeError:  # Some are higher than any character.
+        return max(token_ids) <= highest
+    last = min(highest, sys.maxunicode)
+    return re.fullmatch(rf"[\0-\U{last:08x}]*", characters) is not None
