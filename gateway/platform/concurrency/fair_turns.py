@@ -19,7 +19,7 @@ dropped."""
 SHARE: Final = 0.5
 """Part of the event loop's time that a caller may use without waiting for turns."""
 BURST_SECONDS: Final = 0.01
-"""How much loop time a caller may use at once."""
+"""How much loop time a caller may use at once, and how much time tasks without rests."""
 MOST_DEBT_SECONDS: Final = 0.4
 """The most that a caller's used time exceeds its share by, so that it is over for 0.8 s at most."""
 ROUND_SECONDS: Final = 0.0005
@@ -68,8 +68,8 @@ class FairTurns:
             most_waiting_size: Maximum total size of one tenant's waiting tasks.
             wait_seconds: How long a task may wait; None for no limit.
             what: Name of the tasks in error messages.
-            rests: Whether a slot stays empty after each task for as long as the task took. Use
-                this for work that leaves the event loop little time.
+            rests: Whether slots stay empty for as long as their tasks took, once these took more
+                than BURST_SECONDS. Use this for work that leaves the event loop little time.
         """
         self._places = self._free = places
         self._most_waiting_size = most_waiting_size
@@ -82,6 +82,8 @@ class FairTurns:
         self._used: dict[str, float] = {}
         self._floor = 0.0
         """Used time of the tenant that ran last. New tenants start with it."""
+        self._rested_at = 0.0
+        """When the slots have been empty for as long as their tasks took."""
 
     async def take(self, tenant_id: str, *, size: int = 1, is_next: bool = False) -> None:
         """Wait for a slot; if it `is_next`, before the tenant's other tasks. Give it back.
@@ -110,8 +112,15 @@ class FairTurns:
         self._running[tenant_id] -= 1
         if not self._running[tenant_id]:
             del self._running[tenant_id]
+        loop, rest = asyncio.get_running_loop(), 0.0
         if self._rests:
-            asyncio.get_running_loop().call_later(seconds, self._free_slot)
+            now = loop.time()
+            # Twice the time: as much of it passes while a task runs as when the slot rests.
+            began = max(self._rested_at, now - seconds)
+            self._rested_at = began + 2 * seconds / self._places
+            rest = self._rested_at - now - BURST_SECONDS
+        if rest > 0:
+            loop.call_later(rest, self._free_slot)
         else:
             self._free_slot()
 

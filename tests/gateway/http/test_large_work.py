@@ -20,7 +20,12 @@ from gateway.dialects.request import Prompt
 from gateway.http.allowances import Intake
 from gateway.http.connection import Stream
 from gateway.platform.concurrency import fair_turns
-from gateway.platform.concurrency.fair_turns import ROUND_SECONDS, FairTurns, LoopTurns
+from gateway.platform.concurrency.fair_turns import (
+    BURST_SECONDS,
+    ROUND_SECONDS,
+    FairTurns,
+    LoopTurns,
+)
 from gateway.platform.concurrency.large_work import INLINE_SIZE, LargeWork
 from gateway.platform.settings import Settings
 from gateway.process.app import create_app, create_operator_app
@@ -137,6 +142,33 @@ async def test_timed_out_or_cancelled_task_frees_its_slot() -> None:
     with pytest.raises(asyncio.CancelledError):
         await gone
     await next_one
+
+
+async def test_slots_rest_for_as_long_as_their_tasks_took_but_not_after_a_few_milliseconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, rests = [1000.0], list[float]()
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(loop, "time", lambda: now[0])
+    monkeypatch.setattr(loop, "call_later", lambda seconds, _: rests.append(seconds))
+
+    def work(seconds: float) -> list[float]:
+        """Return how long the slot rests after a task."""
+        rests.clear()
+        places._running[ONE] = 1
+        now[0] += seconds
+        places.give_back(ONE, seconds=seconds)
+        now[0] += sum(rests)
+        return rests
+
+    places = FairTurns(1, most_waiting_size=9, wait_seconds=None, what="tasks", rests=True)
+    places._begin(ONE)
+    # The steps of one request.
+    assert [work(0.003) for _ in range(3)] == [[]] * 3
+    assert sum(work(0.5)) == pytest.approx(0.5 + 3 * 0.003 - BURST_SECONDS)
+    assert [sum(work(0.2)) for _ in range(3)] == pytest.approx([0.2] * 3)
+    now[0] += 1.0
+    assert work(0.009) == []
 
 
 @pytest.fixture
