@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Final
 
 import msgspec
@@ -98,11 +99,14 @@ class PromptChunks:
         size = _STORED_BYTES * len(missing)
         await self._storage.take(holder, size, live_ms=ttl_ms, is_optional=True)
         until = time.monotonic() + KEPT_SECONDS
-        kept = await queue.keep_chunks([*missing], ttl_ms=ttl_ms)
+        # If Redis lacks the first of several, it has hardly any of the others.
+        kept = await queue.keep_chunks([*missing][:1], ttl_ms=ttl_ms)
+        if kept[0]:
+            kept += await queue.keep_chunks([*missing][1:], ttl_ms=ttl_ms)
         content = memoryview(job.prompt_token_ids).cast("B")
         chunks = {
             name: bytes(content[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES])
-            for (name, number), is_kept in zip(missing.items(), kept, strict=True)
+            for (name, number), is_kept in zip_longest(missing.items(), kept)
             if not is_kept
         }
         await queue.write_chunks(chunks, ttl_ms=ttl_ms)
