@@ -96,6 +96,7 @@ _LONG_MODEL: Final = {
 """Its attention is cheap: the front is measured, not the engine."""
 _ENGINE: Final = """
 import asyncio, json, sys, time
+from array import array
 from pathlib import Path
 from tokenizers import Tokenizer
 from contract.sampling import SamplingSpec
@@ -107,14 +108,15 @@ async def main(folder, sizes):
     await engine.start()
     tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
     tail = tokenizer.encode("</think><|assistant|>", add_special_tokens=False).ids
+    text = tokenizer.encode(sys.stdin.read(), add_special_tokens=False).ids
     found = {}
     for size in sizes:
-        ids = [100 + n % 1000 for n in range(size)] + tail
+        ids = array("I", text[:size] + tail)
         spent = []
         for number in range(5):
             request = EngineRequest(
                 id=f"{size} {number}",
-                prompt_token_ids=ids,
+                prompt_token_ids=ids.tolist(),  # An integer for each token, as in a worker.
                 max_tokens=1,
                 sampling=SamplingSpec(seed=1),
                 seed=0,
@@ -474,8 +476,8 @@ class _Run:
                 else:
                     share = median(e.cached_tokens / e.prompt_tokens for e in answers)
                     self._note(part, row, "cached %", number, 100 * share)
-                for name in first_spent.keys() & {"gateway", "API server"}:
-                    self._note(part, row, f"first turn, {name} ms", number, first_spent[name])
+                for name, value in first_spent.items():
+                    self._note(part, row, f"first turn, {name} ms", number, value)
                 later = 1e3 * first_answers[0].ttft_seconds
                 self._note(part, row, "first turn, first token ms", number, later)
                 shown = ", ".join(f"{name} {value:.1f} ms" for name, value in spent.items())
@@ -541,8 +543,11 @@ class _Run:
     def _engine_ms(self, repository: Path) -> dict[int, float]:
         """Return what the scripted engine of a checkout itself needs for a turn, in ms of CPU."""
         arguments = [str(CHECKPOINT), json.dumps(self._options.sizes)]
+        lines, tokens_a_line = _lines()
+        number = round(1.1 * self._options.sizes[-1] / tokens_a_line)
         done = subprocess.run(
             [sys.executable, "-c", _ENGINE, *arguments],
+            input="\n".join(random.Random(0).choices(lines, k=number)),
             cwd=repository,
             capture_output=True,
             text=True,
