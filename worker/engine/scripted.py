@@ -50,6 +50,8 @@ from worker.parsing.base import Parsers
 from worker.parsing.own import THINKING_END, OwnParsers
 
 _MASK = 2**64 - 1
+_FOLLOWED_TOKENS = 4_096
+"""A longer prompt is hashed as a whole, because an engine takes no time from its worker."""
 _WORD = re.compile(r" [A-Za-z]{2,}")
 _CHAT_FEATURES = [Feature.CHAT, Feature.TOOLS, Feature.REASONING]
 
@@ -173,7 +175,10 @@ class ScriptedEngine:
         prompt, output = request.prompt_token_ids, request.output_token_ids
         # Another text with each adapter.
         first = 0 if request.adapter is None else int(request.adapter.digest[:16], 16)
-        state = reduce(_follow, prompt, first)
+        if len(prompt) > _FOLLOWED_TOKENS:
+            state = _follow(first, hash(tuple(prompt)))
+        else:
+            state = reduce(_follow, prompt, first)
         plan = [] if request.pooling else self._plan(request, _draw(request, state))
         state = reduce(_follow, output, state)
         prefill = self._script.prefill_seconds_per_token * (len(prompt) + len(output))

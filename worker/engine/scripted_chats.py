@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -30,6 +31,9 @@ _STRING_WORDS = 4, 40
 _BROKEN_CHARACTERS = " 日本 — é"
 """Text in which some characters consist of several tokens."""
 _TOOL = '{"type": "function", "function": '
+_PIECE_TOKENS = 1_024
+"""Tokens of a long prompt that are decoded once for all turns of a chat."""
+_MOST_PIECES = 2_048
 
 _read_json = json.JSONDecoder().raw_decode
 
@@ -87,6 +91,7 @@ class ChatWriter:
     def __post_init__(self) -> None:
         self._start_id = self._tokenizer.token_to_id(THINKING_START)
         self._end_id: int | None = self._tokenizer.token_to_id(THINKING_END)
+        self._piece = lru_cache(_MOST_PIECES)(self._decoded)
 
     def plan(self, prompt: Sequence[int], *, grammar: str, seed: int) -> list[int]:
         """Return the first tokens of a response, some of them ANY_WORD; none for a completion.
@@ -98,7 +103,8 @@ class ChatWriter:
         is_open = self._start_id in opening
         if end_id is None or not (is_open or end_id in opening):
             return []
-        text = self._tokenizer.decode(prompt, skip_special_tokens=False)
+        starts = range(0, len(prompt), _PIECE_TOKENS)
+        text = "".join([self._piece(tuple(prompt[at : at + _PIECE_TOKENS])) for at in starts])
         if (turn := self._turn(prompt, opening, text)) is not None:
             return self._scripted(turn, is_open=is_open)
         rng = Random(seed)  # noqa: S311 - it makes up words
@@ -107,6 +113,10 @@ class ChatWriter:
         if tools:
             return plan + self._calls(tools, rng, is_forced=bool(grammar)) + [self._eos_token_id]
         return plan + self._tokens("\n\n") if is_open else plan
+
+    def _decoded(self, piece: tuple[int, ...]) -> str:
+        text: str = self._tokenizer.decode([*piece], skip_special_tokens=False)
+        return text
 
     def _turn(
         self, prompt: Sequence[int], opening: Sequence[int], text: str
