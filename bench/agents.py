@@ -68,6 +68,9 @@ _PAUSE_SIGMA: Final = math.log(81 / 5.2) / 2.326
 _COMPLETION_TOKENS: Final = 16
 """Few, where the turn's cost is measured and not that of its tokens."""
 _SHORT_EVERY_SECONDS: Final = 0.05
+_STEP_SECONDS: Final = 0.005
+"""Time between two steps of the engine beside sessions: without it, a response of a thousand tokens
+would take all of a processor."""
 _WINDOW: Final = 262_144
 _KV_TOKENS: Final = 100_000_000
 _SETTLE_SECONDS: Final = 0.3
@@ -353,7 +356,7 @@ class _Run:
 
     def beside(self) -> None:
         """Measure short requests of another tenant."""
-        with self._sluice("beside") as sluice:
+        with self._sluice("beside", step_seconds=_STEP_SECONDS, gathers=True) as sluice:
             [url], agent, other = sluice.urls(1), sluice.key("agent"), sluice.key("other")
             short = Request(model=MODEL, prompt="a b", completion_tokens=1, streamed=True)
             seconds = 12.0 if self._options.quick else 30.0
@@ -363,7 +366,9 @@ class _Run:
             for turn in range(1, self._options.rounds + 1):
                 texts = [*_sessions(f"{self._options.seed} {turn}", self._options.pause_factor)]
                 # Long before the measured time, each session had its current turn.
-                firsts = [replace(next(each), pause_seconds=0.0) for each in texts]
+                firsts = [
+                    replace(next(each), pause_seconds=0.0, completion_tokens=1) for each in texts
+                ]
                 self._complete([Lane(url, agent, firsts, "agent")])
                 lanes = [Lane(url, agent, each, "agent") for each in texts]
                 works: list[tuple[str, list[Lane]]] = [("alone", []), ("beside", lanes)]
@@ -527,9 +532,17 @@ class _Run:
         repository: Path = REPOSITORY,
         *,
         settings: Mapping[str, str] | None = None,
+        step_seconds: float = 0.0,
+        gathers: bool = False,
         **options: Any,
     ) -> Any:
-        deployment = Deployment(engine=Engine.SCRIPTED, max_sequences=256, context_window=_WINDOW)
+        deployment = Deployment(
+            engine=Engine.SCRIPTED,
+            max_sequences=256,
+            context_window=_WINDOW,
+            step_seconds=step_seconds,
+            gathers=gathers,
+        )
         fixed = {"SLUICE_SCRIPTED_KV_CACHE_TOKENS": str(_KV_TOKENS), **(settings or {})}
         return running_sluice(
             deployment, self._own(own), repository=repository, settings=fixed, **options
