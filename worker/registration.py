@@ -55,7 +55,7 @@ class Registration:
             state=WorkerState.LOADING,
             engine=settings.engine,
             created=clock.now_seconds(),
-            context_window=context_window(Path(settings.model_path)),
+            context_window=settings.context_window or context_window(Path(settings.model_path)),
             dialect=settings.dialect or "",
             aliases=list(settings.model_aliases),
             scales_to_zero=settings.scales_to_zero,

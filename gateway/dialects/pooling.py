@@ -218,7 +218,9 @@ def _read_inputs(
     if body.messages is None:
         prompts = _read_entries(body.input, "input", takes_ids=True)
         unused = [each for each in (*_CHAT_FIELDS, "add_generation_prompt") if getattr(body, each)]
-        return _request(body, profile, prompts, unused=unused, **pooling)
+        is_list = len(prompts) == 1 and prompts[0] is not body.input
+        param = "input[0]" if is_list else "input"
+        return _request(body, profile, prompts, unused=unused, param=param, **pooling)
     if body.input is not None:
         raise invalid("input", "cannot be combined with 'messages': use one of them.")
     fields = {name: getattr(body, name) for name in (*_CHAT_FIELDS, "messages", "model")}

@@ -278,7 +278,7 @@ class Settings(BaseSettings):
     body_timeout: Duration = timedelta(seconds=30)
     """How long a client may take to send the request body."""
     queue_timeout: Duration = timedelta(seconds=120)
-    """How long a request waits for its first token before it is rejected with 503."""
+    """How long a request waits for a worker before it is rejected with 503."""
     resume_after: Duration = timedelta(seconds=5)
     """How long after a Redis outage no job is considered lost, so that live workers can first
     report the jobs that they hold. Longer than their SLUICE_LEASE_SECONDS."""

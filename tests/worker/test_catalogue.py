@@ -19,7 +19,7 @@ from worker.settings import WorkerSettings
 @pytest.fixture
 async def info() -> EngineInfo:
     """The properties of a started engine."""
-    engine = ScriptedEngine(MODEL_FOLDER, Script())
+    engine = ScriptedEngine(MODEL_FOLDER, Script(context_window=1_000))
     await engine.start()
     try:
         return engine.info
@@ -30,13 +30,16 @@ async def info() -> EngineInfo:
 @pytest.fixture
 def catalogue(redis: Redis) -> Registration:
     queue = JobQueue(redis, MODEL)
-    settings = WorkerSettings(model_path=str(MODEL_FOLDER), worker_id="w1", engine="scripted")
+    settings = WorkerSettings(
+        model_path=str(MODEL_FOLDER), worker_id="w1", engine="scripted", context_window=1_000
+    )
     return Registration(redis, queue, HeldDigests(queue, "w1"), settings)
 
 
 async def announced_state(redis: Redis) -> WorkerState:
-    card: Any = await redis.get(keys.worker_card(MODEL, "w1"))
-    return messages.decode_card(card).state
+    card: Any = messages.decode_card(await redis.get(keys.worker_card(MODEL, "w1")))
+    assert card.context_window == 1_000
+    return WorkerState(card.state)
 
 
 async def test_worker_is_not_ready_before_its_files_are_published(

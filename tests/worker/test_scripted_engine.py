@@ -88,6 +88,14 @@ async def test_earlier_tokens_outside_the_vocabulary_are_refused(engine: Scripte
         await engine.submit([request])
 
 
+async def test_steps_of_a_long_prompt_have_no_outputs() -> None:
+    engine = ScriptedEngine(MODEL_FOLDER, Script(prefill_seconds_per_token=600))
+    await engine.start()
+    await engine.submit([request_of(SamplingSpec(seed=7))])
+    # A worker whose engine makes no step counts as dead.
+    assert (await engine.step()).outputs == []
+
+
 async def test_a_signal_kills_the_engine_and_not_the_process(engine: ScriptedEngine) -> None:
     stepping = asyncio.create_task(engine.step())
     await asyncio.sleep(0)

@@ -244,7 +244,8 @@ async def list_models(
     principal = await services[Authorizer].authorize(request, Scope.COMPLETIONS)
     models = await services[ModelList].list(principal)
     if client_version is not None:
-        listed = enumerate(models["data"])
+        # What a model can do is unknown while its first worker loads it, and Codex keeps the list.
+        listed = enumerate(body for body in models["data"] if body["features"])
         return models | {"models": [codex_body(body, number) for number, body in listed]}
     if form is None:
         return _anthropic_page(request, models["data"]) if is_anthropic(request.scope) else models

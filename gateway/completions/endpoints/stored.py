@@ -168,9 +168,7 @@ class StoredCompletions:
         if endpoint.has_given(request_id):
             response = await self._responses.find(request_id, tenant_id=principal.tenant_id)
         if response is None or not response.is_readable_by(principal):
-            raise NotFoundError(
-                f"The completion {shown(request_id)} does not exist or has expired."
-            )
+            raise NotFoundError(f"The response {shown(request_id)} does not exist or has expired.")
         exchange.error_style = _error_style(endpoint, response)
         return response
 

@@ -118,8 +118,8 @@ _OF_BODIES: Final = _OF_MODELS | {
 }
 _OF_STORED: Final = _ALWAYS | {
     "400": "A parameter is invalid; `param` names it.",
-    "404": "The completion does not exist, has expired, or belongs to another account.",
-    "429": "The completion stopped when its client disconnected, and a limit does not allow it to "
+    "404": "The response does not exist, has expired, or belongs to another account.",
+    "429": "The response stopped when its client disconnected, and a limit does not allow it to "
     "resume.",
     "503": "Redis cannot be reached; retry later.",
 }

@@ -12,7 +12,7 @@ from tests.support.processes import spawn
 from tests.support.stack import REPOSITORY
 
 PROGRAMS: Final = REPOSITORY / "tests" / "clients"
-CLIENT_SECONDS: Final = 300
+CLIENT_SECONDS: Final = 600
 """After which a client counts as hung."""
 
 

@@ -1,7 +1,8 @@
-"""Real coding agents edit a file, with a scripted model, while their worker is killed."""
+"""Real coding agents, with a scripted model: a worker dies, a window is full, a prefill is long."""
 
 import json
 import shutil
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import httpx
 import pytest
 import uvloop
+from anthropic import Anthropic
+from openai import OpenAI
 
 from tests.e2e.clients.environments import AGENTS
 from tests.failures.proofs.ledger import Row, open_books
@@ -19,7 +22,7 @@ from tests.support.stack import MODEL, Stack, metric, running_stack
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.long,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(700),
     AGENTS.skip,
     pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed"),
 ]
@@ -32,6 +35,13 @@ PATCH = "\n".join(
     ["*** Begin Patch", f"*** Add File: {FILE}", *(f"+{line}" for line in LINES), "*** End Patch\n"]
 )
 DONE = f"The greeting is in {FILE}."
+SUMMARY = "The numbers were printed."
+WHEN_COMPACTING = "CONTEXT CHECKPOINT COMPACTION"
+"""A part of the prompt by which Codex asks for a summary."""
+PREFILL_SECONDS = 310
+"""Codex and Claude Code give up after 300 s without an event."""
+SILENCE_SECONDS = 20
+"""After which the libraries of this test give up, and Claude Code shows that nothing happens."""
 CODEX = """
 model = "{model}"
 model_provider = "sluice"
@@ -120,19 +130,36 @@ def events_of(printed: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
 
 
-def start(stack: Stack, sessions: Path) -> None:
+def start(stack: Stack, sessions: Path, *workers: str, **environment: str) -> None:
     stack.start_gateway()
     stack.start_jobs()
     stack.start_beat()
-    for name in WORKERS:
-        stack.start_worker(
-            name,
-            SLUICE_ENGINE="scripted",
-            SLUICE_SCRIPTED_SESSIONS=str(sessions),
-            SLUICE_SCRIPTED_STEP_SECONDS="0.05",
-            SLUICE_CONTEXT_WINDOW="200000",
-            SLUICE_LEASE_SECONDS="2",
-        )
+    for name in workers:
+        variables = {
+            "SLUICE_ENGINE": "scripted",
+            "SLUICE_SCRIPTED_SESSIONS": str(sessions),
+            "SLUICE_SCRIPTED_STEP_SECONDS": "0.05",
+            "SLUICE_CONTEXT_WINDOW": "200000",
+            "SLUICE_LEASE_SECONDS": "2",
+        }
+        stack.start_worker(name, **variables | environment)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder for an agent's work."""
+    folder = tmp_path / "work"
+    # Agents look for the repository that they are in.
+    (folder / ".git").mkdir(parents=True)
+    return folder
+
+
+def script(folder: Path, sessions: dict[str, Turns]) -> Path:
+    """Write what the model answers to prompts with a text; the first such text counts."""
+    file = folder.parent / "sessions.json"
+    listed = [{"when": when, "turns": turns} for when, turns in sessions.items()]
+    file.write_text(json.dumps(listed))
+    return file
 
 
 def kill_the_running(stack: Stack) -> None:
@@ -154,15 +181,10 @@ async def ledger(stack: Stack) -> list[Row]:
 
 @pytest.mark.parametrize(("run", "turns"), [(codex, turns_of_codex), (opencode, turns_of_opencode)])
 def test_agent_edits_a_file_although_its_worker_dies(
-    tmp_path: Path, run: Run, turns: Callable[[Path], Turns]
+    folder: Path, run: Run, turns: Callable[[Path], Turns]
 ) -> None:
-    folder, sessions = tmp_path / "work", tmp_path / "sessions.json"
-    folder.mkdir()
-    # Agents look for the repository that they are in.
-    (folder / ".git").mkdir()
-    sessions.write_text(json.dumps([{"when": TASK, "turns": turns(folder)}]))
     with running_stack() as stack, ThreadPoolExecutor() as threads:
-        start(stack, sessions)
+        start(stack, script(folder, {TASK: turns(folder)}), *WORKERS)
         running = threads.submit(run, stack, folder)
         kill_the_running(stack)
         text, prompt_tokens, completion_tokens = running.result()
@@ -173,3 +195,66 @@ def test_agent_edits_a_file_although_its_worker_dies(
         assert [row["outcome"] for row in rows] == ["finished"] * 3
         assert sum(row["prompt_tokens"] for row in rows) == prompt_tokens
         assert sum(row["completion_tokens"] for row in rows) == completion_tokens
+
+
+def test_codex_compacts_a_conversation_that_outgrows_the_window(folder: Path) -> None:
+    count = {"name": "exec_command", "arguments": {"cmd": "seq 20000"}}
+    sessions: dict[str, Turns] = {
+        # Codex omits old items until the request for a summary fits.
+        WHEN_COMPACTING: [{"text": SUMMARY}] * 3,
+        SUMMARY: [{"text": DONE}],
+        TASK: [{"calls": [count]}],
+    }
+    with running_stack() as stack:
+        start(stack, script(folder, sessions), "worker-1", SLUICE_CONTEXT_WINDOW="16000")
+        text, prompt_tokens, _ = codex(stack, folder)
+        assert text == DONE
+        rows = uvloop.run(ledger(stack))
+        before, summary, after = [row["prompt_tokens"] for row in rows]
+        assert summary < after < before + 1_000
+        assert before + summary + after == prompt_tokens
+
+
+def test_clients_wait_for_a_long_prefill(folder: Path) -> None:
+    asked: dict[str, Any] = {"model": MODEL, "timeout": SILENCE_SECONDS}
+    prompt = "word " * 8_000 + TASK
+    messages: list[Any] = [{"role": "user", "content": prompt}]
+
+    def message(stack: Stack) -> str:
+        with (
+            Anthropic(base_url=stack.url, api_key=stack.key(), max_retries=0) as client,
+            client.messages.stream(max_tokens=100, messages=messages, **asked) as stream,
+        ):
+            return stream.get_final_text()
+
+    def response(stack: Stack) -> str:
+        with (
+            OpenAI(base_url=f"{stack.url}/v1", api_key=stack.key(), max_retries=0) as client,
+            client.responses.stream(input=prompt, **asked) as stream,
+        ):
+            return stream.get_final_response().output_text
+
+    def chat(stack: Stack) -> str:
+        with (
+            OpenAI(base_url=f"{stack.url}/v1", api_key=stack.key(), max_retries=0) as client,
+            client.chat.completions.stream(messages=messages, **asked) as stream,
+        ):
+            return stream.get_final_completion().choices[0].message.content or ""
+
+    def timed(run: Callable[[Stack], str]) -> tuple[str, bool]:
+        began = time.monotonic()
+        text = run(stack)
+        return text, time.monotonic() - began > PREFILL_SECONDS
+
+    runs = [lambda stack: codex(stack, folder)[0], message, response, chat]
+    with running_stack() as stack, ThreadPoolExecutor() as threads:
+        start(
+            stack,
+            script(folder, {TASK: [{"text": DONE}]}),
+            "worker-1",
+            SLUICE_SCRIPTED_PREFILL_SECONDS_PER_TOKEN=str(PREFILL_SECONDS / 8_000),
+        )
+        stack.key()
+        assert [*threads.map(timed, runs)] == [(DONE, True)] * len(runs)
+        # Nobody has tried again.
+        assert [row["outcome"] for row in uvloop.run(ledger(stack))] == ["finished"] * len(runs)

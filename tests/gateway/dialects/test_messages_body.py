@@ -23,6 +23,7 @@ from gateway.dialects.request import (
     StructureKind,
     ToolMode,
 )
+from gateway.dialects.stream_options import AUTO_TIER
 from gateway.records.errors import BadRequestError
 from tests.gateway.dialects.chat_reading import PNG
 from tests.gateway.dialects.reading import LLAMACPP, OPENAI, at_once
@@ -269,8 +270,9 @@ def test_parameters_have_anthropics_defaults_in_every_dialect() -> None:
     assert request.profile is LLAMACPP
     stops = [str(number) for number in range(9)]
     asked = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "stop_sequences": stops, "stream": True}
-    request = read(**asked)
+    request = read(service_tier="standard_only", **asked)
     spec = request.sampling
+    assert (request.service_tier, read(**asked).service_tier) == ("default", AUTO_TIER)
     assert (spec.temperature, spec.top_p, spec.top_k) == (0.5, 0.9, 5)
     assert (request.stop, request.stream, request.includes_stop) == (stops, True, False)
 
@@ -335,6 +337,8 @@ def test_what_has_no_effect_is_named_and_never_refused() -> None:
         output_config={"task_budget": {"total": 1}},
         metadata={"user_id": "u", "b": 1},
         thinking={"type": "adaptive", "c": 2},
+        messages=[HELLO | CACHED, {"role": "system", "content": "a", "b": 1} | CACHED],
+        tools=[READ | {"anything": 1} | CACHED],
         **CACHED,
     )
     assert request.ignored_parameters == (
@@ -344,10 +348,12 @@ def test_what_has_no_effect_is_named_and_never_refused() -> None:
         "fallbacks",
         "inference_geo",
         "mcp_servers",
+        "messages[1].b",
         "metadata.b",
         "output_config.task_budget",
         "speed",
         "thinking.c",
+        "tools[0].anything",
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 from openai import AsyncOpenAI
 from redis.asyncio import Redis
 
-from contract.messages import CallPiece, Feature
+from contract.messages import CallPiece, Feature, WorkerState
 from contract.outcomes import FailureCode, FinishReason
 from tests.gateway.chats import FEATURES, PARSERS, prompt_of, serve_chats
 from tests.support.cases import all_cases
@@ -274,6 +274,7 @@ async def test_background_response_is_read_from_any_event_on_any_gateway(
     assert (await client.delete(path)).json() == deleted
     for answer in (await client.get(path), await other_client.delete(path)):
         assert answer.status_code == 404
+        assert answer.json()["error"]["message"].startswith("The response 'resp_")
 
 
 async def test_running_response_is_cancelled_and_deleted(
@@ -414,6 +415,8 @@ async def test_silence_is_filled_with_events_that_have_numbers(
 
 async def test_codex_gets_a_catalogue_of_models(client: httpx.AsyncClient, store: "Redis") -> None:
     features = [*FEATURES, Feature.STRICT_TOOLS, Feature.STRUCTURE]
+    worker = FakeWorker(store, "loading")
+    await worker.announce(WorkerState.LOADING, features=[])
     _, strict = await serve_chats(store, features=features)
     listed: dict[str, Any] = {"data": []}
     async with asyncio.timeout(PATIENCE_SECONDS):
@@ -422,9 +425,13 @@ async def test_codex_gets_a_catalogue_of_models(client: httpx.AsyncClient, store
             listed = answer.json()
             await asyncio.sleep(0.05)
     models = {each["slug"]: each for each in listed["models"]}
-    assert list(models) == [each["id"] for each in listed["data"]]
+    # What a model can do is unknown while it is loaded.
+    assert list(models) == [each["id"] for each in listed["data"] if each["features"]]
+    assert worker.model not in models
     assert models[strict]["apply_patch_tool_type"] == "freeform"
     assert models[MODEL]["apply_patch_tool_type"] is None
-    windows = {each["id"]: each["context_window"] for each in listed["data"]}
+    windows = {
+        each["id"]: each["context_window"] for each in listed["data"] if each["id"] in models
+    }
     assert {name: each["context_window"] for name, each in models.items()} == windows
     assert "models" not in (await client.get("/v1/models")).json()
