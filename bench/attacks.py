@@ -29,7 +29,8 @@ import httpx
 from bench.processes import resident_mib
 from bench.sluice import Sluice, running_sluice
 from bench.starting import MODEL
-from bench.systems import Deployment, Engine
+from bench.systems import Deployment, Engine, System
+from bench.vllm_server import running_vllm_server
 
 ATTACKER: Final = "attacker"
 OTHER: Final = "other"
@@ -431,11 +432,11 @@ async def ask(url: str, key: str, *, seconds: float, look: Callable[[], None]) -
     return seen
 
 
-def measure(sluice: Sluice, name: str, *, seconds: float, after_seconds: float) -> bool:
+def measure(system: System, name: str, *, seconds: float, after_seconds: float) -> bool:
     """Attack a deployment, print a table row, and return whether the goals were met."""
-    (url,) = sluice.urls(1)
-    (gateway,) = sluice.groups(1)["gateway"]
-    own, other = sluice.key(ATTACKER), sluice.key(OTHER)
+    (url,) = system.urls(1)
+    (gateway,) = next(iter(system.groups(1).values()))
+    own, other = system.key(ATTACKER), system.key(OTHER)
     most = 0.0
 
     def look() -> None:
@@ -459,7 +460,8 @@ def measure(sluice: Sluice, name: str, *, seconds: float, after_seconds: float) 
     time.sleep(after_seconds)
     after = resident_mib(gateway)
     refused = sum(seen.refused.values())
-    click.echo(f"| {name} | {seen.row()} | {refused} | {before:.0f} | {most:.0f} | {after:.0f} |")
+    shown = name if system.name == Sluice.name else f"{name}, {system.name}"
+    click.echo(f"| {shown} | {seen.row()} | {refused} | {before:.0f} | {most:.0f} | {after:.0f} |")
     if len(seen.first_token_ms) < 2:
         return False
     p99 = quantiles(seen.first_token_ms, n=100)[98]
@@ -481,7 +483,14 @@ def measure(sluice: Sluice, name: str, *, seconds: float, after_seconds: float) 
     is_flag=True,
     help="Measure what rejected requests cost without the limit that a key has for them.",
 )
-def main(*, names: tuple[str, ...], seconds: float, after: float, unlimited: bool) -> None:
+@click.option(
+    "--beside-vllm",
+    is_flag=True,
+    help="Attack vLLM's own server with each attack on vLLM, too.",
+)
+def main(
+    *, names: tuple[str, ...], seconds: float, after: float, unlimited: bool, beside_vllm: bool
+) -> None:
     """Attack a gateway with all attacks or with the named ones."""
     settings = {"SLUICE_UNPAID_REQUESTS_PER_MINUTE": "0"} if unlimited else {}
     click.echo("| attack | p50 ms | p99 ms | most ms | refused | MiB before | most | after |")
@@ -500,6 +509,12 @@ def main(*, names: tuple[str, ...], seconds: float, after: float, unlimited: boo
         ):
             if not measure(sluice, name, seconds=seconds, after_seconds=after):
                 missed.append(name)
+        if beside_vllm and deployment.engine is Engine.VLLM:
+            with (
+                tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder,
+                running_vllm_server(deployment, Path(folder)) as server,
+            ):
+                measure(server, name, seconds=seconds, after_seconds=after)
     if missed:
         raise click.ClickException(f"goals missed: {', '.join(missed)}")
 

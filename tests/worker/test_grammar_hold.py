@@ -8,6 +8,7 @@ from llguidance import LLMatcher, LLTokenizer
 from tests.worker.conftest import MODEL_FOLDER
 from worker.engine.vllm.grammar_hold import (
     FIRST_MASK_SECONDS,
+    MASKS_SHARE,
     MOST_MASK_SECONDS,
     GrammarHold,
     timed,
@@ -34,17 +35,24 @@ def sequence(tenant: str, seconds: float | None = None, *, priority: int = 0) ->
 class Steps:
     """Schedules as vLLM does, and notes in which steps each grammar got a mask."""
 
-    def __init__(self, running: list[Any], waiting: list[Any] | None = None) -> None:
-        self.hold = GrammarHold()
-        self.scheduler = SimpleNamespace(current_step=0, running=running)
+    def __init__(
+        self, running: list[Any], waiting: list[Any] | None = None, *, seconds: float = 1.0
+    ) -> None:
+        """`seconds` is the time of a step."""
+        self.hold = GrammarHold(clock=lambda: 100 + self.scheduler.current_step * seconds)
         self.waiting = waiting or []
+        self.scheduler = SimpleNamespace(current_step=0, running=running, waiting=self.waiting)
 
     def run(self) -> list[Any]:
         """Return the sequences of the next step."""
         scheduler = self.scheduler
         self.hold.begin_step(scheduler)
         number = scheduler.current_step = scheduler.current_step + 1
-        begun = [each for each in self.waiting if self.hold.may_begin(each)]
+        begun = [
+            each
+            for each in self.waiting
+            if not each.use_structured_output or self.hold.may_begin(each)
+        ]
         chosen = [each for each in scheduler.running if each.next_decode_eligible_step <= number]
         for each in begun:
             self.waiting.remove(each)
@@ -55,6 +63,12 @@ class Steps:
             grammar.filled_at = float(number)
             grammar.mask_seconds = getattr(grammar, "mask_seconds", FIRST_MASK_SECONDS)
         return [*chosen, *begun]
+
+
+def unconstrained(tenant: str) -> Any:
+    request = sequence(tenant)
+    request.use_structured_output = False
+    return request
 
 
 def steps_of(request: Any) -> list[int]:
@@ -75,14 +89,13 @@ def test_cheap_grammars_are_never_left_out() -> None:
 
 
 def test_one_tenants_grammars_leave_another_its_turn() -> None:
-    other, unconstrained = sequence("b", MOST_MASK_SECONDS / 4), sequence("b")
-    unconstrained.use_structured_output = False
+    other, free = sequence("b", MOST_MASK_SECONDS / 4), unconstrained("b")
     many = [sequence("a", MOST_MASK_SECONDS / 4) for _ in range(70)]
-    steps = Steps([*many, other, unconstrained])
+    steps = Steps([*many, other, free])
     for _ in range(8):
         taken = steps.run()
         assert other in taken
-        assert unconstrained in taken
+        assert free in taken
     batch = [sequence("a", MOST_MASK_SECONDS, priority=1)]
     steps = Steps([*batch, sequence("a", MOST_MASK_SECONDS)])
     assert [each.priority for _ in range(3) for each in steps.run()] == [0] * 3
@@ -94,6 +107,31 @@ def test_sequences_begin_gradually_but_begin_beside_any_others() -> None:
     most = MOST_MASK_SECONDS / FIRST_MASK_SECONDS
     assert 1 < len(steps.run()) <= most + 1
     steps = Steps([sequence("a", MOST_MASK_SECONDS) for _ in range(40)], [sequence("b")])
+    assert "b" in [each.cache_salt for each in steps.run()]
+
+
+def test_masks_take_no_more_of_a_step_than_its_model() -> None:
+    slow = MOST_MASK_SECONDS / 10
+    steps = Steps([sequence("a", slow) for _ in range(40)], seconds=2.5 * slow / MASKS_SHARE)
+    steps.run()
+    assert [len(steps.run()) for _ in range(4)] == [3] * 4
+
+
+def test_first_token_of_another_tenant_waits_for_no_mask_in_its_own_step() -> None:
+    slow = [sequence("a", MOST_MASK_SECONDS / 4) for _ in range(8)]
+    steps = Steps([*slow], [unconstrained("b")])
+    own = [each.cache_salt for each in steps.run()]
+    assert own == ["b"]
+    # However many prompts follow, the grammars progress in every second step.
+    for _ in range(4):
+        steps.waiting.append(unconstrained("b"))
+        steps.run()
+    assert sorted(map(len, map(steps_of, slow))) == [1] * 8
+
+
+def test_waiting_sequence_of_a_tenant_begins_beside_many_of_another() -> None:
+    steps = Steps([sequence("a", MOST_MASK_SECONDS)], [*(sequence("a") for _ in range(70))])
+    steps.waiting.append(sequence("b"))
     assert "b" in [each.cache_salt for each in steps.run()]
 
 

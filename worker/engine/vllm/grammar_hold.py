@@ -14,28 +14,49 @@ Fill = Callable[[Any, Any, int], None]
 
 MOST_MASK_SECONDS = 0.010
 """CPU time for the masks of a step; the last mask that begins in it may exceed it."""
+MASKS_SHARE = 1 / 2
+"""Masks take at most this share of a step. On GPUs, vLLM fills them while the model runs, so they
+delay nothing."""
 FIRST_MASK_SECONDS = 0.001
 """Estimate for a grammar that has no mask yet."""
+MOST_BEGINNING = 4
+"""Tenants of which a sequence begins in a step that has no time for its mask."""
 
 
 class GrammarHold:
     """Shares the mask time of the steps of one scheduler of vLLM among its tenants."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._began_at = 0.0
+        """When the last step began."""
         self._seconds_left = 0.0
-        self._begins_one = False
+        self._beginning = set[str | None]()
+        self._is_held = False
+        """Whether the last step left out grammars for the first token of another tenant."""
 
     def begin_step(self, scheduler: Any) -> None:
         """Leave sequences out of the step that is scheduled next, if they must wait.
 
         Requests go before batch jobs, then tenants take turns, and so do sequences of a tenant.
+        Where a prompt without a grammar begins, the other tenants' grammars wait for a step, but
+        never for two in a row.
         """
-        self._seconds_left, self._begins_one = MOST_MASK_SECONDS, True
+        now, began_at = self._clock(), self._began_at
+        self._began_at, self._beginning = now, set()
+        # Without running sequences the engine was idle.
+        share = MASKS_SHARE * (now - began_at) if scheduler.running else MOST_MASK_SECONDS
+        self._seconds_left = min(max(share, FIRST_MASK_SECONDS), MOST_MASK_SECONDS)
         constrained = [
             each
             for each in scheduler.running
             if each.use_structured_output and not each.is_prefill_chunk
         ]
+        prompts = {
+            each.cache_salt
+            for each in (scheduler.waiting if constrained else ())
+            if not (each.use_structured_output or each.priority)
+        }
         constrained.sort(key=lambda each: getattr(_grammar(each), "filled_at", 0.0))
         turns = Counter[str | None]()
 
@@ -43,19 +64,27 @@ class GrammarHold:
             turns[request.cache_salt] += 1
             return request.priority, turns[request.cache_salt]
 
+        self._is_held = bool(prompts) and not self._is_held
         # Scheduling begins by counting the step.
         after_next = scheduler.current_step + 2
         for each in sorted(constrained, key=turn):
-            if not self._takes(each):
+            waits = self._is_held and each.cache_salt not in prompts
+            if waits or not self._takes(each):
                 each.next_decode_eligible_step = max(each.next_decode_eligible_step, after_next)
 
     def may_begin(self, request: Any) -> bool:
         """Whether a sequence whose grammar is compiled may begin in the step being scheduled.
 
-        At least one may, so that the sequences that run do not keep others from beginning.
+        One of each tenant may, so that the sequences that run, or wait before it, do not keep it
+        from beginning.
         """
-        may_begin = self._takes(request) or self._begins_one
-        self._begins_one = False
+        if self._is_held:
+            return False
+        tenant, beginning = request.cache_salt, self._beginning
+        is_first = tenant not in beginning and len(beginning) < MOST_BEGINNING
+        may_begin = self._takes(request) or is_first
+        if may_begin:
+            beginning.add(tenant)
         return may_begin
 
     def _takes(self, request: Any) -> bool:
