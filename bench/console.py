@@ -43,7 +43,7 @@ from gateway.platform.redis_client import MeasuredConnection
 from gateway.records.limits import LimitName, Limits, LimitScope, SubjectLimits
 from gateway.records.scopes import TENANT_SCOPES, Scope
 from gateway.records.times import utc_now
-from gateway.records.usage_record import UsageRecord
+from gateway.records.usage_record import Counts, UsageRecord
 
 BIG: Final = "big"
 GOAL_MS: Final = 200.0
@@ -171,9 +171,7 @@ async def _fill_redis(redis: Redis) -> None:
         )
         for number in range(LIVE):
             record = msgspec.structs.replace(draft, request_id=f"cmpl-live{number}")
-            request = ReservationRequest.of(
-                record, subjects, prompt_tokens=100, completion_tokens=100
-            )
+            request = ReservationRequest.of(record, subjects, Counts(100, 0, 100))
             await store.reserve(request, lease_ms=LIVE_MS)
         for number in range(999):
             tenant = f"t{number}"

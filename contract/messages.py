@@ -261,7 +261,7 @@ class OfAttempt(msgspec.Struct, frozen=True, array_like=True):
     attempt: int
 
 
-class Delta(OfAttempt, omit_defaults=True):
+class Delta(OfAttempt, frozen=True, omit_defaults=True):
     """New text of one choice."""
 
     choice: int
@@ -286,21 +286,21 @@ class Delta(OfAttempt, omit_defaults=True):
     """The result of one input of `GenerationJob.pooling`: float32 numbers, little-endian."""
 
 
-class JobStarted(OfAttempt):
+class JobStarted(OfAttempt, frozen=True):
     """An engine has processed the prompt. Not sent for a job that ends in the same frame."""
 
     prompt_tokens: int
     cached_tokens: int
 
 
-class PromptScored(OfAttempt):
+class PromptScored(OfAttempt, frozen=True):
     """Log-probabilities of a prompt, sent before the first delta of its job."""
 
     logprobs: list[bytes]
     """One item for each LOGPROBS_AT_ONCE tokens, encoded by `encode_logprobs`."""
 
 
-class JobFinished(OfAttempt, omit_defaults=True):
+class JobFinished(OfAttempt, frozen=True, omit_defaults=True):
     """A job finished; the counts are the engine's."""
 
     prompt_tokens: int
@@ -326,7 +326,7 @@ class ContextExcess(msgspec.Struct, frozen=True, array_like=True):
     window: int
 
 
-class JobFailed(OfAttempt):
+class JobFailed(OfAttempt, frozen=True):
     """A job ended without a result."""
 
     code: FailureCode
@@ -353,7 +353,7 @@ class ReturnReason(StrEnum):
     PROMPT_LOST = "prompt_lost"  # Redis lacks chunks of its prompt, or has wrong ones.
 
 
-class JobReturned(OfAttempt):
+class JobReturned(OfAttempt, frozen=True):
     """A worker returns an unfinished job. It has sent all tokens, so another worker can resume."""
 
     reason: ReturnReason
@@ -361,7 +361,7 @@ class JobReturned(OfAttempt):
     """Whether this attempt has generated a token."""
 
 
-class JobLost(OfAttempt):
+class JobLost(OfAttempt, frozen=True):
     """A lease expired; the gateway that detected it sends this to the gateway that owns the job."""
 
     model: str = ""

@@ -37,7 +37,8 @@ def catalogue(redis: Redis) -> Registration:
 
 
 async def announced_state(redis: Redis) -> WorkerState:
-    card: Any = messages.decode_card(await redis.get(keys.worker_card(MODEL, "w1")))
+    stored: Any = await redis.get(keys.worker_card(MODEL, "w1"))
+    card: Any = messages.decode_card(stored)
     assert card.context_window == 1_000
     return WorkerState(card.state)
 

@@ -151,7 +151,7 @@ async def test_preempted_jobs_equal_their_undisturbed_outputs(
     async with connect(redis_server) as redis:
         # A large batch job that an earlier test left would wait for an empty engine.
         await redis.flushall()
-        settings: dict[str, float] = {"gather_seconds": 0.0, "stall_seconds": 60.0}
+        settings: dict[str, Any] = {"gather_seconds": 0.0, "stall_seconds": 60.0}
         gateway = Gateway(redis)
         await gateway.live()
         async with running_engine(redis_server, engine, **settings):

@@ -54,8 +54,8 @@ class Watcher:
 
     async def watch_cancellations(self) -> None:
         """Wait for the next cancellation on the control list and drop its job."""
-        key = keys.control(self.link.queue.model, self.link.worker)
-        entry: Any = await self.link.redis.blpop([key], timeout=_CONTROL_TIMEOUT_SECONDS)
+        key = keys.control(self._link.queue.model, self._link.worker)
+        entry: Any = await self._link.redis.blpop([key], timeout=_CONTROL_TIMEOUT_SECONDS)
         if entry is None:
             return
         job_id = entry[1].decode()
@@ -70,9 +70,9 @@ class Watcher:
 
     async def extend_leases(self) -> None:
         """Extend all leases and drop the jobs whose leases are lost."""
-        await asyncio.sleep(self.link.lease_ms / 1000 / _RENEWALS_PER_LEASE)
+        await asyncio.sleep(self._link.lease_ms / 1000 / _RENEWALS_PER_LEASE)
         running = [each.report for each in self._jobs.by_id.values()]
-        for report in await self.link.leases.extend(running):
+        for report in await self._link.leases.extend(running):
             generation = self._jobs.by_id.get(report.job_id)
             if generation is not None and generation.attempt == report.attempt:
                 self._jobs.drop(generation, tracing.LOST)
@@ -80,7 +80,7 @@ class Watcher:
 
     async def watch_overflow(self) -> None:
         """Drop all jobs when too many of their deltas are unwritten."""
-        writer, jobs = self.link.writer, self._jobs
+        writer, jobs = self._link.writer, self._jobs
         await writer.overflowed.wait()
         writer.overflowed.clear()
         if not jobs.by_id:
@@ -100,12 +100,12 @@ class Watcher:
         for generation in list(self._jobs.by_id.values()):
             if generation.job.deadline_ms <= now:
                 self._jobs.fail(generation, FailureCode.DEADLINE_EXCEEDED, DEADLINE_MESSAGE)
-        self.link.writer.flush()
+        self._link.writer.flush()
         await self._submitter.apply_ends()
         await self._check_gateways()
 
     async def _check_gateways(self) -> None:
-        gateways, writer = self.link.gateways, self.link.writer
+        gateways, writer = self._link.gateways, self._link.writer
         in_use = {each.job.gateway for each in self._jobs.by_id.values()}
         await gateways.check(in_use.union(writer.gateways))
         dead = gateways.missing_for(GRACE_SECONDS)

@@ -134,8 +134,8 @@ async def gateway(
     )
     async with running_management(settings) as gateway:
         clock = Clock()
-        gateway.services[UnpaidRequests]._monotonic = clock
-        gateway.services[FailedLogins]._monotonic = clock
+        gateway.services[UnpaidRequests].monotonic = clock
+        gateway.services[FailedLogins].monotonic = clock
         tenants = TenantService(gateway.services[Database], gateway.services[ChangeAnnouncer])
         await tenants.create("acme", tenant_id="acme")
         await serve(redis, MODEL)
