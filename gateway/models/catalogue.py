@@ -176,17 +176,14 @@ class Catalogue:
         while (
             model is None or model.status.ready_workers == 0
         ) and self._refreshed_at < requested_at:
-            await self._renewed()
+            # All callers share a refresh: unknown names cause at most ten a second.
+            if self._renewal is None or self._renewal.done():
+                self._renewal = asyncio.create_task(self._renew())
+                # If every waiter was cancelled, asyncio would log the error as never retrieved.
+                self._renewal.add_done_callback(lambda done: done.cancelled() or done.exception())
+            await asyncio.shield(self._renewal)
             model = self.known(name)
         return model
-
-    async def _renewed(self) -> None:
-        """Wait for a refresh shared by all callers: unknown names cause at most ten a second."""
-        if self._renewal is None or self._renewal.done():
-            self._renewal = asyncio.create_task(self._renew())
-            # If every waiter was cancelled, asyncio would log the error as never retrieved.
-            self._renewal.add_done_callback(lambda done: done.cancelled() or done.exception())
-        await asyncio.shield(self._renewal)
 
     async def _renew(self) -> None:
         await asyncio.sleep(max(self._refreshed_at + RENEWAL_SECONDS - time.monotonic(), 0))

@@ -1,7 +1,7 @@
 """Sluice's own parsers: equal to vLLM's of the same names, but linear in the response's length."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 
 from tokenizers import Tokenizer
 
@@ -11,6 +11,7 @@ from worker.parsing.base import MakeParser, Parsed
 from worker.parsing.hermes import HermesCalls
 
 
+@dataclass(eq=False, slots=True)
 class ReasoningMarks:
     """Separates reasoning from content at two single-token marks, as DeepSeek-R1 writes it.
 
@@ -18,13 +19,16 @@ class ReasoningMarks:
     may be missing, also in the prompt.
     """
 
-    __slots__ = ("_end_id", "_start_id", "is_open")
+    _start_id: int
+    _end_id: int
+    opening: InitVar[Sequence[int]]
+    is_open: bool = True
+    """Whether the next token belongs to the reasoning."""
 
-    def __init__(self, start_id: int, end_id: int, opening: Sequence[int]) -> None:
-        self._start_id = start_id
-        self._end_id = end_id
-        self.is_open = self._is_open_after(opening)
-        """Whether the next token belongs to the reasoning."""
+    def __post_init__(self, opening: Sequence[int]) -> None:
+        for each in opening:
+            if each in (self._start_id, self._end_id):
+                self.is_open = each == self._start_id
 
     def feed(self, token_id: int, text: str) -> str:
         """Return the text of the next token of the reasoning; marks have none."""
@@ -32,10 +36,6 @@ class ReasoningMarks:
             self.is_open = False
             return ""
         return "" if token_id == self._start_id else text
-
-    def _is_open_after(self, opening: Sequence[int]) -> bool:
-        marks = [each for each in opening if each in (self._start_id, self._end_id)]
-        return not marks or marks[-1] == self._start_id
 
 
 HERMES = frozenset({"hermes", "qwen3_json"})

@@ -302,7 +302,9 @@ class ReplyWriter:
             errors = [result for result in results if isinstance(result, Exception)]
             if errors:
                 telemetry.REPLY_WRITE_FAILURES.inc()
-                self._check_overflow()
+                pending = sum(len(box.deltas) for box in self._outboxes.values())
+                if pending > self._most_pending_deltas:
+                    self.overflowed.set()
                 await retries.pause(errors[0])
         retries.recovered()
         telemetry.FRAMES_WRITTEN.inc(number)
@@ -318,11 +320,6 @@ class ReplyWriter:
             if isinstance(result, bytes):
                 self._kept[key].add(int(result.partition(b"-")[0]), len(payload))
         return results
-
-    def _check_overflow(self) -> None:
-        pending = sum(len(box.deltas) for box in self._outboxes.values())
-        if pending > self._most_pending_deltas:
-            self.overflowed.set()
 
 
 def _encoded(frame: Frame) -> bytes:

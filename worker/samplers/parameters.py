@@ -101,7 +101,8 @@ class SequenceChain:
             if step is Sampler.TOP_K and self.uses(step):
                 needed = max(self.top_k, self.min_keep) + TIED_TOKENS
                 return next((width for width in RANKED_TOKENS if needed <= width), ALL_TOKENS)
-            if self.uses(step) and self._ranks(step):
+            ranks = step is Sampler.TOP_P or (step is Sampler.MIN_P and self.min_keep > 1)
+            if ranks and self.uses(step):
                 return ALL_TOKENS
         return 0
 
@@ -117,18 +118,15 @@ class SequenceChain:
         if step not in self.order or self.uses_mirostat:
             return False
         if step is Sampler.PENALTIES:
-            return self._penalizes()
+            return self.penalty_last_n != 0 and (
+                self.presence_penalty != 0.0
+                or self.frequency_penalty != 0.0
+                or self.repetition_penalty != 1.0
+            )
         if step is Sampler.DRY:
             # As in llama.cpp, a base below 1 disables DRY.
             return self.dry_multiplier != 0.0 and self.dry_base >= 1.0 and self.dry_last_n != 0
         return not self.is_greedy and self._truncates(step)
-
-    def _penalizes(self) -> bool:
-        return self.penalty_last_n != 0 and (
-            self.presence_penalty != 0.0
-            or self.frequency_penalty != 0.0
-            or self.repetition_penalty != 1.0
-        )
 
     def _truncates(self, step: Sampler) -> bool:
         return {
@@ -141,9 +139,6 @@ class SequenceChain:
             Sampler.XTC: self.xtc_probability > 0.0 and self.xtc_threshold <= 0.5,
             Sampler.TEMPERATURE: self.temperature != 1.0 or self.dynatemp_range > 0.0,
         }[step]
-
-    def _ranks(self, step: Sampler) -> bool:
-        return step is Sampler.TOP_P or (step is Sampler.MIN_P and self.min_keep > 1)
 
 
 @lru_cache(maxsize=256)

@@ -1,5 +1,6 @@
 """Chat choices: assistant messages with reasoning, content and tool calls."""
 
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import msgspec
@@ -239,6 +240,7 @@ class ChatChoice(Choice):
         return message
 
 
+@dataclass(eq=False, slots=True)
 class _VisibleTokens:
     """Finds the tokens that are not reasoning, for clients that do not receive the reasoning.
 
@@ -246,12 +248,9 @@ class _VisibleTokens:
     until content or a call arrives, after the reasoning. Blank lines may precede it.
     """
 
-    __slots__ = ("_is_responding", "_logprobs", "_token_ids")
-
-    def __init__(self) -> None:
-        self._is_responding = False
-        self._token_ids: list[int] = []
-        self._logprobs: list[TokenLogprob] = []
+    _is_responding: bool = False
+    _token_ids: list[int] = field(default_factory=list)
+    _logprobs: list[TokenLogprob] = field(default_factory=list)
 
     def take(self, delta: Delta) -> tuple[list[int], list[TokenLogprob]]:
         """Return the tokens that can be sent with a delta."""

@@ -401,12 +401,8 @@ class OwnedResponse:
 
     def _on_settled(self, record: UsageRecord) -> None:
         if self._state not in _OVER:
-            before = self._status.settled
-            settled = Counts(
-                before.prompt_tokens + record.prompt_tokens,
-                before.cached_tokens + record.cached_tokens,
-                before.completion_tokens + record.completion_tokens,
-            )
+            new = Counts(record.prompt_tokens, record.cached_tokens, record.completion_tokens)
+            settled = Counts(*map(sum, zip(self._status.settled, new, strict=True)))
             self._status = self._status._replace(settled=settled)
             self._end(ResponseState.LEFT)
 

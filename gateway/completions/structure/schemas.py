@@ -71,8 +71,10 @@ def _check(schema: dict[str, Any]) -> None:
     for value, depth in _nested(schema):
         if depth > MAX_NESTING:
             raise RefusedError(f"the schema must not be nested deeper than {MAX_NESTING} levels")
-        if isinstance(value, dict):
-            _check_numbers(value)
+        for keyword, most in _BOUNDS.items() if isinstance(value, dict) else ():
+            number = value.get(keyword)
+            if isinstance(number, int | float) and number > most:
+                raise RefusedError(f"'{keyword}' must be at most {most}. Given: {number}")
 
 
 def _nested(root: Any) -> Iterator[tuple[Any, int]]:
@@ -84,13 +86,6 @@ def _nested(root: Any) -> Iterator[tuple[Any, int]]:
         if isinstance(value, dict | list):
             children = value.values() if isinstance(value, dict) else value
             pending += ((child, depth + 1) for child in children)
-
-
-def _check_numbers(schema: dict[str, Any]) -> None:
-    for keyword, most in _BOUNDS.items():
-        number = schema.get(keyword)
-        if isinstance(number, int | float) and number > most:
-            raise RefusedError(f"'{keyword}' must be at most {most}. Given: {number}")
 
 
 class _Names(NamedTuple):

@@ -147,7 +147,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         transport.set_protocol(_Receiver(self))
-        _bound_unsent(transport)
+        connection: Any = transport.get_extra_info("socket")
+        if connection.family in (socket.AF_INET, socket.AF_INET6):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         self.flow = self._flow = _HeldFlow(transport)
         self._account = LoopAccount("", burst_seconds=FREE_SECONDS, share=FREE_SHARE)
         self._turns = type(self).turns()
@@ -592,12 +594,6 @@ def allow_connections(number: int) -> None:
             allowed,
             number,
         )
-
-
-def _bound_unsent(transport: asyncio.Transport) -> None:
-    connection: Any = transport.get_extra_info("socket")
-    if connection.family in (socket.AF_INET, socket.AF_INET6):
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
 
 
 def _fault(version: str, headers: list[tuple[bytes, bytes]]) -> str:

@@ -245,7 +245,8 @@ class Supervisor:
             child, started_at = group[place], time.monotonic()
             status = await child.wait()
             if not self._is_settled:
-                self._note_death(child, status)
+                if not self._died.done():
+                    self._died.set_exception(ChildDiedError(child.spec, status))
                 return
             if time.monotonic() - started_at >= STEADY_SECONDS:
                 backoff.reset()
@@ -258,7 +259,3 @@ class Supervisor:
             await child.end_orphans()
             await asyncio.sleep(pause)
             group[place] = await Child.start(child.spec)
-
-    def _note_death(self, child: Child, status: int) -> None:
-        if not self._died.done():
-            self._died.set_exception(ChildDiedError(child.spec, status))

@@ -7,6 +7,7 @@ of a prefix that ends with it continues the parent's hash.
 
 import asyncio
 import itertools
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -19,20 +20,18 @@ _MESSAGES_AT_ONCE: Final = 50
 """Messages that are applied in one step of about a millisecond."""
 
 
+@dataclass(eq=False, slots=True)
 class _Block:
     """A cached block."""
 
-    __slots__ = ("copies", "digest", "running", "tokens")
-
-    def __init__(self, running: Any, tokens: int, digest: bytes | None) -> None:
-        self.running = running
-        """The hash of the prefix that ends with the block."""
-        self.tokens = tokens
-        """Tokens of that prefix."""
-        self.digest = digest
-        """Its digest, if it ends at a boundary."""
-        self.copies = 1
-        """Sequences that start at once may each store the same block."""
+    running: Any
+    """The hash of the prefix that ends with the block."""
+    tokens: int
+    """Tokens of that prefix."""
+    digest: bytes | None
+    """Its digest, if it ends at a boundary."""
+    copies: int = 1
+    """Sequences that start at once may each store the same block."""
 
 
 class CachedPrefixes:

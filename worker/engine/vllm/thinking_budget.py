@@ -9,7 +9,7 @@ fits one version of it.
 
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 _KEY = "sluice_reasoning"
@@ -17,17 +17,15 @@ _LONGEST_RUN = 3
 """Maximum tokens of a character that still lacks a byte."""
 
 
+@dataclass(eq=False, slots=True)
 class ReasoningCount:
     """Counts the tokens of a sequence's current reasoning."""
 
-    __slots__ = ("_end_id", "_read", "_start_id", "tokens")
-
-    def __init__(self, start_id: int, end_id: int) -> None:
-        self._start_id = start_id
-        self._end_id = end_id
-        self._read = 0
-        self.tokens: int | None = None
-        """Tokens after the mark that began it; None outside of reasoning."""
+    _start_id: int
+    _end_id: int
+    _read: int = 0
+    tokens: int | None = None
+    """Tokens after the mark that began it; None outside of reasoning."""
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Read a prompt, which may end inside reasoning."""
