@@ -53,12 +53,11 @@ class Allowance:
     def require(self, caller: str) -> None:
         """Raise TooManyUnpaidError if a caller has reached the limit."""
         if not self.is_left(caller):
+            most = self.per_minute
             raise TooManyUnpaidError(
-                f"{self.what} are limited to {self.per_minute} per minute.",
+                f"{self.what} are limited to {most} per minute.",
                 code=self.code,
-                retry_after_seconds=(self._now_used(caller) - self.per_minute + 1)
-                * 60
-                / self.per_minute,
+                retry_after_seconds=(self._now_used(caller) - most + 1) * 60 / most,
             )
 
     def use(self, caller: str, times: int = 1) -> None:
