@@ -345,19 +345,16 @@ class OwnedResponse:
         """
         if self.head.record.line:
             async with self._finish_lock:
-                await self._finish_line()
+                while self.needs_write and self._state is not LOST:
+                    await self.write()
+                    if self.needs_write:
+                        await asyncio.sleep(WRITE_SECONDS)
+                if not self.settlement.has_ended:
+                    await self.settlement.finish()
+                    self._end(ResponseState.FINISHED)
         elif not self.settlement.has_ended:
             self._end(ResponseState.FINISHED)
             await self.settlement.finish()
-
-    async def _finish_line(self) -> None:
-        while self.needs_write and self._state is not LOST:
-            await self.write()
-            if self.needs_write:
-                await asyncio.sleep(WRITE_SECONDS)
-        if not self.settlement.has_ended:
-            await self.settlement.finish()
-            self._end(ResponseState.FINISHED)
 
     def fail(self, error: BaseException) -> None:
         """Settle a response that ends with an error, in the background."""

@@ -190,9 +190,8 @@ class _Sandbox:
 
     async def stop(self) -> None:
         process, self._process = self._process, None
-        if process is None:
-            return
-        await _kill(process)
+        if process is not None:
+            await _kill(process)
 
     async def _started(self) -> Process:
         settings = self._settings
