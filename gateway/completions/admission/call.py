@@ -29,6 +29,7 @@ MOST_CHARACTERS: Final = 1024
 _FIRST: Final = (b"x-session-affinity", b"x-claude-code-session-id")
 _LATER: Final = (b"session_id", b"session-id", b"conversation_id", b"conversation-id")
 """Before and after `prompt_cache_key` of the body."""
+_IN_BODY: Final = frozenset({"prompt_cache_key", "session_id", "metadata"})
 _AGENT: Final = (b"x-claude-code-agent-id", b"x-openai-subagent")
 _PARENT: Final = (b"x-claude-code-parent-agent-id",)
 _NAMES: Final = frozenset((*_FIRST, *_LATER, *_AGENT, *_PARENT))
@@ -51,10 +52,15 @@ class Session(NamedTuple):
         return self.id and f"{self.id} {self.agent}"
 
 
+_NO_SESSION: Final = Session()
+
+
 def session_of(request: Request, body: dict[str, Any]) -> Session:
     """Return the session that headers or the body name. Values of other types do not count."""
-    # One pass: most requests have none of these headers.
+    # One pass: most requests name no session.
     found = {name: value.decode("latin-1") for name, value in request.headers.raw if name in _NAMES}
+    if not found and _IN_BODY.isdisjoint(body):
+        return _NO_SESSION
     metadata = body.get("metadata")
     session = _first(
         *map(found.get, _FIRST),
@@ -63,8 +69,6 @@ def session_of(request: Request, body: dict[str, Any]) -> Session:
         body.get("session_id"),
         metadata.get("user_id") if isinstance(metadata, dict) else None,
     )
-    if not found:
-        return Session(session)
     return Session(session, _first(*map(found.get, _AGENT)), _first(*map(found.get, _PARENT)))
 
 

@@ -378,9 +378,10 @@ class RequestChecker:
 
 def _check_kind(endpoint: Endpoint, request: GenerationRequest, card: WorkerCard) -> None:
     """Raise InvalidParameterError if a model is of another kind than the endpoint."""
+    if card.pooling is None and request.pooling is None:
+        return
     served = served_endpoints(card)
-    is_generated = card.pooling is None and request.pooling is None
-    if not is_generated and endpoint.name not in served:
+    if endpoint.name not in served:
         raise InvalidParameterError(
             f"The model '{card.model}' does not serve {endpoint.path}. "
             f"It serves {', '.join(served.values())}.",

@@ -277,11 +277,10 @@ def note_request(checked: CheckedRequest, completion_id: str) -> None:
 
 def _note_session(session: Session) -> None:
     """Set the attributes of an agent's session, by which its requests can be found in traces."""
-    attributes = (names.GEN_AI_CONVERSATION, names.GEN_AI_AGENT, names.PARENT_AGENT)
-    pairs = zip(attributes, session, strict=True)
-    noted = {name: text[:MOST_SESSION] for name, text in pairs if text}
-    if noted and tracing.is_on():
-        tracing.note(noted)
+    if any(session) and tracing.is_on():
+        attributes = (names.GEN_AI_CONVERSATION, names.GEN_AI_AGENT, names.PARENT_AGENT)
+        pairs = zip(attributes, session, strict=True)
+        tracing.note({name: text[:MOST_SESSION] for name, text in pairs if text})
 
 
 def _operation(request: GenerationRequest) -> str:

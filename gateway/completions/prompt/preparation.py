@@ -121,7 +121,7 @@ class _Preparation:
             inner=None if request.chat is None else literal,
             known=known,
         )
-        self._literal_encoder = replace(self._encoder, tokenizer=literal or tokenizer, known=None)
+        self._literal = literal
 
     def run(self) -> PreparedRequest:
         """Prepare all prompts."""
@@ -223,7 +223,7 @@ class _Preparation:
         for _, text in request.infill_files or ():
             self._part_of(text, "input_extra", kept=None)
         return template.layout(
-            self._literal_encoder,
+            replace(self._encoder, tokenizer=self._literal or self._encoder.tokenizer, known=None),
             str(part),
             request.suffix,
             begins=request.adds_special_tokens,

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from tests.e2e.chat.test_messages import LONG
 from tests.support.stack import MODEL
 
 pytestmark = pytest.mark.e2e
@@ -45,7 +44,7 @@ CHOICES: list[Any] = [
 
 
 def test_loop_of_forced_calls_matches_the_grammars_and_stays_in_the_cache(client: OpenAI) -> None:
-    items: list[Any] = [{"role": "user", "content": "Work. " * LONG}]
+    items: list[Any] = [{"role": "user", "content": "Work. " * 250}]
     shares = []
     for turn in range(4):
         asked: dict[str, Any] = {
