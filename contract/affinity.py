@@ -15,9 +15,9 @@ import hashlib
 import struct
 from bisect import bisect_left
 from functools import cache
-from typing import Any, Final
+from typing import Final
 
-from contract.prompts import TokenIds
+from contract.prompts import Digests, TokenIds, digests_at, prefix_hash
 
 DIGEST_BYTES: Final = 8
 MOST_PREFIXES: Final = 12
@@ -43,29 +43,31 @@ def boundaries(block_tokens: int) -> tuple[int, ...]:
     return tuple(step for step in steps if step % block_tokens == 0)
 
 
-def prefix_hash(cache_salt: str) -> Any:
-    """Return the hash of an empty prefix; update it with the bytes of `TokenIds`."""
-    return hashlib.blake2b(digest_size=DIGEST_BYTES, key=cache_salt.encode()[:64])
-
-
-def prefix_affinity(cache_salt: str, token_ids: TokenIds, block_tokens: int) -> bytes:
-    """Return the digests of a prompt's prefixes, the longest first; empty for a short prompt.
+def prefix_ends(tokens: int, block_tokens: int) -> tuple[int, ...]:
+    """Return the boundaries at which a prompt of so many tokens has digests; () if it is short.
 
     `block_tokens` is the size of the cache's blocks; 0 if the model's workers publish no digests.
     """
     # An engine processes at least the last token.
-    if not block_tokens or len(token_ids) <= _FIRST_BOUNDARY:
-        return b""
+    if not block_tokens or tokens <= _FIRST_BOUNDARY:
+        return ()
     steps = boundaries(block_tokens)
-    end = bisect_left(steps, len(token_ids))
-    content, width = memoryview(token_ids).cast("B"), token_ids.itemsize
-    running, done, records = prefix_hash(cache_salt), 0, []
-    for step in steps[max(end - MOST_PREFIXES, 0) : end]:
-        running.update(content[done * width : step * width])
-        done = step
-        records.append(_RECORD.pack(running.digest(), step))
-    records.reverse()
-    return b"".join(records)
+    end = bisect_left(steps, tokens)
+    return steps[max(end - MOST_PREFIXES, 0) : end]
+
+
+def prefix_affinity(
+    cache_salt: str, token_ids: TokenIds, block_tokens: int, digests: Digests | None = None
+) -> bytes:
+    """Return the digests of a prompt's prefixes, the longest first; empty for a short prompt.
+
+    `digests` may have those at `prefix_ends` already.
+    """
+    ends = prefix_ends(len(token_ids), block_tokens)
+    if not ends:
+        return b""
+    found = digests_at(cache_salt, token_ids, ends) if digests is None else digests
+    return b"".join([_RECORD.pack(found[end], end) for end in reversed(ends)])
 
 
 def resource_digest(name: str) -> bytes:

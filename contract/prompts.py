@@ -9,7 +9,7 @@ chunks, whose names depend on all tokens through their ends. A job has the names
 
 import hashlib
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -74,17 +74,41 @@ def _decode_ids(content: bytes) -> TokenIds:
     return TokenIds("I", bytes(ids))
 
 
-def names_of(cache_salt: str, token_ids: TokenIds) -> bytes:
+def prefix_hash(cache_salt: str) -> "hashlib.blake2b":
+    """Return the hash of an empty prefix; update it with the bytes of `TokenIds`.
+
+    The cache salt keys it, so tenants share no digest.
+    """
+    return hashlib.blake2b(digest_size=NAME_BYTES, key=cache_salt.encode()[:64])
+
+
+Digests = Mapping[int, bytes]
+"""Digests of a prompt's first tokens, by their number."""
+
+
+def digests_at(cache_salt: str, token_ids: TokenIds, ends: Iterable[int]) -> Digests:
+    """Return the digests of a prompt through each end, in one pass over its tokens."""
+    content, width = memoryview(token_ids).cast("B"), token_ids.itemsize
+    running, done, found = prefix_hash(cache_salt), 0, dict[int, bytes]()
+    for end in sorted(ends):
+        running.update(content[done * width : end * width])
+        found[end], done = running.digest(), end
+    return found
+
+
+def chunk_ends(tokens: int) -> list[int]:
+    """Return where the chunks of a prompt of so many tokens end, and the prompt itself."""
+    return [*range(CHUNK_TOKENS, tokens, CHUNK_TOKENS), tokens]
+
+
+def names_of(cache_salt: str, token_ids: TokenIds, digests: Digests | None = None) -> bytes:
     """Return the digests of a prompt through the end of each chunk, and of the whole prompt.
 
-    A digest is also the chunk's name. The cache salt keys them, so tenants share no chunk.
+    A digest is also the chunk's name. `digests` may have them already.
     """
-    content = memoryview(token_ids).cast("B")
-    running, names = _hash(cache_salt), b""
-    for start in range(0, len(content), CHUNK_BYTES):
-        running.update(content[start : start + CHUNK_BYTES])
-        names += running.digest()
-    return names
+    ends = chunk_ends(len(token_ids))
+    found = digests_at(cache_salt, token_ids, ends) if digests is None else digests
+    return b"".join([found[end] for end in ends])
 
 
 def chunk_names(names: bytes, rest: TokenIds) -> list[bytes]:
@@ -98,10 +122,6 @@ def joined(
 ) -> TokenIds | None:
     """Return the whole prompt; None if its digest is not the last one of `names`."""
     content = b"".join([*chunks, rest.tobytes()])
-    whole = _hash(cache_salt)
+    whole = prefix_hash(cache_salt)
     whole.update(content)
     return TokenIds("I", content) if whole.digest() == names[-NAME_BYTES:] else None
-
-
-def _hash(cache_salt: str) -> "hashlib.blake2b":
-    return hashlib.blake2b(digest_size=NAME_BYTES, key=cache_salt.encode()[:64])

@@ -8,13 +8,16 @@ import pytest
 from redis.asyncio import Redis
 
 from contract import keys
+from contract.affinity import prefix_affinity, prefix_ends
 from contract.messages import GenerationJob, decode_job, encode_job
 from contract.prompts import (
     CHUNK_BYTES,
     CHUNK_TOKENS,
     NAME_BYTES,
+    chunk_ends,
     chunk_names,
     decode_prompt,
+    digests_at,
     encode_ids,
     names_of,
     packed,
@@ -65,6 +68,15 @@ def test_names_depend_on_all_tokens_before_and_on_the_salt() -> None:
     other = names_of("a", packed([7]) + tokens[1:])
     parts = {each[at : at + NAME_BYTES] for each in (names, other) for at in range(0, 48, 16)}
     assert len(parts | {names_of("b", tokens)[:NAME_BYTES]}) == 7
+
+
+def test_one_pass_gives_the_digests_for_chunks_and_for_affinity() -> None:
+    tokens = packed(range(3 * CHUNK_TOKENS + 5))
+    prefixes, chunks = prefix_ends(len(tokens), 32), chunk_ends(len(tokens))
+    digests = digests_at("a", tokens, {*prefixes, *chunks})
+    assert prefixes[-1] == 3 * CHUNK_TOKENS
+    assert prefix_affinity("a", tokens, 32, digests) == prefix_affinity("a", tokens, 32)
+    assert names_of("a", tokens, digests) == names_of("a", tokens)
 
 
 @every_redis

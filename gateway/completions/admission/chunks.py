@@ -10,8 +10,7 @@ from redis.exceptions import RedisError
 
 from common import clock
 from contract.messages import GenerationJob, WorkerCard
-from contract.prompts import CHUNK_BYTES, chunk_names, names_of
-from contract.queue import LONG_PROMPT_TOKENS
+from contract.prompts import CHUNK_BYTES, chunk_names
 from gateway.completions.queue.dispatcher import Dispatcher
 from gateway.completions.stored.store import DEADLINE_GRACE_MS
 from gateway.limits.storage import Holder, Storage
@@ -43,25 +42,25 @@ class PromptChunks:
     _lost_prompts: int = field(default=0, init=False)
 
     async def put(
-        self, jobs: list[GenerationJob], card: WorkerCard, subjects: tuple[SubjectLimits, ...]
+        self,
+        jobs: list[GenerationJob],
+        names: list[bytes],
+        card: WorkerCard,
+        subjects: tuple[SubjectLimits, ...],
     ) -> list[GenerationJob]:
-        """Return the jobs to enqueue, with `chunks` if Redis has those of their long prompts now.
+        """Return the jobs to enqueue, with their `chunks` if Redis has these now.
+
+        `names` are those of long prompts, and empty for others.
 
         Chunks count as bytes that the subjects store, once for each gateway that uses them. If they
         find no room, or a job may wait for longer than they are kept, its prompt is sent whole.
         """
         latest_ms = clock.now_ms() + _ms(self._settings.request_timeout.total_seconds())
-        if not card.reads_chunks or all(
-            len(j.prompt_token_ids) <= LONG_PROMPT_TOKENS for j in jobs
-        ):
+        if not card.reads_chunks or not any(names):
             return jobs
         named = [
-            msgspec.structs.replace(job, chunks=names_of(job.cache_salt, job.prompt_token_ids))
-            if len(job.prompt_token_ids) > LONG_PROMPT_TOKENS
-            and job.pooling is None
-            and job.deadline_ms <= latest_ms
-            else job
-            for job in jobs
+            msgspec.structs.replace(job, chunks=own) if job.deadline_ms <= latest_ms else job
+            for job, own in zip(jobs, names, strict=True)
         ]
         try:
             for job in named:
@@ -99,10 +98,11 @@ class PromptChunks:
         size = _STORED_BYTES * len(missing)
         await self._storage.take(holder, size, live_ms=ttl_ms, is_optional=True)
         until = time.monotonic() + KEPT_SECONDS
-        # If Redis lacks the first of several, it has hardly any of the others.
-        kept = await queue.keep_chunks([*missing][:1], ttl_ms=ttl_ms)
-        if kept[0]:
-            kept += await queue.keep_chunks([*missing][1:], ttl_ms=ttl_ms)
+        # One is rarely known to Redis, nor are others after one that is not.
+        several = [*missing] if len(missing) > 1 else []
+        kept = await queue.keep_chunks(several[:1], ttl_ms=ttl_ms)
+        if any(kept):
+            kept += await queue.keep_chunks(several[1:], ttl_ms=ttl_ms)
         content = memoryview(job.prompt_token_ids).cast("B")
         chunks = {
             name: bytes(content[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES])

@@ -16,14 +16,20 @@ import msgspec
 from common import clock, logs
 from common.tracing import RESERVE
 from contract.adapters import LOAD_TOKENS, cache_salt_of
-from contract.affinity import prefix_affinity, resource_affinity, session_affinity
+from contract.affinity import (
+    prefix_affinity,
+    prefix_ends,
+    resource_affinity,
+    session_affinity,
+)
 from contract.dialect import Dialect
 from contract.messages import AdapterRef, GenerationJob, Ranking
+from contract.prompts import chunk_ends, digests_at, names_of
+from contract.queue import LONG_PROMPT_TOKENS
 from gateway.completions.admission.call import Call
 from gateway.completions.admission.check import CheckedRequest, with_images
 from gateway.completions.admission.chunks import PromptChunks
 from gateway.completions.prompt.images.fetcher import ImageFetcher
-from gateway.completions.prompt.preparation import PreparedPrompt
 from gateway.completions.queue.dispatcher import Dispatcher
 from gateway.completions.queue.generation import Generation
 from gateway.completions.rendering.completion import Completion, Usage
@@ -119,8 +125,8 @@ class RequestSubmitter:
             # Fetch images only now: a request without permission to run must not fetch any or delay
             # others.
             checked = await with_images(checked, self._images, tenant_id=principal.tenant_id)
-            whole = self._jobs(call, checked, completion_id=request_id)
-            jobs = await self._chunks.put(whole, checked.card, principal.limits)
+            whole, names = self._jobs(call, checked, completion_id=request_id)
+            jobs = await self._chunks.put(whole, names, checked.card, principal.limits)
             # A response that is readable for longer would outlive its chunks.
             kept = whole if retention > self._settings.answer_retention else jobs
             stored = await self._take_storage(
@@ -262,7 +268,8 @@ class RequestSubmitter:
 
     def _jobs(
         self, call: Call, checked: CheckedRequest, *, completion_id: str
-    ) -> list[GenerationJob]:
+    ) -> tuple[list[GenerationJob], list[bytes]]:
+        """Return the jobs of a request, and the names of the chunks of each long prompt."""
         principal, request, line = call.principal, checked.request, call.line
         deadline_ms = clock.now_ms() + int(self._settings.request_timeout.total_seconds() * 1000)
         if line is not None:
@@ -281,14 +288,25 @@ class RequestSubmitter:
             adapter_affinity = resource_affinity(adapter.sha256, LOAD_TOKENS)
             ref = AdapterRef(adapter.sha256, adapter.rank, adapter.size)
             salt = cache_salt_of(salt, adapter.sha256)
-        return [
-            GenerationJob(
+        jobs, names = list[GenerationJob](), list[bytes]()
+        for index, prompt in enumerate(checked.prepared.prompts):
+            token_ids = prompt.token_ids
+            is_long = len(token_ids) > LONG_PROMPT_TOKENS and prompt.pooling is None
+            # What follows an image is not cached under these tokens.
+            has_images = prompt.plain_tokens < len(token_ids)
+            plain = token_ids[: prompt.plain_tokens] if has_images else token_ids
+            digests = None
+            if is_long:
+                ends = prefix_ends(len(plain), block_tokens)
+                digests = digests_at(salt, token_ids, {*ends, *chunk_ends(len(token_ids))})
+            names.append(names_of(salt, token_ids, digests) if is_long else b"")
+            job = GenerationJob(
                 id=f"{completion_id}-{index}",
                 handle=self._dispatcher.next_handle(),
                 gateway=self._dispatcher.gateway,
                 tenant=principal.tenant_id,
                 cache_salt=salt,
-                prompt_token_ids=prompt.token_ids,
+                prompt_token_ids=token_ids,
                 max_tokens=prompt.max_tokens,
                 sampling=checked.prepared.sampling,
                 deadline_ms=deadline_ms,
@@ -316,20 +334,12 @@ class RequestSubmitter:
                 pooling=prompt.pooling,
                 request_id=logs.request_id.get(),
                 traceparent=tracing.traceparent(),
-                affinity=_affinity(prompt, salt, block_tokens)
+                affinity=prefix_affinity(salt, plain, block_tokens, digests)
                 + adapter_affinity
-                + session_affinity(salt, session, prompt.token_ids),
+                + session_affinity(salt, session, token_ids),
             )
-            for index, prompt in enumerate(checked.prepared.prompts)
-        ]
-
-
-def _affinity(prompt: PreparedPrompt, salt: str, block_tokens: int) -> bytes:
-    """Return the digests of a prompt's prefixes before its first image."""
-    token_ids = prompt.token_ids
-    if prompt.plain_tokens < len(token_ids):
-        token_ids = token_ids[: prompt.plain_tokens]
-    return prefix_affinity(salt, token_ids, block_tokens)
+            jobs.append(job)
+        return jobs, names
 
 
 def _job_bytes(job: GenerationJob) -> int:

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
-from contract.affinity import boundaries, prefix_hash
-from contract.prompts import packed
+from contract.affinity import DIGEST_BYTES, boundaries
+from contract.prompts import packed, prefix_hash
 from worker.engine.base import Held
 
 _MESSAGES_AT_ONCE: Final = 50
@@ -85,7 +85,8 @@ class CachedPrefixes:
                 running = parent.running.copy()
                 running.update(content[number * width : (number + 1) * width])
                 tokens = parent.tokens + size
-                digest = running.digest() if tokens in self._boundaries else None
+                is_end = tokens in self._boundaries
+                digest = running.digest()[:DIGEST_BYTES] if is_end else None
                 block = self._blocks[block_hash] = _Block(running, tokens, digest)
                 if digest is not None:
                     held.add(digest)
