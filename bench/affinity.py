@@ -184,9 +184,7 @@ class _System:
 
     def counted(self, name: str) -> int:
         """Return a counter of vLLM, summed over the engines."""
-        return round(
-            sum(_counter(each, f"vllm:prefix_cache_{name}_total") for each in self.metrics)
-        )
+        return round(sum(counter(each, f"vllm:prefix_cache_{name}_total") for each in self.metrics))
 
 
 def measure(
@@ -476,10 +474,11 @@ class _Services:
         return {tenant: self._last[tenant] - self._first[tenant] for tenant in TENANTS}
 
 
-def _counter(url: str, name: str) -> float:
+def counter(url: str, name: str) -> float:
+    """Return a metric of a server, summed over its labels. Raises MeasureError without it."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=10) as response:  # noqa: S310 - ours
         text = response.read().decode()
     found = re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE)
     if not found:
-        raise MeasureError(f"the engine has no metric {name}")
+        raise MeasureError(f"{url} has no metric {name}")
     return sum(map(float, found))

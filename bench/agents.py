@@ -6,11 +6,13 @@ Sessions have the published shape (Codex on SWE-bench Pro, and production sessio
 
 Parts, each in rounds in which systems take turns:
 
-- `turns`: the CPU of one turn and its first token, with the scripted engine. Sluice, an earlier
-  checkout of it, smg and LiteLLM's proxy; the latter two forward to a simulated engine.
+- `turns`: the CPU of one turn and its first token, with the scripted engine; then of a short
+  request. Sluice, an earlier checkout of it, smg and LiteLLM's proxy; the latter two forward to a
+  simulated engine.
 - `vllm`: the same with a real engine, a tiny model with a long window: Sluice, vLLM's server.
 - `beside`: short requests of another tenant, alone and beside 16 sessions.
-- `flood`: turns of a session before and after another tenant filled the caches with its prompts.
+- `flood`: turns of a session before and after another tenant filled the caches with its prompts,
+  and the memory of the caches.
 - `workers`: sessions at a twentieth of their length, with a fifth of the pauses, on two real
   engines with small caches, as in the scenario `affinity`.
 """
@@ -67,10 +69,12 @@ _PAUSE_SIGMA: Final = math.log(81 / 5.2) / 2.326
 """Of a log-normal distribution with this median and p99."""
 _COMPLETION_TOKENS: Final = 16
 """Few, where the turn's cost is measured and not that of its tokens."""
+SHORT: Final = "short request"
+_SHORTS: Final = 200
 _SHORT_EVERY_SECONDS: Final = 0.05
 _STEP_SECONDS: Final = 0.005
-"""Time between two steps of the engine beside sessions: without it, a response of a thousand tokens
-would take all of a processor."""
+"""Time between two steps of the engine: without it, it would use all of a processor, and delay the
+first token with the next ones."""
 _WINDOW: Final = 262_144
 _KV_TOKENS: Final = 100_000_000
 _SETTLE_SECONDS: Final = 0.3
@@ -79,10 +83,13 @@ _IDLE_SECONDS: Final = 3.0
 _SPECIAL: Final = re.compile(r"</?[a-z|]")
 _MARKED: Final = b'{"role": "system", "content": "Mind </s> and <|user|>."}'
 _FLOOD_PROMPTS: Final = 12
+CACHE_MIB: Final = 8
 _SMALL_CACHES: Final = {
-    "SLUICE_PROMPT_CACHE_BYTES": str(8 * 2**20),
-    "SLUICE_PROMPT_CACHE_BYTES_OF_TENANT": str(4 * 2**20),
+    "SLUICE_PROMPT_CACHE_BYTES": str(CACHE_MIB * 2**20),
+    "SLUICE_PROMPT_CACHE_BYTES_OF_TENANT": str(CACHE_MIB * 2**19),
+    "SLUICE_CHUNK_CACHE_BYTES": str(CACHE_MIB * 2**20),
 }
+_CACHE_METRIC: Final = "sluice_gateway_prompt_cache_bytes"
 _SCALE: Final = 20
 _QUICK_SECONDS: Final = 240.0
 _MOST_SECONDS: Final = 3_600.0
@@ -319,12 +326,15 @@ class _Run:
     def turns(self) -> None:
         """Measure the CPU of turns with the scripted engine."""
         with ExitStack() as stack:
-            now = stack.enter_context(self._sluice("now"))
+            pace = {"step_seconds": _STEP_SECONDS}
+            now = stack.enter_context(self._sluice("now", **pace))
             systems: list[System] = [now]
             engines = {now.name: self._engine_ms(REPOSITORY)}
             if self._options.before is not None:
                 before = self._options.before
-                systems.append(stack.enter_context(self._sluice("before", before, name=BEFORE)))
+                systems.append(
+                    stack.enter_context(self._sluice("before", before, name=BEFORE, **pace))
+                )
                 engines[BEFORE] = self._engine_ms(before)
             own = self._own("backend")
             backend = stack.enter_context(running_backend(own, None))
@@ -336,6 +346,7 @@ class _Run:
             self._take_turns("turns", systems, self._options.sizes, engines)
             marked = [each for each in systems if each.name in engines]
             self._take_turns("turns", marked, [LONG], engines, is_marked=True)
+            self._take_short(marked)
 
     def vllm(self) -> None:
         """Measure the CPU of turns on a real engine with a long window."""
@@ -410,6 +421,8 @@ class _Run:
                         ]
                         self._complete([Lane(url, sluice.key("flooding"), prompts)])
                     costs[kind].append(self._gateway_ms(sluice, next(turns), idle))
+                kept = affinity.counter(sluice.metrics_urls()[-1], _CACHE_METRIC) / 2**20
+                self._note("flood", ("flooded",), "cache MiB", turn, kept)
                 first, alone, flooded = (median(each) for each in costs.values())
                 for name, value in (("first", first), ("alone", alone), ("flooded", flooded)):
                     self._note("flood", (name,), "gateway ms", turn, value)
@@ -487,6 +500,17 @@ class _Run:
                 self._note(part, row, "first turn, first token ms", number, later)
                 shown = ", ".join(f"{name} {value:.1f} ms" for name, value in spent.items())
                 self._progress(f"  round {number}, {', '.join(row)}: {shown}")
+
+    def _take_short(self, systems: Sequence[System]) -> None:
+        """Measure short requests, one at a time, on one system after another."""
+        short = Request(model=MODEL, prompt="a b", completion_tokens=1, streamed=True)
+        idle_of = {system.name: self._idle(system) for system in systems}
+        for number in range(1, self._options.rounds + 1):
+            for system in systems if number % 2 else reversed(systems):
+                answers, spent = self._drive(system, [short] * _SHORTS, idle_of[system.name])
+                times = {"first token": 1e3 * median(each.ttft_seconds for each in answers)}
+                for name, value in (times | spent).items():
+                    self._note("turns", (system.name, SHORT), f"{name} ms", number, value)
 
     def _idle(self, system: System) -> dict[str, float]:
         """Return the CPU seconds that each part uses a second without any load."""
