@@ -326,14 +326,15 @@ class _Run:
     def turns(self) -> None:
         """Measure the CPU of turns with the scripted engine."""
         with ExitStack() as stack:
-            pace = {"step_seconds": _STEP_SECONDS}
-            now = stack.enter_context(self._sluice("now", **pace))
+            now = stack.enter_context(self._sluice("now", step_seconds=_STEP_SECONDS))
             systems: list[System] = [now]
             engines = {now.name: self._engine_ms(REPOSITORY)}
             if self._options.before is not None:
                 before = self._options.before
                 systems.append(
-                    stack.enter_context(self._sluice("before", before, name=BEFORE, **pace))
+                    stack.enter_context(
+                        self._sluice("before", before, step_seconds=_STEP_SECONDS, name=BEFORE)
+                    )
                 )
                 engines[BEFORE] = self._engine_ms(before)
             own = self._own("backend")

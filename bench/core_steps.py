@@ -6,6 +6,7 @@ median of five turns, in milliseconds of CPU; 2,242 tokens of a turn are new.
 
 import time
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from statistics import median
 from typing import Any, TypeVar
@@ -72,7 +73,7 @@ def _steps(block_tokens: int) -> dict[str, list[float]]:
     for number in range(TURNS):
         ids = whole[: LONG - NEW_TOKENS * (TURNS - 1 - number)]
         listed = step("worker: the list of ids", ids.tolist)
-        step("worker: max(ids) of InputProcessor", lambda listed=listed: max(listed))
+        step("worker: max(ids) of InputProcessor", partial(max, listed))
         made = EngineCoreRequest(
             request_id=f"{number}",
             prompt_token_ids=listed,
@@ -84,25 +85,23 @@ def _steps(block_tokens: int) -> dict[str, list[float]]:
             cache_salt="salt",
             data_parallel_rank=None,
         )
-        sent: Any = step("worker: encode EngineCoreRequest", lambda made=made: encode(made))
-        got = step("core: decode EngineCoreRequest", lambda sent=sent: decode(sent))
+        sent: Any = step("worker: encode EngineCoreRequest", partial(encode, made))
+        got = step("core: decode EngineCoreRequest", partial(decode, sent))
         request = step(
             "core: Request, a hash of each block",
-            lambda got=got: Request.from_engine_core_request(got, hasher),
+            partial(Request.from_engine_core_request, got, hasher),
         )
         blocks, hit, *_ = step(
             "core: get_computed_blocks, a look at each block",
-            lambda request=request: manager.get_computed_blocks(request),
+            partial(manager.get_computed_blocks, request),
         )
         step(
             "core: allocate_slots",
-            lambda request=request, hit=hit, blocks=blocks: manager.allocate_slots(
-                request, request.num_tokens - hit, hit, blocks
-            ),
+            partial(manager.allocate_slots, request, request.num_tokens - hit, hit, blocks),
         )
         request.num_computed_tokens = request.num_tokens
         manager.take_events()
-        step("core: free", lambda request=request: manager.free(request))
+        step("core: free", partial(manager.free, request))
     return spent
 
 

@@ -15,8 +15,8 @@ from common import clock
 from common.present import present
 from contract import keys
 from contract.messages import Delta, GenerationJob, JobFailed, JobFinished, Ranking
-from contract.prompts import packed
-from contract.queue import JobClaim
+from contract.prompts import names_of, packed
+from contract.queue import LONG_PROMPT_TOKENS, JobClaim
 from contract.sampling import SamplingSpec
 from gateway.completions.admission.chunks import PromptChunks
 from gateway.completions.queue.dispatcher import Dispatcher
@@ -214,7 +214,9 @@ class House:
             for index in range(prompts)
         ]
         card = present(self.catalogue.known(MODEL)).card
-        jobs = await self.chunks.put(jobs, card, subjects)
+        is_long = len(prompt) > LONG_PROMPT_TOKENS
+        names = [names_of("salt", packed(prompt)) if is_long else b""] * prompts
+        jobs = await self.chunks.put(jobs, names, card, subjects)
         completion = Completion(
             id=request_id,
             model=MODEL,
