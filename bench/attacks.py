@@ -3,7 +3,8 @@
 One client sends the same hostile requests repeatedly from its own process, with a key or without,
 while another tenant requests one token at a time. The output shows the other tenant's time to first
 token and its rejections. It also shows the memory of the gateway before the attack, at its peak and
-after the attack. Goals: p99 under 50 ms, no rejections, and memory back to within 20 %.
+after the attack. Goals: p99 under 50 ms, no rejections, and memory back to within 20 %. Where the
+attack fills the engine, p99 may be two of its steps above that of the same tenant alone.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -30,6 +31,7 @@ from bench.processes import resident_mib
 from bench.sluice import Sluice, running_sluice
 from bench.starting import MODEL
 from bench.systems import Deployment, Engine, System
+from bench.tables import table
 from bench.vllm_server import running_vllm_server
 
 ATTACKER: Final = "attacker"
@@ -40,8 +42,16 @@ BODY_BYTES: Final = 8_000_000
 CONTEXT_WINDOW: Final = 2_048
 BEGIN_SECONDS: Final = 60.0
 """How long the attacker may take to start; this time is not measured."""
+STEP_SECONDS: Final = 0.02
+"""Time between two steps of the scripted engine in attacks that fill it."""
+GOAL_STEPS: Final = 2
+"""First tokens wait for no more steps than this behind a full engine, at p99."""
+SLOW_SECONDS: Final = 1.0
+"""Pause of a slow reader after each read of up to a kilobyte."""
 PAUSE_SECONDS: Final = 0.01
 """Pause between two requests of the other tenant, and after a rejection of the attacker."""
+ALONE_SECONDS: Final = 4.0
+"""How long the other tenant is measured before the attack."""
 _RESPONSE_SECONDS: Final = 120.0
 _COMPLETIONS: Final = "/v1/completions"
 
@@ -51,12 +61,19 @@ class Target:
     """What one attacking process attacks."""
 
     url: str
-    key: str
+    keys: list[str]
+    """One key of each attacking tenant."""
     has_begun: Event
     """Set it with the first hostile request."""
 
+    @property
+    def key(self) -> str:
+        """The key of the next connection: tenants take turns."""
+        self.keys.append(self.keys.pop(0))
+        return self.keys[-1]
+
     def client(self, *, connections: int) -> httpx.AsyncClient:
-        """Return a client that sends the attacker's key."""
+        """Return a client that sends an attacker's key."""
         return _client(self.url, self.key, connections=connections)
 
 
@@ -72,6 +89,21 @@ class Attack:
     """Attacks until it is cancelled."""
     context_window: int = CONTEXT_WINDOW
     engine: Engine = Engine.SCRIPTED
+    tenants: int = 1
+    """Tenants that attack together."""
+    fills: bool = False
+    """Whether it fills the engine; the goal is then in steps of the engine."""
+
+    @property
+    def deployment(self) -> Deployment:
+        """What it attacks."""
+        return Deployment(
+            engine=self.engine,
+            max_sequences=256,
+            context_window=self.context_window,
+            step_seconds=STEP_SECONDS if self.fills else 0.001,
+            gathers=self.fills,
+        )
 
 
 def posts(
@@ -83,10 +115,11 @@ def posts(
         async with target.client(connections=connections) as client:
 
             async def connection() -> None:
+                headers = _authorization(target.key)
                 for body in bodies():
                     target.has_begun.set()
                     try:
-                        response = await client.post(path, content=body)
+                        response = await client.post(path, content=body, headers=headers)
                         is_refused = response.status_code != httpx.codes.OK
                     except httpx.HTTPError:
                         is_refused = True
@@ -125,6 +158,34 @@ def requests(
                     await reader.readexactly(size)
 
         await _connected(target, connections, exchange)
+
+    return run
+
+
+def slow(connections: int, **body: Any) -> Work:
+    """Return an attack whose connections read the stream of a completion slowly."""
+
+    async def run(target: Target) -> None:
+        content = json.dumps({"model": MODEL} | body).encode()
+
+        async def exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            length = f"content-length: {len(content)}"
+            writer.write(_head(target, f"POST {_COMPLETIONS}", length, _JSON, has_key=True))
+            writer.write(content)
+            target.has_begun.set()
+            while await reader.read(1_024):  # noqa: ASYNC110 - a slow client
+                await asyncio.sleep(SLOW_SECONDS)
+
+        await _connected(target, connections, exchange)
+
+    return run
+
+
+def together(*works: Work) -> Work:
+    """Return an attack that does several things at once."""
+
+    async def run(target: Target) -> None:
+        await asyncio.gather(*(work(target) for work in works))
 
     return run
 
@@ -236,12 +297,19 @@ class Seen:
     first_token_ms: list[float] = field(default_factory=list)
     refused: Counter[int] = field(default_factory=Counter)
 
+    @property
+    def p99(self) -> float:
+        """Milliseconds; NaN without two first tokens."""
+        return self._cut(99)
+
     def row(self) -> str:
         """Return the percentiles as table cells."""
-        if len(self.first_token_ms) < 2:
-            return "- | - | -"
-        cuts = quantiles(self.first_token_ms, n=100)
-        return f"{cuts[49]:.1f} | {cuts[98]:.1f} | {max(self.first_token_ms):.1f}"
+        most = max(self.first_token_ms, default=float("nan"))
+        return f"{self._cut(50):.1f} | {self.p99:.1f} | {most:.1f}"
+
+    def _cut(self, percent: int) -> float:
+        some = self.first_token_ms
+        return quantiles(some, n=100)[percent - 1] if len(some) > 1 else float("nan")
 
 
 async def _nothing(target: Target) -> None:
@@ -331,13 +399,23 @@ _FILE: Final = (
 )
 _PARTS: Final = _PART * (16 * 2**20 // len(_PART))
 _MULTIPART: Final = f"content-type: {_OF_FORM['content-type']}"
-_STREAM: Final = {"prompt": "a", "max_tokens": 4_000, "stream": True, "ignore_eos": True}
+_STREAM: Final = {"prompt": "a", "max_tokens": 2_000, "stream": True, "ignore_eos": True}
 _CHAT: Final = [{"role": "user", "content": "word " * 18_000}]
 _KEPT: Final = {"prompt": "a", "n": 128, "logprobs": 20, "max_tokens": 200, "background": True}
 _BYTES: Final = b"1\r\nx\r\n" * 40_000
 _FORM: Final = "content-type: application/x-www-form-urlencoded"
 _JSON: Final = "content-type: application/json"
 _LARGE: Final = tuple(f"x-{number}: {'a' * 600}" for number in range(80))
+
+_FILLING: Final = {
+    "groups": posts(3, _same(**_STREAM, n=128)),
+    "more-groups": posts(12, _same(**_STREAM, n=128)),
+    "small-groups": posts(60, _same(**_STREAM, n=16)),
+    "streams": posts(300, _same(**_STREAM)),
+    "slow-readers": slow(60, **_STREAM, n=8),
+}
+"""Attacks that hold every sequence of the engine."""
+_FILLING["everything"] = together(*_FILLING.values())
 
 ATTACKS: Final = (
     Attack("alone", _nothing),
@@ -359,9 +437,12 @@ ATTACKS: Final = (
     Attack("console", pages("/console", "/console/usage", "/console/requests", needs_session=True)),
     Attack("exports", pages("/console/usage.csv", "/console/requests.csv", needs_session=True)),
     Attack("sessions", _sessions),
-    Attack("groups", posts(3, _same(**_STREAM, n=128))),
-    Attack("small-groups", posts(60, _same(**_STREAM, n=16))),
-    Attack("streams", posts(300, _same(**_STREAM))),
+    *(
+        Attack(f"{prefix}{name}{suffix}", work, engine=engine, tenants=tenants, fills=True)
+        for prefix, engine in (("", Engine.SCRIPTED), ("engine-", Engine.VLLM))
+        for suffix, tenants in (("", 1), ("-of-ten", 10))
+        for name, work in _FILLING.items()
+    ),
     Attack("engine-alone", _nothing, engine=Engine.VLLM),
     Attack("engine-plain", posts(70, _same(prompt="a")), engine=Engine.VLLM),
     Attack("engine-grammars", posts(70, _grammars), engine=Engine.VLLM),
@@ -404,13 +485,17 @@ def _client(url: str, key: str, *, connections: int) -> httpx.AsyncClient:
     return httpx.AsyncClient(
         base_url=url,
         headers={
-            "authorization": f"Bearer {key}",
+            **_authorization(key),
             "content-type": "application/json",
             "x-api-dialect": "vllm",
         },
         timeout=_RESPONSE_SECONDS,
         limits=httpx.Limits(max_connections=connections),
     )
+
+
+def _authorization(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"} if key else {}
 
 
 async def ask(url: str, key: str, *, seconds: float, look: Callable[[], None]) -> Seen:
@@ -432,11 +517,13 @@ async def ask(url: str, key: str, *, seconds: float, look: Callable[[], None]) -
     return seen
 
 
-def measure(system: System, name: str, *, seconds: float, after_seconds: float) -> bool:
-    """Attack a deployment, print a table row, and return whether the goals were met."""
+def measure(system: System, attack_: Attack, *, seconds: float, after_seconds: float) -> bool:
+    """Attack a system, print a table row, and return whether the goals were met."""
+    name = attack_.name
     (url,) = system.urls(1)
     (gateway,) = next(iter(system.groups(1).values()))
-    own, other = system.key(ATTACKER), system.key(OTHER)
+    own = [system.key(f"{ATTACKER}-{number}") for number in range(attack_.tenants)]
+    other = system.key(OTHER)
     most = 0.0
 
     def look() -> None:
@@ -444,7 +531,7 @@ def measure(system: System, name: str, *, seconds: float, after_seconds: float) 
         most = max(most, resident_mib(gateway))
 
     # Load everything that requests share before measuring memory.
-    asyncio.run(ask(url, other, seconds=2.0, look=look))
+    alone = asyncio.run(ask(url, other, seconds=ALONE_SECONDS, look=look))
     before = most = resident_mib(gateway)
     context = multiprocessing.get_context("spawn")
     has_begun = context.Event()
@@ -460,12 +547,39 @@ def measure(system: System, name: str, *, seconds: float, after_seconds: float) 
     time.sleep(after_seconds)
     after = resident_mib(gateway)
     refused = sum(seen.refused.values())
-    shown = name if system.name == Sluice.name else f"{name}, {system.name}"
-    click.echo(f"| {shown} | {seen.row()} | {refused} | {before:.0f} | {most:.0f} | {after:.0f} |")
-    if len(seen.first_token_ms) < 2:
-        return False
-    p99 = quantiles(seen.first_token_ms, n=100)[98]
-    return p99 < GOAL_MS and not refused and after < before * GOAL_MEMORY
+    title = name if system.name == Sluice.name else f"{name}, {system.name}"
+    click.echo(
+        f"| {title} | {alone.p99:.1f} | {seen.row()} | {refused} | {before:.0f} | {most:.0f} "
+        f"| {after:.0f} |"
+    )
+    goal = alone.p99 + 1_000 * GOAL_STEPS * STEP_SECONDS if attack_.fills else GOAL_MS
+    # NaN, if it saw no two first tokens, is no success.
+    return seen.p99 < goal and not refused and after < before * GOAL_MEMORY
+
+
+@contextlib.contextmanager
+def _systems(
+    deployment: Deployment, settings: Mapping[str, str], *, has_vllm: bool, has_unpreempted: bool
+) -> Iterator[list[System]]:
+    """Run Sluice, and the systems beside it."""
+    with contextlib.ExitStack() as stack:
+
+        def folder() -> Path:
+            return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sluice-bench-")))
+
+        systems: list[System] = [
+            stack.enter_context(running_sluice(deployment, folder(), settings=settings))
+        ]
+        if has_unpreempted:
+            off = {**settings, "SLUICE_PREEMPTED_SHARE": "0"}
+            systems.append(
+                stack.enter_context(
+                    running_sluice(deployment, folder(), name="without preemption", settings=off)
+                )
+            )
+        if has_vllm:
+            systems.append(stack.enter_context(running_vllm_server(deployment, folder())))
+        yield systems
 
 
 @click.command("attacks")
@@ -488,33 +602,35 @@ def measure(system: System, name: str, *, seconds: float, after_seconds: float) 
     is_flag=True,
     help="Attack vLLM's own server with each attack on vLLM, too.",
 )
+@click.option(
+    "--beside-unpreempted",
+    is_flag=True,
+    help="Attack a deployment without preemption, too.",
+)
 def main(
-    *, names: tuple[str, ...], seconds: float, after: float, unlimited: bool, beside_vllm: bool
+    *,
+    names: tuple[str, ...],
+    seconds: float,
+    after: float,
+    unlimited: bool,
+    beside_vllm: bool,
+    beside_unpreempted: bool,
 ) -> None:
     """Attack a gateway with all attacks or with the named ones."""
     settings = {"SLUICE_UNPAID_REQUESTS_PER_MINUTE": "0"} if unlimited else {}
-    click.echo("| attack | p50 ms | p99 ms | most ms | refused | MiB before | most | after |")
-    click.echo("|---|---|---|---|---|---|---|---|")
+    columns = ("alone p99", "p50 ms", "p99 ms", "most ms", "refused", "MiB before", "most", "after")
+    click.echo("\n".join(table(("attack", *columns), ())))
     missed = []
     for name in names or _BY_NAME:
-        deployment = Deployment(
-            engine=_BY_NAME[name].engine,
-            max_sequences=256,
-            context_window=_BY_NAME[name].context_window,
-            step_seconds=0.001,
-        )
-        with (
-            tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder,
-            running_sluice(deployment, Path(folder), settings=settings) as sluice,
-        ):
-            if not measure(sluice, name, seconds=seconds, after_seconds=after):
-                missed.append(name)
-        if beside_vllm and deployment.engine is Engine.VLLM:
-            with (
-                tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder,
-                running_vllm_server(deployment, Path(folder)) as server,
-            ):
-                measure(server, name, seconds=seconds, after_seconds=after)
+        deployment = _BY_NAME[name].deployment
+        has_vllm = beside_vllm and deployment.engine is Engine.VLLM
+        with _systems(
+            deployment, settings, has_vllm=has_vllm, has_unpreempted=beside_unpreempted
+        ) as systems:
+            for system in systems:
+                is_met = measure(system, _BY_NAME[name], seconds=seconds, after_seconds=after)
+                if not is_met and system is systems[0]:
+                    missed.append(name)
     if missed:
         raise click.ClickException(f"goals missed: {', '.join(missed)}")
 

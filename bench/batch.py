@@ -271,7 +271,7 @@ class _System:
         capacity: float,
         batch_capacity: float,
     ) -> Turn:
-        names = ("completion_tokens", "batch_preempted_sequences")
+        names = ("completion_tokens", "preempted_sequences")
         started = time.perf_counter()
         async with asyncio.TaskGroup() as tasks:
             sent = [tasks.create_task(self._send(started, each)) for each in arrivals]
@@ -344,10 +344,10 @@ class _System:
     def _counted(self, name: str, *, suffix: str = "_total") -> float:
         with urllib.request.urlopen(self._metrics, timeout=10) as response:  # noqa: S310 - ours
             text = response.read().decode()
-        found = re.search(rf"^sluice_worker_{name}{suffix} (\S+)$", text, re.MULTILINE)
-        if found is None:
+        if f"# TYPE sluice_worker_{name}{suffix} " not in text:
             raise MeasureError(f"the worker has no metric {name}")
-        return float(found[1])
+        pattern = rf"^sluice_worker_{name}{suffix}(?:{{.*}})? (\S+)$"
+        return sum(map(float, re.findall(pattern, text, re.MULTILINE)))
 
 
 def _request(prompt: str, tokens: int = _TOKENS) -> Request:

@@ -146,6 +146,11 @@ class Load:
         return [answer for connection in self._connections for answer in connection.answers]
 
     @property
+    def open_answers(self) -> list[Answer]:
+        """Responses that are being received."""
+        return [each.answer for each in self._connections if each.answer is not None]
+
+    @property
     def begun(self) -> int:
         """Number of requests that have received their first chunk."""
         return sum(connection.begun for connection in self._connections)
@@ -202,7 +207,7 @@ class _Connection(asyncio.Protocol):
         self.begun = 0
         self._lane = lane
         self._requests: Iterator[Request] = iter(lane.requests)
-        self._answer: Answer | None = None
+        self.answer: Answer | None = None
         self._due = 0.0
         host = urlsplit(lane.url).netloc
         authorization = f"authorization: Bearer {lane.key}\r\n" if lane.key else ""
@@ -217,7 +222,7 @@ class _Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def close(self) -> None:
-        self._answer = None
+        self.answer = None
         self._transport.close()
 
     def start(self, now: float) -> None:
@@ -251,14 +256,14 @@ class _Connection(asyncio.Protocol):
         self._body = b""
         self._complete = False
         sent = time.perf_counter() if due is None else due
-        self._answer = Answer(request, self._lane.tenant, sent)
+        self.answer = Answer(request, self._lane.tenant, sent)
         line = f"POST {request.path} ".encode()
         self._transport.write(b"%b%b%d\r\n\r\n%b" % (line, self._head, len(body), body))
 
     @override
     def data_received(self, data: bytes) -> None:
         now = time.perf_counter()
-        answer = self._answer
+        answer = self.answer
         if answer is None:
             return
         self._parser.feed_data(data)
@@ -271,10 +276,10 @@ class _Connection(asyncio.Protocol):
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._answer is not None:
-            self._answer.error = f"connection lost: {exc!r}"
-            self.answers.append(self._answer)
-            self._answer = None
+        if self.answer is not None:
+            self.answer.error = f"connection lost: {exc!r}"
+            self.answers.append(self.answer)
+            self.answer = None
         self._end()
 
     # Called by the parser.
@@ -300,7 +305,7 @@ class _Connection(asyncio.Protocol):
         status = self._parser.get_status_code()
         answer.error = self._check(answer, status)
         self.answers.append(answer)
-        self._answer = None
+        self.answer = None
         if status == 200 and self._is_kept_alive:
             self.send_next()
         else:

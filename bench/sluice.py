@@ -136,10 +136,10 @@ class Sluice:
         self.urls(1)
         return [*(url for _, url in self._workers), self._operator_urls[0]]
 
-    def key(self, tenant: str) -> str:
-        """Return an API key of a tenant, created on first use."""
+    def key(self, tenant: str, *, weight: float = 1.0) -> str:
+        """Return an API key of a tenant, created on first use with a weight."""
         if tenant not in self._keys:
-            self._keys[tenant] = asyncio.run(self._create_key(tenant))
+            self._keys[tenant] = asyncio.run(self._create_key(tenant, weight))
         return self._keys[tenant]
 
     def groups(self, front_doors: int) -> dict[str, list[int]]:
@@ -197,12 +197,12 @@ class Sluice:
             repository=self._repository,
         )
 
-    async def _create_key(self, tenant: str) -> str:
+    async def _create_key(self, tenant: str, weight: float) -> str:
         database, redis = Database(self.database_url), Redis.from_url(self._redis_url)
         announcer = ChangeAnnouncer(redis)
         try:
             tenants = TenantService(database, announcer)
-            await tenants.create(tenant, tenant_id=tenant)
+            await tenants.create(tenant, tenant_id=tenant, weight=weight)
             created = await KeyService(database, announcer).create(tenant, name="bench")
             key: str = created.key.reveal()
             return key
