@@ -32,6 +32,8 @@ CLOCKED = ("gateway", "worker")
 WORKER_LEASE_SECONDS = 2.0
 """Of workers with short leases."""
 STEP_SECONDS = 0.02
+MAX_SEQUENCES = 16
+"""Of one worker: so few that a burst of one tenant leaves no room for the others."""
 COMPLETION_TOKENS = 200
 """The scripted engine ends a text here, unless the request ignores it."""
 
@@ -256,7 +258,7 @@ def _worker_variables(port: int) -> dict[str, str]:
         "SLUICE_ENGINE": "scripted",
         "SLUICE_SCRIPTED_STEP_SECONDS": str(STEP_SECONDS),
         "SLUICE_SCRIPTED_COMPLETION_TOKENS": str(COMPLETION_TOKENS),
-        "SLUICE_MAX_SEQUENCES": "64",
+        "SLUICE_MAX_SEQUENCES": str(MAX_SEQUENCES),
     }
 
 

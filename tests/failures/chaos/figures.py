@@ -35,6 +35,8 @@ class Figures:
     """Retries and reconnects of clients after a refusal or a broken connection."""
     resumed_jobs: int = 0
     """Counted by the gateways, less what a gateway counted just before it was killed."""
+    preempted_sequences: int = 0
+    """Counted by the workers, less what a worker counted just before it was killed."""
     paused_streams: int = 0
     pause_p50_seconds: float = 0.0
     pause_p99_seconds: float = 0.0
@@ -75,6 +77,7 @@ class Figures:
             ("completion tokens received", f"{self.tokens}"),
             ("retries and reconnects of clients", f"{self.returns}"),
             ("jobs resumed on another worker", f"{self.resumed_jobs}"),
+            ("sequences preempted", f"{self.preempted_sequences}"),
             ("streams with a pause over half a second", f"{self.paused_streams}"),
             ("length of such a pause, p50 / p99 / longest", f"{pauses} s"),
             ("seconds in which the machine stalled", f"{self.standstill_seconds:.1f}"),

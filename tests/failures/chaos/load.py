@@ -72,9 +72,10 @@ class Load:
                 self._begin(self._client())
 
     def burst(self, requests: int) -> None:
-        """Send further requests at once, of clients that come only once."""
+        """Send further requests of one tenant at once, of clients that come only once."""
+        tenant = self.rng.choice(sorted(self.keys))
         for _ in range(requests):
-            self._begin(self._next()[1].run())
+            self._begin(self._next(tenant)[1].run())
 
     def _begin(self, client: Coroutine[Any, Any, None]) -> None:
         task = self._tasks.create_task(client)
@@ -97,13 +98,13 @@ class Load:
             if history.ending in (Ending.REFUSED, Ending.UNREACHED):
                 await asyncio.sleep(1)
 
-    def _next(self) -> tuple[History, "ClientRequest"]:
+    def _next(self, tenant: str = "") -> tuple[History, "ClientRequest"]:
         rng = self.rng
         (behaviour,) = rng.choices(list(self.behaviours), list(self.behaviours.values()))
         recipe = rng.choice(
             [each for each in self.recipes if each.may_stream or behaviour not in _STREAMED]
         )
-        tenant = rng.choice(sorted(self.keys))
+        tenant = tenant or rng.choice(sorted(self.keys))
         history = History(len(self.histories), recipe.name, behaviour, tenant)
         self.histories.append(history)
         return history, ClientRequest(

@@ -65,12 +65,12 @@ IDLE_METRICS = {
     "worker": ("sluice_worker_jobs_running", "sluice_worker_sequences_running"),
 }
 RESUMED = "sluice_gateway_resumed_jobs_total"
-PREEMPTED = "sluice_worker_batch_preempted_sequences_total"
+PREEMPTED = "sluice_worker_preempted_sequences_total"
 BURST = 40
-"""Requests at once, more than workers full of batch jobs have room for."""
+"""Requests of one tenant at once, more than the workers have room for."""
 BURST_SECONDS = 2.0
 """After a burst, a worker preempts within this time or not at all."""
-BURST_EVERY_SECONDS = 60.0
+BURST_EVERY_SECONDS = 20.0
 
 
 Disturb = Callable[[Load, FaultInjector], Awaitable[None]]
@@ -246,6 +246,7 @@ class Run:
         self._standstills = standstills
         self._say = say
         self._resumed: dict[tuple[str, int], float] = {}
+        self._preempted: dict[tuple[str, int], float] = {}
         self._keys: dict[str, str] = {}
         self._recipes: list[Recipe] = []
         self._batches = Batches([], {}, [], 0)
@@ -312,6 +313,7 @@ class Run:
         figures.violations = len(violations)
         figures.standstill_seconds = sum(each.ended - each.began for each in self._standstills)
         figures.lines, figures.batches = len(batches.histories), batches.ended
+        figures.preempted_sequences = round(sum(self._preempted.values()))
         figures_of(figures, load.histories, injector.log, resumed_jobs=sum(self._resumed.values()))
         return Report(
             options, began, load.histories, injector, violations, figures, batches.histories
@@ -323,37 +325,39 @@ class Run:
         self._say(f"{options.clients} clients, a fault each {options.every:g} s ...")
         await asyncio.sleep(1)
         if options.seconds is None:
-            if options.lines:
-                await self._kill_preempting(load, injector)
+            await self._kill_preempting(load, injector)
             await injector.run_all(each_once(options.seed, kinds), every=options.every)
         else:
             until = time.monotonic() + options.seconds
-            bursts = asyncio.create_task(self._bursts(load, injector))
-            await injector.run(
-                schedule(options.seed, kinds),
-                every=options.every,
-                is_over=lambda: time.monotonic() > until and self._batches.is_over,
-            )
-            await bursts
+
+            def is_over() -> bool:
+                return time.monotonic() > until and self._batches.is_over
+
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._bursts(load, injector, is_over))
+                await injector.run(
+                    schedule(options.seed, kinds), every=options.every, is_over=is_over
+                )
         # The number and behaviours of requests meanwhile depend on the machine.
         while completed(load.histories) < options.completions or (
             completed_behaviours(load.histories) < options.behaviours.keys()
         ):
             await asyncio.sleep(SAMPLE_SECONDS)
 
-    async def _bursts(self, load: Load, injector: FaultInjector) -> None:
-        """Kill a worker while it preempts, again and again while batches run."""
-        while not self._batches.is_over:
+    async def _bursts(
+        self, load: Load, injector: FaultInjector, is_over: Callable[[], bool]
+    ) -> None:
+        """Kill a worker while it preempts, again and again."""
+        while not is_over():
             await self._kill_preempting(load, injector)
             await asyncio.sleep(BURST_EVERY_SECONDS)
 
     async def _kill_preempting(self, load: Load, injector: FaultInjector) -> None:
-        """Send requests to workers that are full of batch jobs, and kill the first that preempts.
-
-        Returns without a kill if the batches end before.
+        """Let one tenant send more requests than there is room for, and kill the first worker that
+        preempts: batch jobs, or this tenant's for those of the other clients.
         """
         workers = self.deployment.named("worker")
-        while not self._batches.is_over:
+        while True:
             before = {each.name: await self._metric(each, PREEMPTED) for each in workers}
             load.burst(BURST)
             deadline = time.monotonic() + BURST_SECONDS
@@ -439,16 +443,17 @@ class Run:
 
     @asynccontextmanager
     async def _sampling(self, load: Load) -> AsyncIterator[None]:
-        """Read the counters of gateways regularly, because a killed gateway loses them."""
+        """Read counters regularly, because a killed process loses them."""
+        sampled = {"gateway": (RESUMED, self._resumed), "worker": (PREEMPTED, self._preempted)}
 
         async def sample() -> None:
             last_report = time.monotonic()
             while True:
-                for member in self.deployment.named("gateway"):
-                    if member.was_ready and not member.is_busy:
-                        value = await self._metric(member, RESUMED)
-                        if value:
-                            self._resumed[member.name, member.starts] = value
+                for member in self.deployment.members.values():
+                    if member.role in sampled and member.was_ready and not member.is_busy:
+                        metric, counts = sampled[member.role]
+                        if value := await self._metric(member, metric):
+                            counts[member.name, member.starts] = value
                 await asyncio.sleep(SAMPLE_SECONDS)
                 if time.monotonic() - last_report > 30:
                     last_report = time.monotonic()
