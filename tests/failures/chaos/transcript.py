@@ -1,4 +1,4 @@
-"""What a client received of one completion or chat, over all its connections."""
+"""What a client received of one completion, chat, message or response, over all its connections."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +9,17 @@ _LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset", "content")
 """Lists of log-probabilities: those of completions, and the last one of chats."""
 _REASONING = ("reasoning_content", "reasoning")
 """Names of the member with the reasoning, by dialect."""
+_PARTS = {
+    "text_delta": ("text", "text"),
+    "thinking_delta": ("reasoning", "thinking"),
+    "input_json_delta": ("arguments", "partial_json"),
+    "response.output_text.delta": ("text", "delta"),
+    "response.reasoning_text.delta": ("reasoning", "delta"),
+    "response.function_call_arguments.delta": ("arguments", "delta"),
+}
+"""Pieces of messages and responses: what they add to, and their member with it."""
+_CALLS = ("tool_use", "function_call")
+_ENDS = ("message_stop", "response.completed", "response.incomplete")
 
 
 @dataclass(slots=True)
@@ -136,11 +147,40 @@ class Transcript:
             choice = self.choices.setdefault(piece["index"], ReceivedChoice())
             self.after_end += choice.finish_reason is not None
             choice.add(event.get("id", ""), piece)
-        if event.get("usage") and self.error is None:
-            counts = event["usage"]
-            self.usage = {each: counts[each] for each in ("prompt_tokens", "completion_tokens")}
-            details = counts.get("completion_tokens_details") or {}
-            self.reasoning_tokens = details.get("reasoning_tokens")
+        body: dict[str, Any] = event.get("response") or event
+        if "type" in event:
+            self._add_part(event["type"], event, body)
+        if body.get("usage") and self.error is None:
+            self._count(body["usage"])
+
+    def _add_part(self, kind: str, event: dict[str, Any], body: dict[str, Any]) -> None:
+        """Record an event of a message or a response."""
+        choice = self.choices.setdefault(0, ReceivedChoice())
+        self.error = body.get("error") or self.error
+        block = event.get("content_block") or event.get("item") or {}
+        if kind in ("content_block_start", "response.output_item.added") and (
+            block["type"] in _CALLS
+        ):
+            choice.calls.append(ReceivedCall(block["name"]))
+        piece = event["delta"] if kind == "content_block_delta" else event
+        if part := _PARTS.get(piece["type"]):
+            member, name = part
+            owner = choice.calls[-1] if member == "arguments" else choice
+            setattr(owner, member, getattr(owner, member) + piece[name])
+        if kind == "message_delta":
+            choice.finish_reason = event["delta"]["stop_reason"]
+            choice.stop_reason = event["delta"]["stop_sequence"]
+        elif kind in _ENDS:
+            self.is_done = True
+            choice.finish_reason = body.get("status", choice.finish_reason)
+
+    def _count(self, counts: dict[str, Any]) -> None:
+        names = ("prompt", "completion") if "prompt_tokens" in counts else ("input", "output")
+        prompt, completion = (counts[f"{name}_tokens"] for name in names)
+        prompt += counts.get("cache_read_input_tokens", 0)
+        self.usage = {"prompt_tokens": prompt, "completion_tokens": completion}
+        details = counts.get(f"{names[1]}_tokens_details") or {}
+        self.reasoning_tokens = details.get("reasoning_tokens")
 
     def difference(self, expected: "Transcript") -> str:
         """Describe the difference from the expected response; empty if there is none so far.

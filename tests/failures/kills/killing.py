@@ -39,6 +39,10 @@ ENGINE = {
 }
 
 
+_TOKEN_PATHS = ("/v1/completions", "/v1/chat/completions")
+"""Where token ids and usage are options."""
+
+
 @dataclass(frozen=True, slots=True)
 class StreamRequest:
     """A request for a stream."""
@@ -48,14 +52,13 @@ class StreamRequest:
 
     @property
     def streamed(self) -> dict[str, Any]:
-        """The body, with the options for streams."""
-        return {
-            "model": MODEL,
-            "return_token_ids": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            **self.body,
-        }
+        """The body, with the options for streams, unless it says that it is none."""
+        body = {"model": MODEL, "stream": True, **self.body}
+        if self.path in _TOKEN_PATHS:
+            body["return_token_ids"] = True
+            if body["stream"]:
+                body["stream_options"] = {"include_usage": True}
+        return body
 
 
 @contextmanager
@@ -125,6 +128,7 @@ async def _read_once(
     assert reply.is_complete, f"{stream_request.body}: the connection broke after {transcript}"
     if not reply.is_stream:
         transcript.add(reply.json)
+        transcript.is_done = not transcript.error
     return transcript, _retry_after(reply, transcript)
 
 
@@ -203,22 +207,17 @@ async def undisturbed(stack: Stack, key: str, streams: Sequence[StreamRequest]) 
 
 
 async def read_under_kills(
-    stack: Stack,
-    key: str,
-    streams: Sequence[StreamRequest],
-    expected: Sequence[Transcript],
-    *,
-    kills: int,
+    stack: Stack, streams: Sequence[tuple[str, StreamRequest, Transcript]], *, kills: int
 ) -> list[int]:
     """Assert that each stream equals the expected one while workers are killed.
 
-    Return how often the streams were read.
+    Each has the key of its tenant. Return how often the streams were read.
     """
     is_over = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
         readers = [
             tasks.create_task(keep_reading(stack, key, each, expected=reported, is_over=is_over))
-            for each, reported in zip(streams, expected, strict=True)
+            for key, each, reported in streams
         ]
         await kill_repeatedly(stack, kills, random.Random(1))
         is_over.set()
@@ -231,18 +230,23 @@ def assert_kills_change_nothing(
     *,
     kills: int,
     check: Callable[[Sequence[Transcript]], None] = lambda _: None,
+    others: Sequence[StreamRequest] = (),
 ) -> None:
     """Assert that each stream is the same with and without kills.
 
-    `check` receives the undisturbed transcripts.
+    `check` receives the undisturbed transcripts. Another tenant reads `others` meanwhile.
     """
     start_workers(stack)
-    key, before, gone = stack.key(), metric(stack.operators, RESUMED), metric(stack.operators, GONE)
+    key, other = stack.key(), stack.key("other")
+    before, gone = metric(stack.operators, RESUMED), metric(stack.operators, GONE)
 
     async def prove() -> list[int]:
         expected = await undisturbed(stack, key, streams)
         check(expected)
-        return await read_under_kills(stack, key, streams, expected, kills=kills)
+        both = [(key, *pair) for pair in zip(streams, expected, strict=True)]
+        expected = await undisturbed(stack, other, others)
+        both += [(other, *pair) for pair in zip(others, expected, strict=True)]
+        return await read_under_kills(stack, both, kills=kills)
 
     times = uvloop.run(prove())
     resumed = metric(stack.operators, RESUMED) - before
