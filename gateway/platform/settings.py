@@ -91,9 +91,7 @@ def _check_windows(values: tuple[str, ...]) -> tuple[str, ...]:
     return values
 
 
-def _check_public_url(value: str | None) -> str | None:
-    if value is None:
-        return None
+def _check_public_url(value: str) -> str:
     parts = urlsplit(value)
     is_origin = value.rstrip("/") == f"{parts.scheme}://{parts.netloc}"
     if parts.scheme not in ("http", "https") or not parts.hostname or "@" in value or not is_origin:
@@ -101,12 +99,10 @@ def _check_public_url(value: str | None) -> str | None:
     return value.rstrip("/")
 
 
-def _link(name: str) -> Callable[[str | None], str | None]:
+def _link(name: str) -> Callable[[str], str]:
     """Return a check of the template of a link with one name in braces."""
 
-    def check(value: str | None) -> str | None:
-        if value is None:
-            return None
+    def check(value: str) -> str:
         parts = urlsplit(value)
         # Other braces, such as braces of JSON in a query, must be percent-encoded.
         is_template = value.count("{") == value.count("}") == value.count(f"{{{name}}}") > 0
@@ -117,9 +113,7 @@ def _link(name: str) -> Callable[[str | None], str | None]:
     return check
 
 
-def _check_issuer(value: str | None) -> str | None:
-    if value is None:
-        return None
+def _check_issuer(value: str) -> str:
     parts = urlsplit(value)
     is_local = parts.scheme == "http" and parts.hostname in ("127.0.0.1", "::1", "localhost")
     if not (parts.scheme == "https" or is_local) or not parts.hostname:
@@ -410,7 +404,7 @@ class Settings(BaseSettings):
     """Whether the console is served at /console, on each of the two ports for its audience."""
     status_page: bool = True
     """Whether everybody may read the state of the service at /status, on the customers' port."""
-    public_url: Annotated[str | None, AfterValidator(_check_public_url)] = None
+    public_url: Annotated[str, AfterValidator(_check_public_url)] | None = None
     """URL under which customers reach gateways, such as `https://api.example.com`. By default the
     console shows the one in the address bar."""
     console_idle_timeout: Annotated[Duration, Field(gt=timedelta(0))] = timedelta(minutes=30)
@@ -419,10 +413,10 @@ class Settings(BaseSettings):
     """How long a session of the console continues at most."""
     console_key_login: bool = True
     """Whether API keys log in to the console, also next to an identity provider."""
-    operator_public_url: Annotated[str | None, AfterValidator(_check_public_url)] = None
+    operator_public_url: Annotated[str, AfterValidator(_check_public_url)] | None = None
     """URL under which operators reach the operators' listener, if a proxy is in front of it."""
 
-    oidc_issuer: Annotated[str | None, AfterValidator(_check_issuer)] = None
+    oidc_issuer: Annotated[str, AfterValidator(_check_issuer)] | None = None
     """OpenID provider at which people log in to the console, by its `iss`; none by default."""
     oidc_client_id: str | None = None
     oidc_client_secret: SecretStr | None = None
@@ -436,11 +430,11 @@ class Settings(BaseSettings):
     oidc_operator_reader_values: CommaSeparated[tuple[str, ...]] = ()
     """Comma-separated claim values, or entries of its list, that grant the scope `admin:read`."""
 
-    tenant_dashboard_url: Annotated[str | None, AfterValidator(_link("tenant"))] = None
+    tenant_dashboard_url: Annotated[str, AfterValidator(_link("tenant"))] | None = None
     """Link from the operators' console to a dashboard of a tenant, with `{tenant}` for its id."""
-    model_dashboard_url: Annotated[str | None, AfterValidator(_link("model"))] = None
+    model_dashboard_url: Annotated[str, AfterValidator(_link("model"))] | None = None
     """Link to a dashboard of a model, with `{model}` for its name."""
-    trace_url: Annotated[str | None, AfterValidator(_link("request_id"))] = None
+    trace_url: Annotated[str, AfterValidator(_link("request_id"))] | None = None
     """Link from a receipt to the trace of its request, with `{request_id}` for the response's id,
     which traces have as `gen_ai.response.id`."""
 

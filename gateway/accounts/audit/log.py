@@ -10,12 +10,13 @@ import hashlib
 import hmac
 import re
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from sqlalchemy import desc, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
@@ -25,7 +26,7 @@ from gateway.platform.database.claims import lock_kind
 from gateway.platform.database.engine import Database
 from gateway.platform.database.paging import Page
 from gateway.platform.database.schema import unprotected_tables
-from gateway.platform.database.tables import AuditRow, record_of
+from gateway.platform.database.tables import AuditRow
 from gateway.records.times import utc_now
 
 SIGNED: Final = "audit.sign"
@@ -103,18 +104,29 @@ PAGE: Final = 1000
 _json = msgspec.json.Encoder(order="sorted").encode
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditEntry:
-    """One change, as shown to readers."""
+class AuditEntryBody(BaseModel):
+    """One change."""
 
-    sequence: int
+    model_config = ConfigDict(from_attributes=True)
+
+    object: Literal["audit.entry"] = "audit.entry"
+    sequence: int = Field(
+        description="1, 2, 3 ... without gaps, within the tenant or, for operators, the whole log."
+    )
     at: datetime
-    actor: str
+    actor: str = Field(
+        description="`key:KEY_ID`, `jwt:SUBJECT` or `system`. "
+        "Customers see operators as `operator`."
+    )
     action: str
-    tenant_id: str | None
-    subject: str
-    details: Mapping[str, Any]
-    hash: str
+    tenant: str | None = Field(validation_alias="tenant_id")
+    subject: str = Field(description="Id of the changed object.")
+    details: Annotated[dict[str, Any], BeforeValidator(msgspec.json.decode)] = Field(
+        description="The new values; never a secret."
+    )
+    hash: Annotated[str, BeforeValidator(bytes.hex)] = Field(
+        description="SHA-256 of this entry and the hash of the previous one."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +208,7 @@ class AuditLog:
 
     async def entries(
         self, *, before: int | None = None, limit: int = 100, **wanted: str | None
-    ) -> list[AuditEntry]:
+    ) -> list[AuditEntryBody]:
         """Return the newest rows, with the given `tenant_id`, `actor` and `action`."""
         query = select(AuditRow).filter_by(**_given(wanted)).order_by(desc(AuditRow.sequence))
         if before is not None:
@@ -334,9 +346,7 @@ def _signed_head(row: AuditRow) -> SignedHead | None:
         return None
 
 
-def _entry(row: AuditRow) -> AuditEntry:
-    details = msgspec.json.decode(row.details)
-    return record_of(row, AuditEntry, details=details, hash=row.hash.hex())
+_entry: Final = AuditEntryBody.model_validate
 
 
 class AuditService:
@@ -347,7 +357,7 @@ class AuditService:
 
     async def page(
         self, *, before: int | None, limit: int, **wanted: str | None
-    ) -> Page[AuditEntry]:
+    ) -> Page[AuditEntryBody]:
         """Return the newest entries as `AuditLog.entries`, before a sequence number if given."""
         async with self._database.reading() as transaction:
             entries = await AuditLog(transaction).entries(before=before, limit=limit + 1, **wanted)
@@ -355,7 +365,7 @@ class AuditService:
 
     async def page_of(
         self, tenant_id: str, *, action: str | None, before: int | None, limit: int
-    ) -> Page[AuditEntry]:
+    ) -> Page[AuditEntryBody]:
         """Return the newest entries of a tenant, numbered 1, 2, 3 ... within the tenant."""
         number = func.row_number().over(order_by=AuditRow.sequence).label("number")
         own = select(AuditRow, number).where(AuditRow.tenant_id == tenant_id).subquery()
@@ -367,7 +377,9 @@ class AuditService:
             query = query.where(own.c.number < before)
         async with self._database.reading() as transaction:
             found = await transaction.execute(query)
-            entries = [replace(_entry(each), sequence=sequence) for each, sequence in found]
+            entries = [
+                _entry(each).model_copy(update={"sequence": sequence}) for each, sequence in found
+            ]
         return Page(entries[:limit], len(entries) > limit)
 
     async def verify(

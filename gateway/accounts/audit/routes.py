@@ -1,15 +1,12 @@
 """Audit log: `GET /v1/audit` of the caller's tenant, `GET /admin/audit` of all tenants."""
 
-from collections.abc import Iterable
-from dataclasses import replace
-from datetime import datetime
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
-from gateway.accounts.audit.log import AuditEntry, AuditService
-from gateway.accounts.shared import PLAIN, PageSize, RecordBody, text_filter
+from gateway.accounts.audit.log import AuditEntryBody, AuditService
+from gateway.accounts.shared import PLAIN, PageSize, text_filter
 from gateway.http.authorization import CanManageMembers, CanSeeEverything
 from gateway.http.services import made
 from gateway.platform.database.paging import Page
@@ -31,25 +28,6 @@ After = Annotated[
     Query(ge=1, le=MAX_SEQUENCE, description="`next` of the previous page; absent: the newest."),
     PLAIN,
 ]
-
-
-class AuditEntryBody(RecordBody):
-    """One change."""
-
-    object: Literal["audit.entry"] = "audit.entry"
-    sequence: int = Field(
-        description="1, 2, 3 ... without gaps, within the tenant or, for operators, the whole log."
-    )
-    at: datetime
-    actor: str = Field(
-        description="`key:KEY_ID`, `jwt:SUBJECT` or `system`. "
-        "Customers see operators as `operator`."
-    )
-    action: str
-    tenant: str | None = Field(validation_alias="tenant_id")
-    subject: str = Field(description="Id of the changed object.")
-    details: dict[str, Any] = Field(description="The new values; never a secret.")
-    hash: str = Field(description="SHA-256 of this entry and the hash of the previous one.")
 
 
 class AuditList(BaseModel):
@@ -102,16 +80,15 @@ async def own_entries(
 ) -> AuditList:
     """Return a page of the changes of a tenant, as its members see them."""
     page = await log.page_of(principal.tenant_id, action=action, before=after, limit=limit)
-    return to_list(page, map(_for_customers, page.entries))
+    return to_list(page, [_for_customers(entry) for entry in page.entries])
 
 
-def to_list(page: Page[AuditEntry], entries: Iterable[AuditEntry]) -> AuditList:
+def to_list(page: Page[AuditEntryBody], entries: list[AuditEntryBody]) -> AuditList:
     """Return the response body of a page."""
-    data = [AuditEntryBody.of(entry) for entry in entries]
-    return AuditList(
-        data=data, has_more=page.has_more, next=data[-1].sequence if page.has_more else None
-    )
+    following = entries[-1].sequence if page.has_more else None
+    return AuditList(data=entries, has_more=page.has_more, next=following)
 
 
-def _for_customers(entry: AuditEntry) -> AuditEntry:
-    return replace(entry, actor=OPERATOR) if entry.actor.startswith(OPERATORS_ACTORS) else entry
+def _for_customers(entry: AuditEntryBody) -> AuditEntryBody:
+    is_operators = entry.actor.startswith(OPERATORS_ACTORS)
+    return entry.model_copy(update={"actor": OPERATOR}) if is_operators else entry

@@ -4,7 +4,7 @@ Tenants have these routes at `/v1/webhooks`, operators at `/admin/tenants/{tenan
 """
 
 from datetime import datetime
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path
 from pydantic import BaseModel, Field
@@ -21,7 +21,6 @@ from gateway.accounts.webhooks.service import (
     DEFAULT_THRESHOLDS,
     MAX_THRESHOLDS,
     MAX_URL_CHARACTERS,
-    WebhookEvent,
     WebhookService,
 )
 from gateway.http.bounded_route import BoundedRoute
@@ -101,11 +100,6 @@ class SentEventBody(BaseModel):
     type: str
     created_at: datetime
 
-    @classmethod
-    def of(cls, event: WebhookEvent) -> Self:
-        """Return the response body of an event."""
-        return cls(id=event.id, type=event.name.kind, created_at=event.created_at)
-
 
 router = APIRouter(prefix="/webhooks", tags=["Webhooks"], route_class=BoundedRoute)
 authorize_tenant = own_tenant(Scope.KEYS, of_tenant=True)
@@ -162,4 +156,5 @@ async def try_webhook(
     webhooks: Webhooks, caller: CallerOfTenant, webhook_id: WebhookId
 ) -> SentEventBody:
     """Send the event `webhook.test` within seconds, at most once a minute."""
-    return SentEventBody.of(await webhooks.test(caller.tenant_id, webhook_id))
+    sent = await webhooks.test(caller.tenant_id, webhook_id)
+    return SentEventBody(id=sent.id, type=sent.name.kind, created_at=sent.created_at)

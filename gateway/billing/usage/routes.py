@@ -21,14 +21,13 @@ from gateway.billing.usage.schemas import (
     AnyReceiptList,
     AnyUsageBody,
     AnyUsageList,
-    LatencyBody,
     ReceiptBody,
     ReceiptList,
     UsageBody,
     UsageList,
     receipt_fields,
 )
-from gateway.billing.usage.service import UsageService
+from gateway.billing.usage.service import LatencyBody, UsageService
 from gateway.http.authorization import CanSeeEverything, requires
 from gateway.http.services import made
 from gateway.records.errors import PermissionDeniedError, shown
@@ -130,8 +129,7 @@ async def latency(
     Sluice counts requests in buckets that are 41 % apart, and interpolates within a bucket.
     Visibility is the same as for the sums.
     """
-    found = await ledger.latency(own_usage(principal, wanted), span)
-    return LatencyBody(requests=found.requests, p50_ms=found.p50_ms, p99_ms=found.p99_ms)
+    return await ledger.latency(own_usage(principal, wanted), span)
 
 
 @router.get("/v1/usage/requests/{request_id}", summary="Get the receipt of a request")

@@ -66,15 +66,6 @@ class AnyUsageList(_Report[AnyUsageBody]):
     """A page of a usage report over any tenants."""
 
 
-class LatencyBody(BaseModel):
-    """Time from the admission to the first token."""
-
-    object: Literal["usage.latency"] = "usage.latency"
-    requests: int = Field(description="Requests that had a first token.")
-    p50_ms: int | None
-    p99_ms: int | None
-
-
 class Prices(BaseModel):
     """Prices that applied when the request was admitted."""
 

@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Literal, NamedTuple
 
+from pydantic import BaseModel, Field
 from sqlalchemy import (
     ColumnElement,
     Select,
@@ -335,18 +336,13 @@ def _record(row: Sequence[Any]) -> UsageRecord:
     return UsageRecord(**columns, created_ms=to_ms(created_at), ended_ms=to_ms(ended_at))
 
 
-@dataclass(frozen=True, slots=True)
-class Latency:
-    """Time from the admission to the first token; None without requests that had one."""
+class LatencyBody(BaseModel):
+    """Time from the admission to the first token."""
 
-    requests: int
+    object: Literal["usage.latency"] = "usage.latency"
+    requests: int = Field(description="Requests that had a first token.")
     p50_ms: int | None
     p99_ms: int | None
-
-    @classmethod
-    def of(cls, first_tokens: Sequence[int]) -> Self:
-        """Return the latency of requests, given by their numbers in each bucket."""
-        return cls(sum(first_tokens), quantile_ms(first_tokens, 50), quantile_ms(first_tokens, 99))
 
 
 class UsageService:
@@ -415,13 +411,15 @@ class UsageService:
             )
         return Page(records[-limit:], len(records) > limit)
 
-    async def latency(self, wanted: UsageFilter, span: Span) -> Latency:
+    async def latency(self, wanted: UsageFilter, span: Span) -> LatencyBody:
         """Return the time to the first token, without lines of batches."""
         async with self._database.snapshot() as transaction:
             store = UsageStore(transaction)
             dirty = await store.dirty_hours(span)
             sources = choose_sources(span, dirty, by_hour=False)
-            return Latency.of(await store.first_tokens(wanted, sources))
+            counts = await store.first_tokens(wanted, sources)
+        p50_ms, p99_ms = (quantile_ms(counts, percent) for percent in (50, 99))
+        return LatencyBody(requests=sum(counts), p50_ms=p50_ms, p99_ms=p99_ms)
 
     async def request(self, wanted: UsageFilter, request_id: str) -> UsageRecord:
         """Return one request. Raises NotFoundError, also if it belongs to somebody else."""

@@ -5,7 +5,7 @@ from typing import Any
 from redis.asyncio import Redis
 
 from contract.keys import KEY_EVENTS
-from gateway.accounts.audit.log import AuditEntry, AuditLog, AuditService
+from gateway.accounts.audit.log import AuditEntryBody, AuditLog, AuditService
 from gateway.platform.database.engine import Database
 from gateway.platform.database.tables import PlanRow
 from gateway.records.grants import BOUNDS, Grant
@@ -32,7 +32,7 @@ async def add_plan(database: Database, plan_id: str) -> None:
         transaction.add(plan_row(plan_id))
 
 
-async def audited(database: Database) -> list[AuditEntry]:
+async def audited(database: Database) -> list[AuditEntryBody]:
     """Return the audit log, oldest first, after a check of its chain."""
     assert (await AuditService(database).verify()).broken_at is None
     async with database.reading() as transaction:

@@ -87,7 +87,7 @@ async def test_change_is_saved_audited_and_announced_or_nothing_of_it(
     ]
     assert await announced(redis) == [{b"tenant": b"acme"}] * 2
     # `audited` verifies that the failures leave no gap.
-    rows = [(row.action, row.actor, row.tenant_id, row.subject) for row in await audited(database)]
+    rows = [(row.action, row.actor, row.tenant, row.subject) for row in await audited(database)]
     assert rows == [
         ("plan.create", "cli:ada", "acme", "first"),
         ("plan.create", "cli:ada", "acme", "third"),

@@ -235,7 +235,7 @@ async def test_every_change_is_audited_without_a_secret(
     for _ in range(2):
         await keys.revoke("acme", id_, actor="key:k")
     rows = [row for row in await audited(database) if row.subject == id_]
-    assert [(row.action, row.actor, row.tenant_id) for row in rows] == [
+    assert [(row.action, row.actor, row.tenant) for row in rows] == [
         ("key.create", "jwt:ada", "acme"),
         ("key.update", "system", "acme"),
         ("key.rotate", "key:k", "acme"),

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import update
 
-from gateway.accounts.audit.log import AuditEntry, AuditLog, AuditService
+from gateway.accounts.audit.log import AuditEntryBody, AuditLog, AuditService
 from gateway.accounts.keys import service as key_expiry
 from gateway.accounts.keys.service import KeyService, audit_expired_keys
 from gateway.accounts.tenants.service import TenantService
@@ -28,7 +28,7 @@ async def key_ids(tenants: TenantService, keys: KeyService) -> list[str]:
     return [each.record.id for each in created]
 
 
-async def _entries(database: Database) -> list[AuditEntry]:
+async def _entries(database: Database) -> list[AuditEntryBody]:
     async with database.reading() as transaction:
         found = await AuditLog(transaction).entries(tenant_id="acme", limit=1000)
     return [entry for entry in found if entry.action == "key.expired"]

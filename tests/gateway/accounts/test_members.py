@@ -64,7 +64,7 @@ async def test_changes_are_audited_and_announced(
     assert (await members.page("acme", PageRequest())).entries == []
     assert await announced(redis) == [{b"tenant": b"acme"}] * 3
     rows = [row for row in await audited(database) if row.subject == added.id]
-    assert [(row.action, row.actor, row.tenant_id, row.details) for row in rows] == [
+    assert [(row.action, row.actor, row.tenant, row.details) for row in rows] == [
         (
             *("member.add", "jwt:boss", "acme"),
             {"subject": SUBJECT, "name": SUBJECT, "role": "viewer"},

@@ -49,7 +49,7 @@ async def test_options_are_changed_one_by_one_audited_and_announced(
     assert await projects.get("acme", made.id) == changed
     assert await announced(redis) == [{b"tenant": b"acme"}] * 2
     rows = [row for row in await audited(database) if row.subject == made.id]
-    assert [(row.action, row.actor, row.tenant_id, row.details) for row in rows] == [
+    assert [(row.action, row.actor, row.tenant, row.details) for row in rows] == [
         ("project.create", "system", "acme", {"name": "shop", "limits": {"tokens_per_day": 5}}),
         ("project.update", "key:k", "acme", {"name": "store"}),
         (

@@ -206,7 +206,7 @@ async def test_every_change_is_audited_with_its_values(
         ("tenant.suspend", "key:k", {}),
         ("tenant.activate", "system", {}),
     ]
-    assert {(row.tenant_id, row.subject) for row in rows} == {("acme", "acme")}
+    assert {(row.tenant, row.subject) for row in rows} == {("acme", "acme")}
 
 
 async def test_refused_change_leaves_no_audit_entry(

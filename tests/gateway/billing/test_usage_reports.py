@@ -20,7 +20,7 @@ from gateway.billing.ledger.rollups import Rollups
 from gateway.billing.usage.parts import Dimension, UsageFilter, UsageSums
 from gateway.billing.usage.periods import DAY, HOUR, Bucket, Span
 from gateway.billing.usage.service import (
-    Latency,
+    LatencyBody,
     ReportRequest,
     UsageReport,
     UsageService,
@@ -367,9 +367,9 @@ async def test_latency_is_that_of_all_requests_with_a_token(database: Database) 
     for percent, shown in ((50, found.p50_ms), (99, found.p99_ms)):
         assert shown == pytest.approx(measured[len(measured) * percent // 100], rel=0.2)
     longest = await reports.latency(UsageFilter(tenant_id="other"), whole)
-    assert longest == Latency(1, p50_ms=BOUNDS_MS[-1], p99_ms=BOUNDS_MS[-1])
+    assert longest == LatencyBody(requests=1, p50_ms=BOUNDS_MS[-1], p99_ms=BOUNDS_MS[-1])
     nothing = await reports.latency(UsageFilter(tenant_id="nobody"), whole)
-    assert nothing == Latency(0, p50_ms=None, p99_ms=None)
+    assert nothing == LatencyBody(requests=0, p50_ms=None, p99_ms=None)
 
 
 @pytest.mark.parametrize(

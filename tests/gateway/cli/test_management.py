@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from gateway.accounts.audit.log import AuditEntry, AuditLog
+from gateway.accounts.audit.log import AuditEntryBody, AuditLog
 from gateway.platform.database.engine import Database
 from gateway.platform.settings import load_settings
 from tests.support.cases import case
@@ -31,8 +31,8 @@ def _error(result: Result) -> str:
     return line.removeprefix("Error: ")
 
 
-def _audited() -> list[AuditEntry]:
-    async def read() -> list[AuditEntry]:
+def _audited() -> list[AuditEntryBody]:
+    async def read() -> list[AuditEntryBody]:
         database = Database(load_settings().database_url.get_secret_value())
         try:
             async with database.reading() as transaction:
