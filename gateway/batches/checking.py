@@ -13,8 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from contract.dialect import Dialect
 from gateway.auth.authenticator import Authenticator
 from gateway.batches.claimed import BatchSlots
-from gateway.batches.files.service import FileService
-from gateway.batches.files.store import Owner
+from gateway.batches.files.service import FileService, Owner
 from gateway.batches.finishing import add_end_events
 from gateway.batches.principals import principal_of
 from gateway.batches.store import BatchStore

@@ -13,8 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.accounts.webhooks.service import EventName, add_events, make_event, webhooks_of
 from gateway.batches.claimed import BatchSlots
-from gateway.batches.files.service import FileService
-from gateway.batches.files.store import FileStore
+from gateway.batches.files.service import FileService, FileStore
 from gateway.batches.lines import CANCELLED, EXPIRED, Result, custom_id_of, line_id_of, unfinished
 from gateway.batches.results import ResultFiles, error_id_of, output_id_of
 from gateway.batches.store import RUNNING, BatchStore

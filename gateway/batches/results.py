@@ -6,8 +6,7 @@ from typing import Final, NamedTuple
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from gateway.batches.files.service import FileService
-from gateway.batches.files.store import FileStore
+from gateway.batches.files.service import FileService, FileStore
 from gateway.batches.lines import Result
 from gateway.batches.store import BatchStore, Progress
 from gateway.batches.validation import MAX_ERRORS, UNREADABLE_CODE, error_of

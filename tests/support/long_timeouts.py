@@ -28,7 +28,7 @@ def wait_for_sandboxes() -> None:
 def wait_for_stores() -> None:
     """Let requests wait for Redis and the database. Refused connections fail at once."""
     from gateway.completions.stored import service as responses
-    from gateway.limits import endings
+    from gateway.limits import reservations as endings
     from gateway.platform import redis_client
     from gateway.platform.database import engine
     from gateway.process import health

@@ -18,8 +18,8 @@ from gateway.batches.files.service import (
     MIN_RETENTION_SECONDS,
     FileReader,
     FileService,
+    Owner,
 )
-from gateway.batches.files.store import Owner
 from gateway.batches.files.upload import Uploads
 from gateway.dialects.parameters import ignored_header
 from gateway.http.allowances import UnpaidRequests

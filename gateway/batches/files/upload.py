@@ -10,8 +10,7 @@ from fastapi import Request
 from python_multipart.multipart import MAX_BOUNDARY_LENGTH, parse_options_header
 from starlette.requests import ClientDisconnect
 
-from gateway.batches.files.service import Bound, FileService, read_retention
-from gateway.batches.files.store import Owner
+from gateway.batches.files.service import Bound, FileService, Owner, read_retention
 from gateway.dialects.parameters import reject_ignored
 from gateway.http.allowances import Intake
 from gateway.http.content_coding import content_coding

@@ -16,10 +16,9 @@ from gateway.accounts.tenants.service import TenantService
 from gateway.auth.authenticator import Authenticator
 from gateway.batches import checking, finishing
 from gateway.batches.checking import Validator
-from gateway.batches.files.service import REMOVAL
-from gateway.batches.files.store import FileStore, Owner
+from gateway.batches.files.service import REMOVAL, FileStore, Owner
 from gateway.batches.finishing import BATCHES_AT_ONCE, Finisher
-from gateway.batches.service import BatchService
+from gateway.batches.routes import BatchService
 from gateway.batches.store import BatchStore
 from gateway.jobs.schedule import JobServices
 from gateway.platform.blobs import Blobs

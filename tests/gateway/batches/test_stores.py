@@ -14,8 +14,7 @@ from contract.messages import AdapterRef, AdapterSupport
 from gateway.accounts.tenants.service import TenantService
 from gateway.adapters.checks import InvalidAdapterError
 from gateway.adapters.copying import AdapterCopier
-from gateway.batches.files.service import Bound, FileService
-from gateway.batches.files.store import FileStore, Owner
+from gateway.batches.files.service import Bound, FileService, FileStore, Owner
 from gateway.platform.blobs import Blobs, MissingBlobError
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database

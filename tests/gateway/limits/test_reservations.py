@@ -13,7 +13,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from common.tasks import end_task
 from contract import keys
-from gateway.limits import endings, reservations
+from gateway.limits import reservations
+from gateway.limits import reservations as endings
 from gateway.limits import store as store_module
 from gateway.limits.replies import ReservationRequest
 from gateway.limits.reservations import Admission, Reservations

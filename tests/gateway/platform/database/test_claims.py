@@ -13,8 +13,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from gateway.accounts.tenants.service import TenantService
 from gateway.accounts.webhooks.service import EventName, WebhookService, add_events, make_event
-from gateway.batches.files.service import claim_removable
-from gateway.batches.files.store import FileStore
+from gateway.batches.files.service import FileStore, claim_removable
 from gateway.batches.store import BatchStore
 from gateway.jobs.schedule import JobServices
 from gateway.platform.database import claims
