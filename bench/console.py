@@ -38,11 +38,11 @@ from gateway.limits.replies import ReservationRequest
 from gateway.limits.store import QuotaStore
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
-from gateway.platform.database.partitions import make_partitions, month_start
+from gateway.platform.database.partitions import make_partitions
 from gateway.platform.redis_client import MeasuredConnection
 from gateway.records.limits import LimitName, Limits, LimitScope, SubjectLimits
 from gateway.records.scopes import TENANT_SCOPES, Scope
-from gateway.records.times import utc_now
+from gateway.records.times import month_start, utc_now
 from gateway.records.usage_record import Counts, UsageRecord
 
 BIG: Final = "big"

@@ -16,7 +16,7 @@ from gateway.accounts.shared import RecordBody, TenantId, text_filter
 from gateway.accounts.tenants.service import find_tenant
 from gateway.http.authorization import CanSeeEverything, requires
 from gateway.http.services import made, provided
-from gateway.limits.accounts import DAY_MS, day_start_ms, month_start_ms
+from gateway.limits.accounts import DAY_MS, day_start_ms
 from gateway.limits.refusal_log import Period, PeriodCounts, Refusals
 from gateway.limits.replies import SubjectStatus
 from gateway.limits.seeding import Seeder
@@ -33,9 +33,8 @@ from gateway.records.limits import LimitName, Limits, LimitScope, SubjectLimits
 from gateway.records.principal import Principal
 from gateway.records.records import Billing, KeyRecord, Project, Tenant
 from gateway.records.scopes import Scope
-from gateway.records.times import to_time
+from gateway.records.times import next_month, to_time
 
-_LONGEST_MONTH_DAYS = 31
 _AT_ANY_TIME = frozenset(
     {LimitName.CONCURRENT_REQUESTS, LimitName.STORED_BYTES, LimitName.BATCH_TOKENS}
 )
@@ -173,8 +172,7 @@ def _resets_at(name: LimitName, status: SubjectStatus) -> datetime | None:
     if name in _AT_ANY_TIME:
         return None
     if name is LimitName.BUDGET:
-        in_next_month = month_start_ms(now_ms) + _LONGEST_MONTH_DAYS * DAY_MS
-        return to_time(month_start_ms(in_next_month))
+        return next_month(to_time(now_ms))
     return to_time(day_start_ms(now_ms) + DAY_MS)
 
 

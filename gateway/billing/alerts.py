@@ -32,6 +32,7 @@ from gateway.platform.database.tables import (
 from gateway.records.grants import defaults_of
 from gateway.records.limits import Limits, LimitScope, SubjectLimits, subject_of
 from gateway.records.records import Billing, CreditKind, Plan, ProjectStatus, Tenant, Webhook
+from gateway.records.times import month_start
 
 Costs = Callable[[AsyncSession, str, datetime], Awaitable[Mapping[str, int]]]
 """Returns the cost of a tenant, its projects and its keys since a time, in micro-dollars.
@@ -149,8 +150,7 @@ async def _budget_events(
     transaction: AsyncSession, watched: Watched, now: datetime, *, costs: Costs
 ) -> list[WebhookEvent]:
     tenant_id, month = watched.tenant.id, f"{now:%Y-%m}"
-    month_start = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    spent = await costs(transaction, tenant_id, month_start)
+    spent = await costs(transaction, tenant_id, month_start(now))
     reached = [
         (name, holder)
         for holder in await _holders(transaction, watched)

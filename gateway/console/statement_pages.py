@@ -11,8 +11,7 @@ from gateway.billing.invoices import InvoiceService, statement_csv
 from gateway.billing.usage.periods import DAY
 from gateway.console.rendering import page
 from gateway.http.services import Services
-from gateway.platform.database.partitions import month_start
-from gateway.records.times import utc_now
+from gateway.records.times import month_start, utc_now
 
 MONTHS: Final = 12
 

@@ -18,10 +18,9 @@ from gateway.billing.usage.query import read_span
 from gateway.billing.usage.service import ReportRequest, UsageService, UsageSlice
 from gateway.console.charts import Chart, Measure, stacked
 from gateway.console.forms import MAX_FIELDS, Form
-from gateway.platform.database.partitions import month_start
 from gateway.records.checks import is_storable
 from gateway.records.errors import InvalidParameterError, must
-from gateway.records.times import day_of, hour_of, utc_now
+from gateway.records.times import day_of, hour_of, month_start, utc_now
 from gateway.records.usage_record import Outcome
 
 DAYS: Final = 30

@@ -37,6 +37,16 @@ def day_of(time: datetime) -> datetime:
     return hour_of(time).replace(hour=0)
 
 
+def month_start(time: datetime) -> datetime:
+    """Return the beginning of the month in UTC."""
+    return day_of(time.astimezone(UTC)).replace(day=1)
+
+
+def next_month(time: datetime) -> datetime:
+    """Return the beginning of the next month in UTC."""
+    return month_start(month_start(time) + timedelta(days=31))
+
+
 def in_utc(time: datetime, *, param: str) -> datetime:
     """Return an aware time in UTC.
 

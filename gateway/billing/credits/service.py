@@ -14,6 +14,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import zip_longest
 from typing import Any, Final
 
@@ -240,10 +241,9 @@ class CreditService(Service):
         expired = []
 
         async def expire(tenant_id: str) -> None:
-            async def expiries(transaction: AsyncSession) -> list[Credit]:
-                return await _expiries(transaction, tenant_id, now)
-
-            expired.extend(await self._append(tenant_id, expiries))
+            expired.extend(
+                await self._append(tenant_id, partial(_expiries, tenant_id=tenant_id, now=now))
+            )
 
         await each_apart(expire, tenants, at_once=1)
         return len(expired)

@@ -9,7 +9,7 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -17,7 +17,6 @@ from typing import Final, NamedTuple
 
 from redis.asyncio import Redis
 from sqlalchemy import select
-from sqlalchemy.ext.asyncio import AsyncSession
 
 from contract import keys
 from gateway.billing.ledger.drain import FIELD
@@ -47,7 +46,6 @@ PASS_SECONDS: Final = 3600.0
 ROLLUP_DAYS: Final = 3
 """Days whose rollups are compared with their rows."""
 
-_SCOPES = {subject_of(scope, "")[0]: scope for scope in LimitScope}
 _TENANTS: Final = {
     LimitScope.TENANT: (TenantRow.id, TenantRow.id.label("tenant_id")),
     LimitScope.PROJECT: (ProjectRow.id, ProjectRow.tenant_id),
@@ -208,20 +206,20 @@ class Reconciler:
 
     async def _holders(self, bucket: int, subjects: Sequence[str]) -> list[_Holder]:
         """Return the holders of these names, without those that the database does not have."""
-        wanted = [
-            (_SCOPES[kind], id_)
-            for kind, _, id_ in (subject.partition(":") for subject in sorted(subjects))
-            if kind in _SCOPES
-        ]
-        if not wanted:
+        if not subjects:
             return []
+        holders: list[_Holder] = []
         async with self._database.reading() as transaction:
-            tenants = await _tenants_of(transaction, wanted)
-        return [
-            _Holder(tenants[scope, id_], scope, id_)
-            for scope, id_ in wanted
-            if (scope, id_) in tenants and keys.bucket_of(tenants[scope, id_]) == bucket
-        ]
+            for scope, (id_column, tenant_column) in _TENANTS.items():
+                kind = subject_of(scope, "")
+                ids = [name.removeprefix(kind) for name in subjects if name.startswith(kind)]
+                query = select(tenant_column, id_column).where(id_column.in_(ids))
+                holders += [
+                    _Holder(tenant_id, scope, id_)
+                    for tenant_id, id_ in await transaction.execute(query.order_by(id_column))
+                    if keys.bucket_of(tenant_id) == bucket
+                ]
+        return holders
 
     async def _compare(self, bucket: int, holder: _Holder) -> None:
         seen: list[dict[str, int]] = []
@@ -297,15 +295,3 @@ def _records_of(
         record = readable_usage(fields.get(FIELD))
         if record is not None and holder.owns(record):
             yield record
-
-
-async def _tenants_of(
-    transaction: AsyncSession, holders: Collection[tuple[LimitScope, str]]
-) -> dict[tuple[LimitScope, str], str]:
-    """Return the tenant of each known holder of limits, given by scope and id."""
-    found: dict[tuple[LimitScope, str], str] = {}
-    for scope, (id_column, tenant_column) in _TENANTS.items():
-        ids = [id_ for holder_scope, id_ in holders if holder_scope is scope]
-        query = select(id_column, tenant_column).where(id_column.in_(ids))
-        found |= {(scope, id_): tenant for id_, tenant in await transaction.execute(query)}
-    return found

@@ -12,7 +12,7 @@ from gateway.billing.credits.service import balance_of
 from gateway.limits.seeding import Balances
 from gateway.platform.database.claims import lock_kind
 from gateway.platform.database.engine import Database
-from gateway.platform.database.partitions import make_partitions, month_start
+from gateway.platform.database.partitions import make_partitions
 from gateway.platform.database.tables import (
     DirtyHourRow,
     ExportSinkRow,
@@ -21,7 +21,7 @@ from gateway.platform.database.tables import (
     Table,
 )
 from gateway.records.limits import LimitScope, SubjectLimits
-from gateway.records.times import hour_of, to_time
+from gateway.records.times import hour_of, month_start, next_month, to_time
 from gateway.records.usage_record import Outcome
 
 BATCH: Final = 500
@@ -187,7 +187,7 @@ async def read_balances(
 ) -> Balances:
     """Return a subject's counters from the ledger and the credits (see `ReadBalances`)."""
     day, month = to_time(day_start_ms), to_time(month_start_ms)
-    spans = (day, day + timedelta(days=1)), (month, month_start(month + timedelta(days=31)))
+    spans = (day, day + timedelta(days=1)), (month, next_month(month))
     async with database.snapshot() as transaction:
         store = LedgerStore(transaction)
         today, this_month = [

@@ -14,8 +14,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Final
 
-from gateway.platform.database.partitions import month_start
-from gateway.records.times import day_of, hour_of
+from gateway.records.times import day_of, hour_of, next_month
 
 HOUR: Final = timedelta(hours=1)
 DAY: Final = timedelta(days=1)
@@ -50,11 +49,6 @@ class Sources:
     days: tuple[Span, ...]
     hours: tuple[Span, ...]
     rows: tuple[Span, ...]
-
-
-def next_month(time: datetime) -> datetime:
-    """Return the start of the next month."""
-    return month_start(month_start(time) + 31 * DAY)
 
 
 @lru_cache(maxsize=1024)

@@ -12,9 +12,9 @@ from fastapi import Depends, Header, Query
 
 from gateway.accounts.shared import MAX_CURSOR_CHARACTERS, PLAIN, PRINTABLE, text_filter
 from gateway.billing.usage.parts import Dimension, UsageFilter
-from gateway.billing.usage.periods import DAY, Bucket, Span, next_month
+from gateway.billing.usage.periods import DAY, Bucket, Span
 from gateway.records.errors import InvalidParameterError, must
-from gateway.records.times import day_of, utc_now
+from gateway.records.times import day_of, next_month, utc_now
 
 DEFAULT_DAYS: Final = 30
 MAX_DAYS: Final = 400

@@ -150,8 +150,7 @@ def make_plan(options: UpOptions, folder: Path, settings: Settings, held: ExitSt
     }
     # Workers restart together with the gateways, so a new salt loses no cached prefix.
     salt = settings.cache_salt_secret.get_secret_value() or secrets.token_hex(16)
-    ports = _choose_ports(options, held)
-    operator_ports = _choose_operator_ports(options, ports, held)
+    ports, operator_ports = _choose_ports(options, held)
     model_path, model_name = _choose_model(options)
     return LaunchPlan(
         folder=folder,
@@ -267,21 +266,20 @@ def redis_server() -> str:
     return found
 
 
-def _choose_ports(options: UpOptions, held: ExitStack) -> list[int]:
-    if options.port is not None:
-        return require_ports(options.port, options.gateways, held=held)
-    return find_ports(DEFAULT_PORT, options.gateways, held=held)
-
-
-def _choose_operator_ports(options: UpOptions, ports: list[int], held: ExitStack) -> list[int]:
-    first, count = options.operator_port, options.gateways
+def _choose_ports(options: UpOptions, held: ExitStack) -> tuple[list[int], list[int]]:
+    """Return the ports for customers and those for operators, one of each for a gateway."""
+    count, first = options.gateways, options.operator_port
+    if options.port is None:
+        ports = find_ports(DEFAULT_PORT, count, held=held)
+    else:
+        ports = require_ports(options.port, count, held=held)
     if first is None:
-        return find_ports(DEFAULT_OPERATOR_PORT, count, held=held)
+        return ports, find_ports(DEFAULT_OPERATOR_PORT, count, held=held)
     if both := {*range(first, first + count)} & {*ports}:
         raise StartupError(
             f"--port and --operator-port must not overlap. Both include port {min(both)}."
         )
-    return require_ports(first, count, held=held, option="--operator-port")
+    return ports, require_ports(first, count, held=held, option="--operator-port")
 
 
 def _choose_model(options: UpOptions) -> tuple[str, str]:

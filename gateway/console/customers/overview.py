@@ -13,10 +13,9 @@ from gateway.console.rendering import page
 from gateway.console.routing import AnyVisitor, CustomerRoute
 from gateway.console.usage_query import NOTHING, by_period, cost, last_days, tokens, total
 from gateway.http.services import AllServices
-from gateway.platform.database.partitions import month_start
 from gateway.records.limits import LimitName
 from gateway.records.scopes import Scope
-from gateway.records.times import utc_now
+from gateway.records.times import month_start, utc_now
 
 router = APIRouter(route_class=CustomerRoute, include_in_schema=False)
 

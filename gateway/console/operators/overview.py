@@ -14,8 +14,7 @@ from gateway.console.routing import OperatorRoute
 from gateway.console.usage_query import add, by_dimension, by_period, cost, last_days, requests
 from gateway.http.services import AllServices
 from gateway.models.catalogue import Catalogue
-from gateway.platform.database.partitions import month_start
-from gateway.records.times import utc_now
+from gateway.records.times import month_start, utc_now
 
 TOP: Final = 10
 MOST_TENANTS: Final = 100_000

@@ -20,11 +20,10 @@ from gateway.console.routing import AnyVisitor, OperatorRoute, SentForm, redirec
 from gateway.console.usage_query import total
 from gateway.http.services import AllServices, Services
 from gateway.platform.database.paging import PageRequest
-from gateway.platform.database.partitions import month_start
 from gateway.records.errors import ApiError, must
 from gateway.records.money import read_dollars, show_dollars
 from gateway.records.records import Billing, Tenant
-from gateway.records.times import utc_now
+from gateway.records.times import month_start, utc_now
 
 ROWS: Final = 50
 CREDITS: Final = 20

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Final
 
 from sqlalchemy import text
@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.platform.database.claims import lock_kind
 from gateway.platform.database.tables import LedgerRow
+from gateway.records.times import month_start, next_month
 
 PARTITION_LOCK: Final = 7_585_425
 """PostgreSQL advisory lock that serializes the creation of partitions."""
@@ -20,7 +21,6 @@ Insertions of usage then need not create any.
 """
 
 _NAME = re.compile(rf"{LedgerRow.__tablename__}_\d{{4,}}_\d\d")
-_LONGEST_MONTH = timedelta(days=31)
 
 
 def is_partition(table: str) -> bool:
@@ -28,17 +28,12 @@ def is_partition(table: str) -> bool:
     return _NAME.fullmatch(table) is not None
 
 
-def month_start(time: datetime) -> datetime:
-    """Return the beginning of the month in UTC."""
-    return time.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-
-
 def months_from(time: datetime) -> Iterator[datetime]:
     """Yield the beginning of the month and of those that are prepared ahead of it."""
     month = month_start(time)
     yield month
     for _ in range(MONTHS_AHEAD):
-        month = _next_month(month)
+        month = next_month(month)
         yield month
 
 
@@ -81,7 +76,7 @@ async def _make(transaction: AsyncSession, month: datetime) -> str:
     await transaction.execute(
         text(
             f"ALTER TABLE {ledger} ATTACH PARTITION {name} "
-            f"FOR VALUES FROM ('{month.isoformat()}') TO ('{_next_month(month).isoformat()}')"
+            f"FOR VALUES FROM ('{month.isoformat()}') TO ('{next_month(month).isoformat()}')"
         )
     )
     return name
@@ -89,7 +84,3 @@ async def _make(transaction: AsyncSession, month: datetime) -> str:
 
 def _name(month: datetime) -> str:
     return f"{LedgerRow.__tablename__}_{month:%Y_%m}"
-
-
-def _next_month(month: datetime) -> datetime:
-    return month_start(month + _LONGEST_MONTH)

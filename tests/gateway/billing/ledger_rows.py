@@ -13,9 +13,9 @@ from contract.tier import ServiceTier
 from gateway.billing.ledger.drain import row_of
 from gateway.billing.usage.parts import UsageSums
 from gateway.platform.database.engine import Database
-from gateway.platform.database.partitions import make_partitions, month_start
+from gateway.platform.database.partitions import make_partitions
 from gateway.platform.database.tables import DirtyHourRow, LedgerRow, RollupPeriod, RollupRow
-from gateway.records.times import day_of, hour_of, to_ms, to_time
+from gateway.records.times import day_of, hour_of, month_start, to_ms, to_time
 from gateway.records.usage_record import Outcome, UsageRecord
 
 NOON = datetime(2026, 11, 10, 12, tzinfo=UTC)

@@ -14,9 +14,8 @@ from gateway.billing.usage.periods import (
     Span,
     bucket_span,
     choose_sources,
-    next_month,
 )
-from gateway.records.times import day_of, hour_of
+from gateway.records.times import day_of, hour_of, next_month
 from tests.support.cases import all_cases
 
 START = datetime(2026, 2, 27, tzinfo=UTC)
