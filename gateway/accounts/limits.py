@@ -22,8 +22,8 @@ from gateway.limits.replies import SubjectStatus
 from gateway.limits.seeding import Seeder
 from gateway.limits.storage import Storage
 from gateway.limits.store import QuotaStore
-from gateway.platform.database.batch_tokens import tokens_in_batches
 from gateway.platform.database.engine import Database
+from gateway.platform.database.holders import tokens_in_batches
 from gateway.platform.database.paging import find_record
 from gateway.platform.database.tables import ApiKeyRow
 from gateway.records.checks import check_known

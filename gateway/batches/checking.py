@@ -25,9 +25,9 @@ from gateway.models.access import find_allowed
 from gateway.models.books import AdapterBook, AliasBook
 from gateway.models.catalogue import Catalogue
 from gateway.platform.concurrency.large_work import LargeWork
-from gateway.platform.database.batch_tokens import tokens_in_batches
 from gateway.platform.database.claims import TURN_SECONDS, lock_tenant
 from gateway.platform.database.engine import Database
+from gateway.platform.database.holders import tokens_in_batches
 from gateway.platform.database.tables import BatchRow, FileRow
 from gateway.records.adapters import Adapter
 from gateway.records.aliases import Alias

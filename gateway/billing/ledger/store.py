@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import ColumnElement, and_, exists, func, insert, select
+from sqlalchemy import exists, func, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -12,6 +12,7 @@ from gateway.billing.credits.service import balance_of
 from gateway.limits.seeding import Balances
 from gateway.platform.database.claims import lock_kind
 from gateway.platform.database.engine import Database
+from gateway.platform.database.holders import held_by
 from gateway.platform.database.partitions import make_partitions
 from gateway.platform.database.tables import (
     DirtyHourRow,
@@ -129,7 +130,7 @@ class LedgerStore:
                 func.sum(LedgerRow.prompt_tokens + LedgerRow.completion_tokens),
                 func.sum(LedgerRow.cost_micros),
             ).where(
-                _is_of(tenant_id, scope, holder),
+                held_by(LedgerRow, tenant_id, scope, holder),
                 LedgerRow.created_at >= start,
                 LedgerRow.created_at < end,
             )
@@ -146,17 +147,6 @@ class LedgerStore:
                 )
             )
         return found
-
-
-def _is_of(tenant_id: str, scope: LimitScope, holder: str) -> ColumnElement[bool]:
-    is_tenants = LedgerRow.tenant_id == tenant_id
-    match scope:
-        case LimitScope.TENANT:
-            return is_tenants
-        case LimitScope.PROJECT:
-            return and_(is_tenants, LedgerRow.project_id == holder)
-        case LimitScope.KEY:
-            return and_(is_tenants, LedgerRow.credential_id == holder)
 
 
 def _chunks(values: Sequence[str]) -> Iterator[Sequence[str]]:
