@@ -3,8 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from datetime import timedelta
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -134,46 +133,30 @@ class TokenClaims:
     project_id: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class JwtVerifier:
     """Verifies tokens: signature, algorithm, issuer, audience and expiry; reads their claims."""
 
-    algorithms: frozenset[JwtAlgorithm]
-    secret: str | None
-    jwks: JwksFile | None
-    issuer: str
-    audience: str
-    tenant_claim: str
-    leeway: timedelta
-    operator_claim: str | None = None
-    """The claim that grants operator rights; None: no claim does."""
-    operator_values: Mapping[str, Scope] = field(default_factory=dict)
-    """The operator right that each value of that claim grants."""
+    def __init__(self, settings: Settings) -> None:
+        """Read the JWKS file of the settings, which accept some algorithm."""
+        self._settings = settings
+        secret, jwks = settings.jwt_secret, settings.jwt_jwks_file
+        self._secret = "" if secret is None else secret.get_secret_value()
+        self._jwks = None if jwks is None else JwksFile(jwks)
+        self._operator_values = {
+            value: scope
+            for value, scope in (
+                (settings.jwt_operator_reader_value, Scope.ADMIN_READ),
+                (settings.jwt_operator_value, Scope.ADMIN),
+            )
+            if value is not None
+        }
+        """The operator right that each value of the operators' claim grants."""
 
     @classmethod
     def from_settings(cls, settings: Settings) -> "JwtVerifier | None":
         """Create the verifier that the settings define; None if no algorithm is accepted."""
-        if not settings.jwt_algorithms or not settings.jwt_issuer or not settings.jwt_audience:
-            return None
-        secret, jwks = settings.jwt_secret, settings.jwt_jwks_file
-        return cls(
-            algorithms=settings.jwt_algorithms,
-            secret=None if secret is None else secret.get_secret_value(),
-            jwks=None if jwks is None else JwksFile(jwks),
-            issuer=settings.jwt_issuer,
-            audience=settings.jwt_audience,
-            tenant_claim=settings.jwt_tenant_claim,
-            leeway=settings.jwt_leeway,
-            operator_claim=settings.jwt_operator_claim,
-            operator_values={
-                value: scope
-                for value, scope in (
-                    (settings.jwt_operator_reader_value, Scope.ADMIN_READ),
-                    (settings.jwt_operator_value, Scope.ADMIN),
-                )
-                if value is not None
-            },
-        )
+        is_complete = settings.jwt_algorithms and settings.jwt_issuer and settings.jwt_audience
+        return cls(settings) if is_complete else None
 
     def verify(self, token: str) -> TokenClaims:
         """Return the claims, or raise AuthenticationError or ExpiredCredentialError."""
@@ -184,19 +167,19 @@ class JwtVerifier:
                 token,
                 self._key(algorithm, header),
                 algorithms=[algorithm],
-                audience=self.audience,
-                issuer=self.issuer,
-                leeway=self.leeway,
+                audience=self._settings.jwt_audience,
+                issuer=self._settings.jwt_issuer,
+                leeway=self._settings.jwt_leeway,
             )
         except jwt.PyJWTError as error:
             raise _refusal(error) from None
         return self._read_claims(claims)
 
     def _algorithm(self, header: Mapping[str, Any]) -> JwtAlgorithm:
-        for algorithm in self.algorithms:
+        for algorithm in self._settings.jwt_algorithms:
             if header.get("alg") == algorithm:
                 return algorithm
-        accepted = ", ".join(sorted(self.algorithms))
+        accepted = ", ".join(sorted(self._settings.jwt_algorithms))
         raise AuthenticationError(
             f"The token's algorithm {shown(header.get('alg'))} is not accepted. "
             f"Accepted: {accepted}."
@@ -206,11 +189,11 @@ class JwtVerifier:
         if algorithm is JwtAlgorithm.HS256:
             # The secret is only used for HS256, and a public key never is. Otherwise anybody could
             # sign with a published key.
-            return self.secret or ""
+            return self._secret
         kid = header.get("kid")
         if not isinstance(kid, str):
             raise AuthenticationError("The token's header lacks 'kid', which names its key.")
-        key = None if self.jwks is None else self.jwks.get(kid)
+        key = None if self._jwks is None else self._jwks.get(kid)
         if key is None:
             raise AuthenticationError(f"The token's key {shown(kid)} is unknown.")
         if key.key_type != _KEY_TYPES[algorithm]:
@@ -222,7 +205,7 @@ class JwtVerifier:
 
     def _read_claims(self, claims: Mapping[str, Any]) -> TokenClaims:
         return TokenClaims(
-            tenant_id=_claim(claims, self.tenant_claim, str),
+            tenant_id=_claim(claims, self._settings.jwt_tenant_claim, str),
             subject=subject_of(claims),
             scopes=_scopes(claims),
             operator_scopes=self._operator_scopes(claims),
@@ -235,11 +218,12 @@ class JwtVerifier:
         )
 
     def _operator_scopes(self, claims: Mapping[str, Any]) -> frozenset[Scope]:
-        if self.operator_claim is None:
+        claim = self._settings.jwt_operator_claim
+        if claim is None:
             return frozenset()
-        found = claims.get(self.operator_claim)
+        found = claims.get(claim)
         values = found if isinstance(found, list) else [found]
-        return frozenset(scope for value, scope in self.operator_values.items() if value in values)
+        return frozenset(scope for value, scope in self._operator_values.items() if value in values)
 
 
 def subject_of(claims: Mapping[str, Any]) -> str:

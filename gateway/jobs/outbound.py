@@ -81,7 +81,7 @@ class Outbound:
         """
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                return await self._post(_parse(url), body, headers, error_bytes)
+                return await self._post(httpx.URL(url), body, headers, error_bytes)
         except TimeoutError:
             raise DeliveryError("no response in time", was_sent=True) from None
         except OutboundError as error:
@@ -98,6 +98,8 @@ class Outbound:
     async def _post(
         self, url: httpx.URL, body: bytes, headers: Mapping[str, str], error_bytes: int
     ) -> HttpReply:
+        if not url.host:
+            raise DeliveryError("is not a URL")
         if url.scheme != "https" and not (self._allows_private and url.scheme == "http"):
             raise DeliveryError("is not an https URL")
         async with self._client.stream("POST", url, headers=headers, content=body) as reply:
@@ -109,10 +111,3 @@ class Outbound:
                     if len(error) >= error_bytes:
                         break
             return HttpReply(reply.status, reply.headers, error[:error_bytes])
-
-
-def _parse(url: str) -> httpx.URL:
-    parsed = httpx.URL(url)
-    if not parsed.host:
-        raise DeliveryError("is not a URL")
-    return parsed

@@ -7,6 +7,7 @@ from typing import Any
 
 import jwt
 import pytest
+from pydantic import SecretStr
 from redis.asyncio import Redis
 
 from gateway.accounts.keys.rules import read_addresses
@@ -19,7 +20,7 @@ from gateway.auth.jwt_verifier import JwtVerifier
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
 from gateway.platform.database.tables import PlanRow
-from gateway.platform.settings import JwtAlgorithm
+from gateway.platform.settings import JwtAlgorithm, Settings
 from gateway.records.errors import (
     AccountSuspendedError,
     AddressNotAllowedError,
@@ -49,17 +50,16 @@ def members(database: Database, redis: Redis, tenants: TenantService) -> MemberS
 @pytest.fixture
 def authenticator(database: Database) -> Authenticator:
     """An authenticator for API keys and tokens with an empty cache."""
-    verifier = JwtVerifier(
-        algorithms=frozenset({JwtAlgorithm.HS256}),
-        secret=SECRET,
-        jwks=None,
-        issuer="issuer",
-        audience="sluice",
-        tenant_claim="tenant",
-        leeway=timedelta(0),
-        operator_claim="groups",
-        operator_values={"ops": Scope.ADMIN},
+    settings = Settings(
+        jwt_algorithms=frozenset({JwtAlgorithm.HS256}),
+        jwt_secret=SecretStr(SECRET),
+        jwt_issuer="issuer",
+        jwt_audience="sluice",
+        jwt_leeway=timedelta(0),
+        jwt_operator_claim="groups",
+        jwt_operator_value="ops",
     )
+    verifier = JwtVerifier(settings)
     return Authenticator(database, verifier=verifier, ttl_seconds=60, max_entries=100)
 
 

@@ -7,8 +7,6 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 
 from contract.dialect import Dialect
 from gateway.accounts.tenants.service import TenantService
@@ -83,13 +81,13 @@ def jwks_file(tmp_path: Path) -> Path:
 def verifier(jwks_file: Path) -> JwtVerifier:
     """Accepts all algorithms."""
     return JwtVerifier(
-        algorithms=frozenset(JwtAlgorithm),
-        secret=SECRET,
-        jwks=JwksFile(jwks_file),
-        issuer=ISSUER,
-        audience=AUDIENCE,
-        tenant_claim="tenant",
-        leeway=timedelta(seconds=30),
+        Settings(
+            jwt_algorithms=frozenset(JwtAlgorithm),
+            jwt_secret=SecretStr(SECRET),
+            jwt_jwks_file=jwks_file,
+            jwt_issuer=ISSUER,
+            jwt_audience=AUDIENCE,
+        )
     )
 
 
@@ -98,6 +96,10 @@ def authenticator(
     database: Database, tenants: TenantService, verifier: JwtVerifier
 ) -> Authenticator:
     return Authenticator(database, verifier=verifier, ttl_seconds=60, max_entries=100)
+
+
+def _changed(verifier: JwtVerifier, **changes: Any) -> JwtVerifier:
+    return JwtVerifier(verifier._settings.model_copy(update=changes))
 
 
 def _refusal(verifier: JwtVerifier, token: str) -> str:
@@ -160,7 +162,7 @@ def test_forbidden_algorithm_is_refused(verifier: JwtVerifier, algorithm: str) -
 
 
 def test_algorithm_that_is_not_pinned_is_refused(verifier: JwtVerifier) -> None:
-    only_rsa = replace(verifier, algorithms=frozenset({JwtAlgorithm.RS256}))
+    only_rsa = _changed(verifier, jwt_algorithms=frozenset({JwtAlgorithm.RS256}))
     assert '"HS256" is not accepted. Accepted: RS256.' in _refusal(only_rsa, _hs256())
 
 
@@ -175,7 +177,8 @@ def test_public_key_does_not_serve_as_hmac_secret(verifier: JwtVerifier, form: E
     mac = base64.urlsafe_b64encode(hmac.digest(published, body, hashlib.sha256)).rstrip(b"=")
     token = f"{body.decode()}.{mac.decode()}"
     assert _refusal(verifier, token) == "The token's signature is wrong."
-    no_secret = replace(verifier, algorithms=frozenset({JwtAlgorithm.RS256}), secret=None)
+    only = frozenset({JwtAlgorithm.RS256})
+    no_secret = _changed(verifier, jwt_algorithms=only, jwt_secret=None)
     assert "not accepted" in _refusal(no_secret, token)
 
 
@@ -272,15 +275,23 @@ def test_scope_and_models_are_read(verifier: JwtVerifier) -> None:
 
 
 def test_operators_are_made_by_the_mapped_claim_alone(verifier: JwtVerifier) -> None:
-    mapping = {"sluice-operators": Scope.ADMIN, "sluice-auditors": Scope.ADMIN_READ}
-    mapped = replace(verifier, operator_claim="groups", operator_values=mapping)
+    mapped = _changed(
+        verifier,
+        jwt_operator_claim="groups",
+        jwt_operator_value="sluice-operators",
+        jwt_operator_reader_value="sluice-auditors",
+    )
     everything = " ".join(Scope)
     for claims, of_tenant, of_operator in (
         ({"scope": everything}, TENANT_SCOPES, set()),
         ({"scope": "admin", "groups": []}, set(), set()),
         ({"groups": "sluice-operators"}, DEFAULT_SCOPES, {Scope.ADMIN}),
         ({"groups": ["staff", "sluice-auditors"]}, DEFAULT_SCOPES, {Scope.ADMIN_READ}),
-        ({"groups": list(mapping), "scope": ""}, set(), {Scope.ADMIN, Scope.ADMIN_READ}),
+        (
+            {"groups": ["sluice-operators", "sluice-auditors"], "scope": ""},
+            set(),
+            {Scope.ADMIN, Scope.ADMIN_READ},
+        ),
         ({"groups": "sluice-operators staff"}, DEFAULT_SCOPES, set()),
         ({"groups": {"sluice-operators": True}}, DEFAULT_SCOPES, set()),
         ({"groups": [["sluice-operators"], None, 1]}, DEFAULT_SCOPES, set()),
@@ -307,7 +318,7 @@ async def test_dialect_of_the_token_precedes_the_tenants(
 
 
 def test_tenant_claim_may_have_another_name(verifier: JwtVerifier) -> None:
-    renamed = replace(verifier, tenant_claim="https://sluice/tenant")
+    renamed = _changed(verifier, jwt_tenant_claim="https://sluice/tenant")
     token = _hs256(**{"https://sluice/tenant": "other"})
     assert renamed.verify(token).tenant_id == "other"
 
