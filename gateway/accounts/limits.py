@@ -1,6 +1,6 @@
 """Limits and usage, and rejected requests: `/v1/limits`, `/admin/.../limits`, `/admin/refusals`."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Final, Literal, Self
@@ -29,7 +29,7 @@ from gateway.platform.database.tables import ApiKeyRow
 from gateway.records.checks import check_known
 from gateway.records.errors import NotFoundError, shown
 from gateway.records.grants import defaults_of
-from gateway.records.limits import LimitName, Limits, LimitScope, SubjectLimits
+from gateway.records.limits import RESERVED_LIMITS, LimitName, Limits, LimitScope, SubjectLimits
 from gateway.records.principal import Principal
 from gateway.records.records import Billing, KeyRecord, Project, Tenant
 from gateway.records.scopes import Scope
@@ -67,7 +67,10 @@ class ScopeBody(BaseModel):
     ) -> Self:
         """Return the response body of one holder's limits."""
         counted = {LimitName.STORED_BYTES: stored_bytes, LimitName.BATCH_TOKENS: batch_tokens}
-        limits = dict(_limits(subject, status, counted))
+        used = {name: status.used(name) for name in RESERVED_LIMITS} | counted
+        limits = {
+            name: _limit(name, subject.limits.get(name), used[name], status) for name in LimitName
+        }
         return cls(scope=subject.scope, id=subject.id, limits=limits)
 
 
@@ -144,24 +147,11 @@ def is_seed_needed(subject: SubjectLimits, status: SubjectStatus, *, is_prepaid:
     return (has_credit or subject.limits.is_durable) and not status.is_seeded
 
 
-def _limits(
-    subject: SubjectLimits, status: SubjectStatus, counted: Mapping[LimitName, int]
-) -> Iterator[tuple[LimitName, LimitBody]]:
-    for name in LimitName:
-        limit = subject.limits.get(name)
-        if limit is None:
-            yield name, LimitBody(limit=None, used=None, remaining=None, resets_at=None)
-            continue
-        used = counted[name] if name in counted else status.used(name)
-        yield (
-            name,
-            LimitBody(
-                limit=limit,
-                used=used,
-                remaining=max(limit - used, 0),
-                resets_at=_resets_at(name, status),
-            ),
-        )
+def _limit(name: LimitName, limit: int | None, used: int, status: SubjectStatus) -> LimitBody:
+    if limit is None:
+        return LimitBody(limit=None, used=None, remaining=None, resets_at=None)
+    resets_at = _resets_at(name, status)
+    return LimitBody(limit=limit, used=used, remaining=max(limit - used, 0), resets_at=resets_at)
 
 
 def _resets_at(name: LimitName, status: SubjectStatus) -> datetime | None:
@@ -244,7 +234,10 @@ class LimitReports:
             service_tier=tenant.service_tier,
             billing=tenant.billing,
             scopes=[ScopeBody.of(*each) for each in columns],
-            credits=_credits(statuses) if is_prepaid else None,
+            # The tenant is the last of the holders.
+            credits=CreditsBody(remaining_micros=statuses[-1].credit_micros or 0)
+            if is_prepaid
+            else None,
         )
 
     async def _statuses(
@@ -263,11 +256,6 @@ class LimitReports:
             return statuses
         await self._seeder.seed(tenant_id, unknown)
         return await self._quotas.status(tenant_id, subjects)
-
-
-def _credits(statuses: Sequence[SubjectStatus]) -> CreditsBody:
-    # The tenant is the last of the holders.
-    return CreditsBody(remaining_micros=statuses[-1].credit_micros or 0)
 
 
 router = APIRouter(tags=["Limits"])

@@ -13,7 +13,7 @@ from fastapi import Depends, Path, Query, Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from gateway.http.authorization import operates, requires
-from gateway.platform.database.paging import Page
+from gateway.platform.database.paging import MAX_PAGE, Page
 from gateway.records.checks import MAX_NAME_CHARACTERS
 from gateway.records.grants import Grant
 from gateway.records.limits import MAX_LIMIT, FromPlan, LimitName, read_limit_changes
@@ -92,7 +92,6 @@ class BodyWithLimits(RequestBody):
 
 
 MAX_TEXT_CHARACTERS: Final = 300
-MAX_PAGE: Final = 100
 MAX_CURSOR_CHARACTERS: Final = 4096
 
 PRINTABLE: Final = r"^[^\x00-\x1f\x7f]+$"

@@ -9,11 +9,11 @@ from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import Annotated, Final, Literal, Self
 
-from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi import APIRouter, Depends, Path, Request
 from pydantic import BaseModel, Field
 from sqlalchemy import func, select
 
-from gateway.accounts.shared import PLAIN, RequestBody, any_tenant
+from gateway.accounts.shared import PageSize, RequestBody, any_tenant
 from gateway.batches.files.routes import (
     After,
     CallerPrincipal,
@@ -32,7 +32,7 @@ from gateway.http.bounded_route import BoundedRoute
 from gateway.http.services import made, provided
 from gateway.platform.database.claims import lock_tenant
 from gateway.platform.database.engine import Database
-from gateway.platform.database.paging import MAX_PAGE, Page, PageRequest, find_record, read_page
+from gateway.platform.database.paging import Page, PageRequest, find_record, read_page
 from gateway.platform.database.tables import BatchRow
 from gateway.platform.settings import Settings
 from gateway.records.batches import Batch, BatchStatus, FilePurpose
@@ -277,7 +277,13 @@ class BatchBody(BaseModel):
             "errors": None if batch.errors is None else {"data": batch.errors},
             # Unfinished lines end at the deadline.
             "estimated_completion_at": None if end is None else min(end, batch.expires_at),
-            "usage": _usage(batch),
+            "usage": {
+                "input_tokens": batch.prompt_tokens,
+                "input_tokens_details": {"cached_tokens": batch.cached_tokens},
+                "output_tokens": batch.completion_tokens,
+                "output_tokens_details": {"reasoning_tokens": batch.reasoning_tokens},
+                "total_tokens": batch.prompt_tokens + batch.completion_tokens,
+            },
             "metadata": batch.labels,
         }
         found = asdict(batch)
@@ -286,16 +292,6 @@ class BatchBody(BaseModel):
 
 class BatchList(CursorList[BatchBody]):
     """A page of batches, newest first."""
-
-
-def _usage(batch: Batch) -> BatchUsage:
-    return BatchUsage(
-        input_tokens=batch.prompt_tokens,
-        input_tokens_details={"cached_tokens": batch.cached_tokens},
-        output_tokens=batch.completion_tokens,
-        output_tokens_details={"reasoning_tokens": batch.reasoning_tokens},
-        total_tokens=batch.prompt_tokens + batch.completion_tokens,
-    )
 
 
 _of_both = APIRouter(prefix="/batches", tags=["Batches"], route_class=BoundedRoute)
@@ -340,9 +336,7 @@ async def list_batches(
     batches: Batches,
     owner: OwnerOfFiles,
     after: After = None,
-    limit: Annotated[
-        int, Query(ge=1, le=MAX_PAGE, description="Maximum entries of one page."), PLAIN
-    ] = 20,
+    limit: PageSize = 20,
 ) -> BatchList:
     """List batches, newest first."""
     page = await batches.page(owner, PageRequest(after, limit, is_newest_first=True))

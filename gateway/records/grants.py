@@ -7,7 +7,7 @@ compares it and passes it on.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from ipaddress import IPv4Network, IPv6Network, collapse_addresses
+from ipaddress import collapse_addresses
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -29,12 +29,9 @@ class Excess(NamedTuple):
 
 
 def _is_within(given: Network, held: Iterable[Network]) -> bool:
+    same: list[Any] = [each for each in held if each.version == given.version]
     # Collapse adjacent networks first: together they cover what none of them covers alone.
-    if isinstance(given, IPv4Network):
-        fours = (each for each in held if isinstance(each, IPv4Network))
-        return any(given.subnet_of(each) for each in collapse_addresses(fours))
-    sixes = (each for each in held if isinstance(each, IPv6Network))
-    return any(given.subnet_of(each) for each in collapse_addresses(sixes))
+    return any(given.subnet_of(each) for each in collapse_addresses(same))
 
 
 def _limits_beyond(held: Limits, given: Limits) -> Iterator[Excess]:

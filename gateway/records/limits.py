@@ -124,17 +124,15 @@ def read_limits(values: Mapping[str, Any], *, param: str = "limits") -> dict[Lim
     return {_name(name, param): _value(name, value, param) for name, value in values.items()}
 
 
-def read_limit_changes(
-    values: Mapping[str, Any], *, param: str = "limits"
-) -> dict[LimitName, int | FromPlan | None]:
+def read_limit_changes(values: Mapping[str, Any]) -> dict[LimitName, int | FromPlan | None]:
     """Validate a change of limits in user input; "plan" removes the holder's own limit.
 
     Raises InvalidParameterError.
     """
     return {
-        _name(name, param): FromPlan.FROM_PLAN
+        _name(name, "limits"): FromPlan.FROM_PLAN
         if value == FromPlan.FROM_PLAN.value
-        else _value(name, value, param)
+        else _value(name, value, "limits")
         for name, value in values.items()
     }
 

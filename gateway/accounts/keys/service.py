@@ -319,14 +319,14 @@ AT_ONCE: Final = 100
 """Keys per transaction, which blocks every other change."""
 
 
-async def audit_expired_keys(database: Database, now: datetime, *, actor: str = SYSTEM) -> int:
+async def audit_expired_keys(database: Database, now: datetime) -> int:
     """Append an audit row for each key that has expired since its last expiry entry.
 
     Two calls may run at once. Return the number of new rows. Raises StoreUnavailableError.
     """
     appended = 0
     while True:
-        async with changing(database, actor=actor) as change:
+        async with changing(database) as change:
             found = await _append_some(change, now)
         appended += found
         if found < AT_ONCE:
