@@ -5,6 +5,7 @@ import logging
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final
 
@@ -95,31 +96,28 @@ class Observer:
         return _lag_seconds(oldest, now_ms), sum(pending), sum(opened), sum(overdue)
 
     async def _update_batches(self) -> None:
-        try:
+        counts: Mapping[BatchStatus, float] = dict.fromkeys(BatchStatus, UNKNOWN)
+        lines: Sequence[float] = (UNKNOWN,) * len(LINE_STATES)
+        slack = starved = UNKNOWN
+        with suppress(StoreUnavailableError):
             async with self._database.reading() as transaction:
                 store = BatchStore(transaction)
                 counts = await store.counts()
                 batches = await store.in_progress(limit=MOST_BATCHES)
                 lines = await store.lines_of([batch.id for batch in batches])
-        except StoreUnavailableError:
-            _set_batches(dict.fromkeys(BatchStatus, UNKNOWN), (UNKNOWN,) * len(LINE_STATES))
-            telemetry.BATCH_SLACK.set(UNKNOWN)
-            telemetry.BATCH_STARVED.set(UNKNOWN)
-            return
-        _set_batches(counts, lines)
-        now = utc_now()
-        slack = [
-            (batch.expires_at - end).total_seconds()
-            for batch in batches
-            if (end := batch.projected_end(now)) is not None
-        ]
-        starved = [
-            (now - batch.progressed_at).total_seconds()
-            for batch in batches
-            if batch.progressed_at is not None
-        ]
-        telemetry.BATCH_SLACK.set(min(slack, default=math.inf))
-        telemetry.BATCH_STARVED.set(max(starved, default=0.0))
+            now = utc_now()
+            ends = [(batch.expires_at, batch.projected_end(now)) for batch in batches]
+            left = [(limit - end).total_seconds() for limit, end in ends if end is not None]
+            times = [batch.progressed_at for batch in batches]
+            slack = min(left, default=math.inf)
+            starved = max(((now - at).total_seconds() for at in times if at), default=0.0)
+        for status in BatchStatus:
+            if not status.is_end:
+                telemetry.BATCHES.labels(status).set(counts.get(status, 0))
+        for state, number in zip(LINE_STATES, lines, strict=True):
+            telemetry.BATCH_LINES.labels(state).set(number)
+        telemetry.BATCH_SLACK.set(slack)
+        telemetry.BATCH_STARVED.set(starved)
 
     async def _update_exports(self) -> None:
         try:
@@ -152,14 +150,6 @@ class Observer:
             except StoreUnavailableError:
                 expiring = UNKNOWN
             telemetry.EXPIRING_KEYS.labels(name).set(expiring)
-
-
-def _set_batches(counts: Mapping[BatchStatus, float], lines: Sequence[float]) -> None:
-    for status in BatchStatus:
-        if not status.is_end:
-            telemetry.BATCHES.labels(status).set(counts.get(status, 0))
-    for state, number in zip(LINE_STATES, lines, strict=True):
-        telemetry.BATCH_LINES.labels(state).set(number)
 
 
 def _lag_seconds(oldest: Iterable[Sequence[Any]], now_ms: int) -> float:
