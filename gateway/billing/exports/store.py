@@ -106,10 +106,6 @@ class ExportStore:
             position=newest or 0,
             closed_at=now,
             created_at=now,
-            leased_until=EPOCH,
-            failures=0,
-            next_attempt_at=EPOCH,
-            last_error="",
         )
         self._transaction.add(row)
         await self._transaction.flush()
@@ -117,20 +113,12 @@ class ExportStore:
 
     async def freeze_requests(self, sink: ExportSinkRow, limit: int) -> None:
         """Freeze the sink's next requests as one batch, unless another one is pending."""
-        if await self._transaction.scalar(
-            select(
-                exists(select(ExportBatchRow.id).where(_is(sink.name, ExportBatchState.PENDING)))
-            )
-        ):
+        pending = select(ExportBatchRow.id).where(_is(sink.name, ExportBatchState.PENDING))
+        if await self._transaction.scalar(pending.limit(1)) is not None:
             return
-        positions = list(
-            await self._transaction.scalars(
-                select(PositionRow.position)
-                .where(PositionRow.position > sink.position)
-                .order_by(PositionRow.position)
-                .limit(limit)
-            )
-        )
+        later = select(PositionRow.position).where(PositionRow.position > sink.position)
+        following = later.order_by(PositionRow.position).limit(limit)
+        positions = list(await self._transaction.scalars(following))
         if not positions:
             return
         span = LedgerSpan(sink.position, positions[-1])
@@ -433,15 +421,7 @@ def _is(name: str, state: ExportBatchState) -> ColumnElement[bool]:
 def _batch(
     sink: str, span: LedgerSpan, *, rows: int, oldest_at: datetime, **columns: Any
 ) -> ExportBatchRow:
-    values = {
-        "state": ExportBatchState.PENDING,
-        "identifier": "",
-        "customer": "",
-        "occurred_at": oldest_at,
-        "attempts": 0,
-        "last_error": "",
-        **columns,
-    }
+    values = {"occurred_at": oldest_at, **columns}
     return ExportBatchRow(
         sink=sink, after=span.after, upto=span.upto, rows=rows, oldest_at=oldest_at, **values
     )

@@ -21,6 +21,7 @@ from gateway.platform.database.tables.base import (
     enum_column,
 )
 from gateway.records.records import Credit, CreditKind, Price
+from gateway.records.times import EPOCH
 from gateway.records.usage_record import BOUNDS_MS, Outcome
 
 FAILED_OUTCOMES: Final = (Outcome.FAILED, Outcome.LOST, Outcome.TIMED_OUT)
@@ -258,12 +259,12 @@ class ExportSinkRow(Table):
     paused_at: Mapped[datetime | None]
     lease: Mapped[str] = mapped_column(String(32), default="")
     """The process that may send, if it runs an earlier release."""
-    leased_until: Mapped[datetime]
+    leased_until: Mapped[datetime] = mapped_column(default=EPOCH)
     """Until then, one process sends."""
-    failures: Mapped[int]
+    failures: Mapped[int] = mapped_column(default=0)
     """Failed attempts since the last success."""
-    next_attempt_at: Mapped[datetime]
-    last_error: Mapped[str] = mapped_column(String(200))
+    next_attempt_at: Mapped[datetime] = mapped_column(default=EPOCH)
+    last_error: Mapped[str] = mapped_column(String(200), default="")
 
 
 class ExportBatchRow(Table):
@@ -277,24 +278,26 @@ class ExportBatchRow(Table):
 
     id: Mapped[Serial]
     sink: Mapped[str] = mapped_column(ForeignKey("export_sinks.name", ondelete="CASCADE"))
-    state: Mapped[ExportBatchState] = mapped_column(enum_column(ExportBatchState, "state"))
+    state: Mapped[ExportBatchState] = mapped_column(
+        enum_column(ExportBatchState, "state"), default=ExportBatchState.PENDING
+    )
     after: Mapped[int]
     upto: Mapped[int]
     """The batch has the positions above `after`, up to this one."""
     rows: Mapped[int]
     oldest_at: Mapped[datetime]
     """When the first of its requests ended."""
-    identifier: Mapped[str] = mapped_column(String(120))
+    identifier: Mapped[str] = mapped_column(String(120), default="")
     """Id of a single event; empty for several events, whose ids are those of their requests."""
     tenant_id: Mapped[str | None]
     """For a sum: the tenant, ..."""
-    customer: Mapped[str] = mapped_column(String(255))
+    customer: Mapped[str] = mapped_column(String(255), default="")
     """... its customer in the billing system, ..."""
     cost_micros: Mapped[int | None]
     """... the sum (null for single requests, which are read from the ledger), ..."""
     occurred_at: Mapped[datetime]
     """... and the time of its last request."""
-    attempts: Mapped[int]
+    attempts: Mapped[int] = mapped_column(default=0)
     uncertain_since: Mapped[datetime | None]
     """First attempt since which the sink may have stored the batch."""
-    last_error: Mapped[str] = mapped_column(String(200))
+    last_error: Mapped[str] = mapped_column(String(200), default="")
