@@ -39,6 +39,7 @@ from tests.worker.real_engine import (
 from worker.chat_format import folder_special_tokens, folder_templates
 from worker.engine.base import EngineRequest, InvalidRequestError, SequenceEnd, SequenceOutput
 from worker.engine.vllm.engine import VllmEngine
+from worker.engine.vllm.plugin import prepare_waits
 
 pytestmark = MARKS
 
@@ -858,3 +859,17 @@ async def test_engine_reports_its_features(engine: VllmEngine) -> None:
     assert (engine.info.chat.tool_parser, engine.info.chat.reasoning_parser) == ("hermes", "qwen3")
     assert engine.info.eos_token_ids == [EOS]
     assert (engine.info.image_token, engine.info.max_images) == ("", 0)
+
+
+def test_processes_of_an_engine_wait_for_each_other_without_a_core(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from vllm.distributed.device_communicators import shm_broadcast
+
+    monkeypatch.setattr(shm_broadcast, "sched_yield", shm_broadcast.sched_yield)
+    monkeypatch.setattr("os.sched_yield", lambda: pytest.fail("uses a core"))
+    prepare_waits()
+    queue = shm_broadcast.MessageQueue(1, 1)
+    reader = shm_broadcast.MessageQueue.create_from_handle(queue.export_handle(), 0)
+    with pytest.raises(TimeoutError):
+        reader.dequeue(timeout=0.01)

@@ -4,7 +4,9 @@ import logging
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.util import register_after_fork
 from threading import Thread
 from typing import Any
@@ -19,6 +21,7 @@ from worker.samplers.reported import REPORTED
 _log = logging.getLogger(__name__)
 
 _PARENT_DIED = 70
+_POLL_SECONDS = 0.0001
 
 
 def prepare() -> None:
@@ -28,6 +31,7 @@ def prepare() -> None:
     prepare_resumption()
     prepare_thinking_budget()
     prepare_base_rows()
+    prepare_waits()
     prepare_reported_rows()
     prepare_batch_hold()
     prepare_grammar_hold()
@@ -131,6 +135,20 @@ def prepare_base_rows() -> None:
 
     lora_ops.bgmv_shrink = bgmv_shrink
     punica_cpu.bgmv_shrink = bgmv_shrink
+
+
+def prepare_waits() -> None:
+    """Patch this vLLM process to wait for its other processes without using a core.
+
+    On CPUs the model runs in a process of its own. Where it and the engine core wait for each
+    other, vLLM polls shared memory without a pause for a second, so both always use a core, which
+    the model, the worker and gateways lack. This part of vLLM is private, so this fits one version.
+    """
+    from vllm.distributed.device_communicators import shm_broadcast
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        shm_broadcast.sched_yield = partial(time.sleep, _POLL_SECONDS)
 
 
 def prepare_reported_rows() -> None:
