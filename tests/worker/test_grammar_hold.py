@@ -36,10 +36,17 @@ class Steps:
     """Schedules as vLLM does, and notes in which steps each grammar got a mask."""
 
     def __init__(
-        self, running: list[Any], waiting: list[Any] | None = None, *, seconds: float = 1.0
+        self,
+        running: list[Any],
+        waiting: list[Any] | None = None,
+        *,
+        seconds: float = 1.0,
+        is_cpu: bool = True,
     ) -> None:
         """`seconds` is the time of a step."""
-        self.hold = GrammarHold(clock=lambda: 100 + self.scheduler.current_step * seconds)
+        self.hold = GrammarHold(
+            is_cpu=is_cpu, clock=lambda: 100 + self.scheduler.current_step * seconds
+        )
         self.waiting = waiting or []
         self.scheduler = SimpleNamespace(current_step=0, running=running, waiting=self.waiting)
 
@@ -115,6 +122,9 @@ def test_masks_take_no_more_of_a_step_than_its_model() -> None:
     steps = Steps([sequence("a", slow) for _ in range(40)], seconds=2.5 * slow / MASKS_SHARE)
     steps.run()
     assert [len(steps.run()) for _ in range(4)] == [3] * 4
+    # On GPUs, they are filled while the model runs.
+    steps = Steps([sequence("a", slow) for _ in range(40)], seconds=slow, is_cpu=False)
+    assert [len(steps.run()) for _ in range(4)] == [10] * 4
 
 
 def test_first_token_of_another_tenant_waits_for_no_mask_in_its_own_step() -> None:

@@ -13,10 +13,9 @@ from typing import Any
 Fill = Callable[[Any, Any, int], None]
 
 MOST_MASK_SECONDS = 0.010
-"""CPU time for the masks of a step; the last mask that begins in it may exceed it."""
-MASKS_SHARE = 1 / 2
-"""Masks take at most this share of a step. On GPUs, vLLM fills them while the model runs, so they
-delay nothing."""
+"""Time for the masks of a step; the last mask that begins in it may exceed it."""
+MASKS_SHARE = 1 / 3
+"""Most of a step that masks take on CPUs. On GPUs, vLLM fills them while the model runs."""
 FIRST_MASK_SECONDS = 0.001
 """Estimate for a grammar that has no mask yet."""
 MOST_BEGINNING = 4
@@ -26,7 +25,8 @@ MOST_BEGINNING = 4
 class GrammarHold:
     """Shares the mask time of the steps of one scheduler of vLLM among its tenants."""
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, is_cpu: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        self._is_cpu = is_cpu
         self._clock = clock
         self._began_at = 0.0
         """When the last step began."""
@@ -39,14 +39,16 @@ class GrammarHold:
         """Leave sequences out of the step that is scheduled next, if they must wait.
 
         Requests go before batch jobs, then tenants take turns, and so do sequences of a tenant.
-        Where a prompt without a grammar begins, the other tenants' grammars wait for a step, but
-        never for two in a row.
+        On CPUs, where a prompt without a grammar begins, the other tenants' grammars wait for a
+        step, but never for two in a row.
         """
         now, began_at = self._clock(), self._began_at
         self._began_at, self._beginning = now, set()
+        most = MOST_MASK_SECONDS
         # Without running sequences the engine was idle.
-        share = MASKS_SHARE * (now - began_at) if scheduler.running else MOST_MASK_SECONDS
-        self._seconds_left = min(max(share, FIRST_MASK_SECONDS), MOST_MASK_SECONDS)
+        if self._is_cpu and scheduler.running:
+            most = min(max(MASKS_SHARE * (now - began_at), FIRST_MASK_SECONDS), most)
+        self._seconds_left = most
         constrained = [
             each
             for each in scheduler.running
@@ -64,7 +66,7 @@ class GrammarHold:
             turns[request.cache_salt] += 1
             return request.priority, turns[request.cache_salt]
 
-        self._is_held = bool(prompts) and not self._is_held
+        self._is_held = self._is_cpu and bool(prompts) and not self._is_held
         # Scheduling begins by counting the step.
         after_next = scheduler.current_step + 2
         for each in sorted(constrained, key=turn):
@@ -100,11 +102,12 @@ def _grammar(request: Any) -> Any:
 
 def prepare_grammar_hold() -> None:
     """Patch this vLLM process, which has one scheduler."""
+    from vllm.platforms import current_platform
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.request import RequestStatus
     from vllm.v1.structured_output.backend_guidance import GuidanceGrammar
 
-    hold, schedule = GrammarHold(), Scheduler.schedule
+    hold, schedule = GrammarHold(is_cpu=current_platform.is_cpu()), Scheduler.schedule
     unblock = Scheduler._handle_blocked_waiting_request
 
     def schedule_with_hold(scheduler: Any, *args: Any, **options: Any) -> Any:
@@ -128,11 +131,11 @@ def timed(fill: Fill) -> Fill:
     """Return a function that fills a mask and notes in its grammar when, and how long it took."""
 
     def fill_bitmask(grammar: Any, bitmask: Any, index: int) -> None:
-        began = time.thread_time()
+        began = time.monotonic()
         fill(grammar, bitmask, index)
-        seconds, earlier = time.thread_time() - began, getattr(grammar, "mask_seconds", 0.0)
+        grammar.filled_at = time.monotonic()
+        seconds, earlier = grammar.filled_at - began, getattr(grammar, "mask_seconds", 0.0)
         # The time changes from one token to the next, so a short one alone proves little.
         grammar.mask_seconds = max(seconds, (seconds + earlier) / 2)
-        grammar.filled_at = time.monotonic()
 
     return fill_bitmask
