@@ -472,8 +472,8 @@ _BY_NAME: Final = {attack.name: attack for attack in ATTACKS}
 def attack(name: str, target: Target) -> None:
     """Attack until this process is terminated."""
     # Real attackers use their own machines, so their work must not take processors from the
-    # deployment.
-    os.nice(19)
+    # deployment. A process of a low priority would keep one for the rest of its time slice.
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
     async def run() -> None:
         await _BY_NAME[name].run(target)
