@@ -143,7 +143,12 @@ promises = _LaneKey("promises")
 doorbell = _LaneKey("doorbell")
 """List: tokens that enqueued jobs add. Idle workers block on it."""
 full_workers = _LaneKey("full")
-"""Set: own doorbells of workers without room, one of which rings when a tenant begins to wait."""
+"""Sorted set: own doorbell of a worker without room -> tokens that are repeated if it makes some.
+
+The lowest one rings when a tenant begins to wait.
+"""
+engine_use = _ModelKeys("use")
+"""String with expiry: what tenants use of the worker's full engine (`queue.EngineUse`)."""
 control = _ModelKeys("control")
 """List: ids of leased jobs that the worker must abort."""
 workers = _Key("m", "workers")

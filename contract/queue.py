@@ -161,6 +161,19 @@ class NextJob(NamedTuple):
     sequences: int
 
 
+class EngineUse(msgspec.Struct, frozen=True, array_like=True):
+    """What requests use of the engine of a worker that is full."""
+
+    sequences: int
+    kv_cache_tokens: int
+    """Those of the engine."""
+    tenants: dict[str, tuple[int, int]]
+    """Sequences and KV-cache tokens of the tenants that use most."""
+
+
+_use_decoder = msgspec.msgpack.Decoder(EngineUse)
+
+
 class ClaimResult(NamedTuple):
     """Jobs leased by one call, requests first."""
 
@@ -169,6 +182,8 @@ class ClaimResult(NamedTuple):
     """The lane whose next job waits for more room, if any."""
     next_jobs: Sequence[NextJob] = ()
     """The next jobs of some tenants in fair order, if they wait for more room."""
+    others: Sequence[EngineUse] | None = None
+    """The other full engines, if this one is blocked or its use was published."""
     kept_seconds: float = 0.0
     """Time until a job that is kept for another worker may be claimed; 0 if none is kept."""
     passed_jobs: int = 0
@@ -196,6 +211,10 @@ class Room(NamedTuple):
     """More sequences for requests: those that batch jobs would free or must leave free."""
     batch_prompt_tokens: int = MOST_CLAIMED_PROMPT_TOKENS
     """Prompt tokens of batch jobs after which no more of them are claimed."""
+    use: EngineUse | None = None
+    """What the claim publishes."""
+    cost: int = 0
+    """Tokens that are processed again if a full engine makes room."""
 
 
 class Affinity(NamedTuple):
@@ -287,6 +306,7 @@ class JobQueue:
             "hinted": keys.hinted(model),
             "job_prefix": self._job_prefix,
             "held_prefix": keys.held.prefix(model),
+            "use_prefix": keys.engine_use.prefix(model),
             "doorbell_prefix": keys.worker_doorbell.prefix(model),
             "session_prefix": keys.sessions.prefix(model),
             **dict(zip(names, chain.from_iterable(self._prefixes.values()), strict=True)),
@@ -406,11 +426,13 @@ class JobQueue:
             prefill_us=affinity.prefill_us,
             quantum=AFFINITY_QUANTUM,
             only=only,
+            use=b"" if room.use is None else messages.encode(room.use),
+            cost=room.cost,
             free_slots=-1 if adapters is None else adapters.free_slots,
             arguments=() if adapters is None else adapters.used,
         )
         blocked, requests, kept_ms, passed_jobs, kept_jobs, waits_for_slot, affinity_ms = reply[:7]
-        next_jobs, *rows = reply[7:]
+        next_jobs, others, *rows = reply[7:]
         claims = []
         for number, (_, attempt, waited_ms, payload, boosted) in enumerate(_grouped(rows, 5)):
             try:
@@ -431,6 +453,9 @@ class JobQueue:
                 for tenant, weight, tokens, sequences in _grouped(next_jobs, 4)
                 if _BLOCKED[blocked] is Lane.REQUESTS
             ],
+            None
+            if room.use is None and _BLOCKED[blocked] is not Lane.REQUESTS
+            else [use for each in others if each and (use := _decoded_use(each))],
             kept_ms / 1000,
             passed_jobs,
             kept_jobs,
@@ -835,6 +860,13 @@ def received_counts(job: GenerationJob) -> ReceivedCounts:
 def _expires_ms(deadline_ms: int) -> int:
     """Return after how many milliseconds a job disappears if every process abandons it."""
     return max(deadline_ms - clock.now_ms(), 0) + _ABANDONED_GRACE_MS
+
+
+def _decoded_use(content: bytes) -> EngineUse | None:
+    try:
+        return _use_decoder.decode(content)
+    except msgspec.MsgspecError:  # Of another version.
+        return None
 
 
 def _grouped(values: list[Any], size: int) -> Iterable[list[Any]]:

@@ -17,7 +17,7 @@ local function begin_waiting(lane, tenant)
   end
   call('ZADD', lane.active, counter, tenant)
   -- A full worker may preempt jobs of other tenants for it.
-  local doorbell = call('SPOP', lane.full)
+  local doorbell = call('ZPOPMIN', lane.full)[1]
   if doorbell then ring_own(doorbell) end
 end
 

@@ -21,7 +21,18 @@ local function next_jobs(lane, index, limit, job_prefix, room)
   return out
 end
 
--- A full worker waits for its own doorbell, which rings when a tenant begins to wait.
-local function await_tenants(is_full, full, doorbell)
-  if is_full then call('SADD', full, doorbell) end
+-- A full worker waits for its own doorbell, which rings when a tenant begins to wait: first that of
+-- the worker which repeats fewest tokens if it makes room.
+local function await_tenants(is_full, full, doorbell, cost)
+  if is_full then call('ZADD', full, cost, doorbell) end
+end
+
+-- Publish what tenants use of this worker's engine. Return what they use of the other full ones.
+local function exchange_uses(workers, use_prefix, worker, use, now)
+  local use_ms, most_others, others = 2000, 64, {}
+  if use ~= '' then call('SET', use_prefix .. worker, use, 'PX', use_ms) end
+  for _, other in ipairs(call('ZRANGEBYSCORE', workers, now, '+inf', 'LIMIT', 0, most_others)) do
+    if other ~= worker then others[#others + 1] = use_prefix .. other end
+  end
+  return others[1] and call('MGET', unpack(others)) or {}
 end

@@ -22,18 +22,20 @@
 --   preemptible_tokens, preemptible_sequences: for requests only: those of batch jobs that requests
 --     may replace, and sequences that batch jobs leave free
 --   batch_prompt_tokens: of batch jobs after which no more of them are claimed
---   held_prefix, doorbell_prefix: of what workers hold, and of their own doorbells
+--   held_prefix, use_prefix, doorbell_prefix: of what workers hold, of uses, and of own doorbells
 --   session_prefix: of the tenants' sessions  quantum: in service units  engine: for receipts
 --   patience: milliseconds from when a job is first passed over; 0: no affinity
 --   longest_keep: likewise, of a job that is kept
 --   only: claim jobs of this tenant, up to a quantum beyond the lowest counter; empty: of all
+--   use: of the engine by tenants, to publish; empty: nothing  cost: of making room, in tokens
 --   prefill_us: microseconds in which this worker processes a prompt token; 0: keep no job
 --   free_slots: for adapters; -1: the worker has none; then the digests of adapters with a slot
 -- Output {blocked, claimed requests, milliseconds until a kept job may be claimed, jobs first passed
 -- over by this call, jobs kept by this call, 1 if a job waits for a slot, else 0, milliseconds that
--- claimed jobs waited because of affinity, next jobs if there is no room, id, attempt, milliseconds
--- that it waited, payload, weight, ...}: blocked is 1 if the next job does not fit and is a request, 2
--- if it is a batch job, else 0; 0 milliseconds if no job is kept; requests come first; -1 unknown
+-- claimed jobs waited because of affinity, next jobs if there is no room, uses of other engines if
+-- there is none or `use` is given, id, attempt, milliseconds that it waited, payload, weight, ...}:
+-- blocked is 1 if the next job does not fit and is a request, 2 if it is a batch job, else 0; 0
+-- milliseconds if no job is kept; requests come first; -1 unknown
 -- @include lanes
 -- @include leases
 -- @include affinity
@@ -41,8 +43,9 @@ local leases, holders, workers, hinted = unpack(KEYS, 1, 4)
 local job_prefix, worker, engine, most_jobs, lease_ms, prompt_cost, tokens, sequences,
   most_sequences, is_empty, most_prompt_tokens, preemptible_tokens, preemptible_sequences, batch_prompt_tokens,
   queue_prefix, pace_prefix, batch_queue_prefix, batch_pace_prefix, held_prefix, doorbell_prefix,
-  session_prefix, patience, longest_keep, prefill_us, quantum, only, free_slots = unpack(ARGV, 1, 27)
-local first_lane, lane_keys, first_adapter = 5, 9, 28
+  session_prefix, patience, longest_keep, prefill_us, quantum, only, use_prefix, use, cost,
+  free_slots = unpack(ARGV, 1, 30)
+local first_lane, lane_keys, first_adapter = 5, 9, 31
 local most_visits, most_kept_tenants, most_slotless_tenants = 1000, 8, 100
 local now, blocked, delay_ms, affinity = now_ms(), 0, 0, nil
 
@@ -57,7 +60,7 @@ for i = first_adapter, #ARGV do room.has_slot[ARGV[i]] = true end
 local claim = {
   leases = leases, job_prefix = job_prefix, worker = worker, engine = engine, now = now,
   expiry = now + lease_ms, prompt_cost = prompt_cost, room = room,
-  out = {0, 0, 0, 0, 0, 0, 0, {}},
+  out = {0, 0, 0, 0, 0, 0, 0, {}, {}},
   has_affinity = tonumber(patience) > 0, hinted = hinted, session_prefix = session_prefix
 }
 
@@ -155,5 +158,7 @@ end
 local out = claim.out
 out[1], out[2], out[6], out[7] = blocked, claimed_requests, room.waits_for_slot and 1 or 0, delay_ms
 if affinity then out[3], out[4], out[5] = affinity.kept_ms, affinity.passed, affinity.kept end
-await_tenants(blocked == 1 or room.sequences <= 0, KEYS[first_lane + 8], doorbell_prefix .. worker)
+await_tenants(blocked == 1 or room.sequences <= 0, KEYS[first_lane + 8], doorbell_prefix .. worker,
+  cost)
+if blocked == 1 or use ~= '' then out[9] = exchange_uses(workers, use_prefix, worker, use, now) end
 return out

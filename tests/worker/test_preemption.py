@@ -187,6 +187,23 @@ async def test_batch_jobs_also_give_up_their_kv_cache(
     assert not gateway.returned(lines[0])
 
 
+async def test_tenant_gives_up_no_more_kv_cache_than_a_job_needs(
+    redis_server: RedisServer, gateway: Gateway
+) -> None:
+    flood = [make_job(max_tokens=100, prompt_token_ids=[300] * 200) for _ in range(3)]
+    other = make_job(tenant="other", max_tokens=10, prompt_token_ids=[300] * 280)
+    script = Script(step_seconds=0.002, kv_cache_tokens=1000)
+    async with running_worker(redis_server, script, engine_type=Stepwise) as (runner, engine, _):
+        assert isinstance(engine, Stepwise)
+        await begin_in_turn(gateway, engine, flood)
+        # The engine makes no step, and so reports nothing, until the job has its room.
+        await gateway.enqueue(other)
+        await until(lambda: other.id in runner._jobs.by_id)
+        assert {*runner._jobs.by_id} == {flood[0].id, flood[1].id, other.id}
+        engine.allow()
+        await served(gateway, other, *flood)
+
+
 async def test_tenant_that_uses_less_replaces_the_youngest_work_of_another(
     redis_server: RedisServer, gateway: Gateway
 ) -> None:

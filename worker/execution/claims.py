@@ -45,7 +45,8 @@ PASSED_SECONDS = 1.0
 """Longest time for which a job is passed over for cached ones of its tenant."""
 
 CHECK_SECONDS = 0.1
-"""How often it is checked whether the next job of the queue has a right to room."""
+"""How often it is checked whether the next job of the queue has a right to room, and how often a
+full worker publishes what tenants use, at most."""
 
 FRESH_SECONDS = 0.5
 """Time after which a full worker claims again: another one may have been woken for a new tenant."""
@@ -81,11 +82,13 @@ class Claimer:
         self._has_rung = False
         self._next_jobs: Sequence[NextJob] = ()
         """The next jobs of the queue, if there was no room for them."""
-        self._claimed_at = 0.0
+        self._claimed_at = self._published_at = 0.0
         self._only = ""
         """The tenant for which there is room."""
         self._is_known_full = False
         """Whether its own doorbell rings when a tenant begins to wait."""
+        self._has_changed = False
+        """Whether jobs were claimed since the use of the full engine was published."""
         self._claiming = asyncio.Lock()
         self.is_stopping = False
         """Whether `stop` was called."""
@@ -117,15 +120,33 @@ class Claimer:
             return
         room = self._preemption.room()
         is_full = room.sequences + room.preemptible_sequences <= 0
-        is_fresh = self._is_known_full and time.monotonic() - self._claimed_at < FRESH_SECONDS
-        if self._has_rung or not (is_full and is_fresh):
+        now = time.monotonic()
+        is_fresh = self._is_known_full and now - self._claimed_at < FRESH_SECONDS
+        is_awaited = is_full and is_fresh and not self._has_news
+        if (
+            self._has_rung
+            or not is_awaited
+            or any(map(self._preemption.has_right, self._next_jobs))
+        ):
             self._has_rung = False
+            if (is_full or self._is_known_full) and (self._only or self._may_publish):
+                self._published_at, self._has_changed = now, False
+                room = self._preemption.published(room)
             result = await self._claim(room)
             if await self._makes_room():
                 return
             await self._wait_after(result)
-        elif not await self._makes_room():
+        else:
             await self._wait([OWN])
+
+    @property
+    def _may_publish(self) -> bool:
+        return time.monotonic() - self._published_at >= CHECK_SECONDS
+
+    @property
+    def _has_news(self) -> bool:
+        """Whether other workers should know what has filled the engine."""
+        return self._is_known_full and self._has_changed and self._may_publish
 
     async def _claim(self, room: Room) -> ClaimResult:
         async with self._claiming:
@@ -146,12 +167,15 @@ class Claimer:
                 only=self._only,
             )
             self._next_jobs, self._only = result.next_jobs, ""
+            if result.others is not None:
+                self._preemption.note_others(result.others)
             telemetry.PASSED_JOBS.inc(result.passed_jobs)
             telemetry.KEPT_JOBS.inc(result.kept_jobs)
             telemetry.AFFINITY_WAIT.inc(result.affinity_seconds)
             taken = sum(min(each.job.sequences, room.most_sequences) for each in result.claims)
             is_full = room.sequences + room.preemptible_sequences <= taken
             self._is_known_full = is_full or result.blocked is Lane.REQUESTS
+            self._has_changed = self._has_changed or bool(result.claims)
             await self._start(result.claims, asked_at)
             if result.claims and self._start_units:
                 units, self._start_units = self._start_units, 0.0
@@ -160,11 +184,13 @@ class Claimer:
             return result
 
     async def _wait_after(self, result: ClaimResult) -> None:
+        if self._has_news:
+            return
         if result.waits_for_slot:
             # Other workers need the doorbell, which rings for the job that waits.
             await self._doorbells.wait([], self._jobs.room_changed, seconds=SLOT_SECONDS)
-        elif result.blocked is not None:
-            bells: list[Bell] = [Lane.REQUESTS] if result.blocked is Lane.BATCH else [OWN]
+        elif result.blocked is not None or self._is_known_full:
+            bells: list[Bell] = [OWN] if self._is_known_full else [Lane.REQUESTS]
             await self._wait(bells, kept_seconds=result.kept_seconds)
         elif len(result.claims) < MOST_JOBS_PER_CLAIM and not self.is_stopping:
             event = self._jobs.room_changed if self._jobs.parked else None
@@ -192,7 +218,8 @@ class Claimer:
         pauses = (
             self._preemption.pause_seconds,
             kept_seconds,
-            CHECK_SECONDS * bool(self._next_jobs),
+            CHECK_SECONDS * bool(self._next_jobs or self._has_changed),
+            FRESH_SECONDS * self._is_known_full,
         )
         self._has_rung = await self._doorbells.wait(
             bells, self._jobs.room_changed, seconds=min(filter(None, pauses), default=0.0)

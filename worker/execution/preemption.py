@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from contract.messages import ReturnReason
-from contract.queue import ENGINE_HEADROOM_TOKENS, NextJob, Room
+from contract.queue import ENGINE_HEADROOM_TOKENS, EngineUse, NextJob, Room
 from worker import telemetry
 from worker.engine.base import Engine
 from worker.execution.generation import RunningJob
@@ -39,14 +39,22 @@ These are the least and the most, as shares of the engine's sequences.
 GATHER_SECONDS = 4.0
 """Time for which free room is left to a job that waits for more of it."""
 
+MOST_PUBLISHED = 64
+"""Tenants whose use of a full engine is published. The others use less than a 64th of it each."""
+
+NO_VICTIM = 10**9
+"""The cost of making room if that is not possible now."""
+
 
 class _Use:
-    """What one tenant's requests use of an engine, and what they can give up."""
+    """What a tenant's requests use of a model's engines, and what they can give up of this one."""
 
-    def __init__(self, tenant: str) -> None:
+    def __init__(self, tenant: str, others: Sequence[EngineUse] = ()) -> None:
         self.tenant = tenant
         self.weight = 0.0
-        self.sequences = self.tokens = 0
+        elsewhere = [each.tenants.get(tenant, (0, 0)) for each in others]
+        self.sequences = sum(sequences for sequences, _ in elsewhere)
+        self.tokens = sum(tokens for _, tokens in elsewhere)
         self.jobs: list[RunningJob] = []
         """Oldest first."""
 
@@ -85,6 +93,11 @@ class Preemption:
         self._allowance = max(self._rate, 1.0) if share else 0.0
         """Sequences that may be preempted now; negative after a job with more sequences."""
         self._renewed_at = time.monotonic()
+        self._cost = NO_VICTIM
+        """Tokens that are processed again if a job of a new tenant gets room."""
+        self._others: Sequence[EngineUse] = ()
+        self._max_sequences = self._kv_cache_tokens = 0
+        self.note_others(())
 
     @property
     def pause_seconds(self) -> float:
@@ -92,6 +105,29 @@ class Preemption:
         if not self._jobs.batch or not self._rate:
             return 0.0
         return max(1.0 - self._allowance, 0.0) / self._rate
+
+    def note_others(self, others: Sequence[EngineUse]) -> None:
+        """Note the other full engines of the model, over which the uses of tenants are added."""
+        self._others = others
+        engines = [self._info, *others]
+        self._max_sequences = self._info.max_sequences + sum(each.sequences for each in others)
+        self._kv_cache_tokens = sum(each.kv_cache_tokens for each in engines)
+
+    def published(self, room: Room) -> Room:
+        """Return the room of a full engine, with what tenants use and the cost of making room."""
+        info, uses = self._info, self._uses(others=())
+        victims = self._victims(NextJob("", 1.0, ENGINE_HEADROOM_TOKENS, 1))
+        self._cost = NO_VICTIM
+        if victims and self._renewed_allowance() >= 1.0:
+            self._cost = 1 + sum(_repeated_tokens(*each) for each in victims)
+        most = sorted(uses.values(), key=self._level)[-MOST_PUBLISHED:]
+        tenants = {each.tenant: (each.sequences, each.tokens) for each in most}
+        use = EngineUse(info.max_sequences, info.kv_cache_tokens, tenants)
+        return room._replace(use=use, cost=self._cost)
+
+    def has_right(self, job: NextJob) -> bool:
+        """Whether other tenants must give up sequences for a job."""
+        return bool(self._rate and self._victims(job))
 
     def room(self) -> Room:
         """Return the free room, and the room of batch jobs that may be preempted now."""
@@ -114,6 +150,7 @@ class Preemption:
             preemptible_tokens=sum(each.held_tokens for each in candidates),
             preemptible_sequences=preemptible + kept_free,
             batch_prompt_tokens=self._batch_prompt_tokens - unprocessed,
+            cost=self._cost,
         )
 
     def make_room(self, started: Sequence[RunningJob]) -> None:
@@ -134,11 +171,12 @@ class Preemption:
     def make_room_for(self, job: NextJob) -> int | None:
         """Preempt sequences of tenants that use more of the engine, if that makes room for a job.
 
-        A tenant's use is its share of the sequences or of the KV cache, whichever is larger,
-        divided by its weight. Tenants give up sequences only while they use more than the job's
-        tenant would, so that no two tenants preempt each other in turns. Return how many sequences
-        were preempted now, or None if the job has no right to room. If they do not suffice, others
-        follow as the preempted share allows, unless that takes longer than GATHER_SECONDS.
+        A tenant's use is its share of the sequences or of the KV cache of the model's full engines,
+        whichever is larger, divided by its weight. Tenants give up sequences only while they use
+        more than the job's tenant would, so that no two tenants preempt each other in turns. Return
+        how many sequences were preempted now, or None if the job has no right to room. If they do
+        not suffice, others follow as the preempted share allows, unless that takes longer than
+        GATHER_SECONDS.
         """
         victims = self._victims(job)
         missing = sum(number for _, number in victims or ()) - self._renewed_allowance()
@@ -158,7 +196,7 @@ class Preemption:
         sequences = counted - self._free_sequences()
         tokens = job.tokens - self._free_tokens()
         uses = self._uses()
-        mine = uses.pop(job.tenant, _Use(job.tenant))
+        mine = uses.pop(job.tenant, _Use(job.tenant, self._others))
         mine.weight = max(mine.weight, job.weight)
         mine.sequences, mine.tokens = mine.sequences + counted, mine.tokens + job.tokens
         limit = self._level(mine)
@@ -202,7 +240,8 @@ class Preemption:
             if not self.make_room_for(one):
                 return []
             return self.seat([one])
-        waiting = [uses.get(each.tenant, _Use(each.tenant)) for each in next_jobs]
+        others = self._others
+        waiting = [uses.get(each.tenant, _Use(each.tenant, others)) for each in next_jobs]
         limit = min(map(self._level, waiting), default=float("inf"))
         tokens = self._free_tokens()
         while free > 0 and tokens > 0 and parked:
@@ -232,23 +271,31 @@ class Preemption:
         tokens = sum(each.tokens for each in generation.seated[-number:])
         telemetry.PREEMPTED_SEQUENCES.labels(source).inc(number)
         telemetry.PREEMPTED_TOKENS.labels(source).inc(tokens)
+        # The engine reports what is free with its next step. Until then, nobody shall give up more.
+        if generation.first_token_at is not None:
+            freed = _repeated_tokens(generation, number) / self._info.kv_cache_tokens
+            self._jobs.kv_usage = max(self._jobs.kv_usage - freed, 0.0)
         if number < generation.seats:
             self._jobs.park(generation, number)
         else:
             self._jobs.return_job(generation, ReturnReason.PREEMPTED)
 
-    def _uses(self, *, is_batch: bool = False) -> dict[str, _Use]:
-        """Return what each tenant's requests, or batch jobs, use."""
-        uses = dict[str, _Use]()
+    def _uses(
+        self, *, is_batch: bool = False, others: Sequence[EngineUse] | None = None
+    ) -> dict[str, _Use]:
+        """Return what each tenant's requests, or batch jobs, use of this engine and of others."""
+        uses, others = dict[str, _Use](), self._others if others is None else others
         for each in self._jobs.by_id.values():
             if each.is_preemptible is is_batch:
                 tenant = each.job.tenant
-                uses.setdefault(tenant, _Use(tenant)).add(each)
+                if tenant not in uses:
+                    uses[tenant] = _Use(tenant, others)
+                uses[tenant].add(each)
         return uses
 
     def _level(self, use: _Use) -> float:
-        sequences = use.sequences / self._info.max_sequences
-        return max(sequences, use.tokens / self._info.kv_cache_tokens) / (use.weight or 1.0)
+        sequences = use.sequences / self._max_sequences
+        return max(sequences, use.tokens / self._kv_cache_tokens) / (use.weight or 1.0)
 
     def _renewed_allowance(self) -> float:
         now = time.monotonic()
@@ -286,3 +333,10 @@ class Preemption:
         # The engine's last report is stale once the engine has nothing left to step.
         used = jobs.kv_usage * tokens if jobs.by_id else 0.0
         return int(tokens - used - jobs.reserved_tokens)
+
+
+def _repeated_tokens(generation: RunningJob, number: int) -> int:
+    """Return the tokens that are processed again if a job gives up its last sequences."""
+    seated = generation.seated
+    prompt_tokens = generation.prompt_tokens if number == len(seated) else 0
+    return prompt_tokens + sum(each.tokens for each in seated[-number:])
