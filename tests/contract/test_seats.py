@@ -271,7 +271,8 @@ async def _seat(redis: "Redis", name: str) -> AsyncIterator[Seat]:
     yield Seat(name, engine, link, runner)
     await runner._claimer.aclose()
     runner._parser_thread.close()
-    await link.queue._executor.aclose()
+    executor: Any = link.queue._executor
+    await executor.aclose()
 
 
 async def test_tenants_that_have_a_worker_each_do_not_preempt_each_other(pool: Pool) -> None:

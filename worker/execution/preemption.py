@@ -109,9 +109,9 @@ class Preemption:
     def note_others(self, others: Sequence[EngineUse]) -> None:
         """Note the other full engines of the model, over which the uses of tenants are added."""
         self._others = others
-        engines = [self._info, *others]
-        self._max_sequences = self._info.max_sequences + sum(each.sequences for each in others)
-        self._kv_cache_tokens = sum(each.kv_cache_tokens for each in engines)
+        info = self._info
+        self._max_sequences = info.max_sequences + sum(each.sequences for each in others)
+        self._kv_cache_tokens = info.kv_cache_tokens + sum(each.kv_cache_tokens for each in others)
 
     def published(self, room: Room) -> Room:
         """Return the room of a full engine, with what tenants use and the cost of making room."""

@@ -459,8 +459,8 @@ class Run:
                     last_report = time.monotonic()
                     lines = self._batches.histories
                     wrong = sum(bool(history.errors) for history in load.histories + lines)
-                    counts = f"{len(load.histories)} requests and {len(lines)} lines"
-                    self._say(f"{counts} so far, {wrong} with errors")
+                    what = f"{len(load.histories)} requests and {len(lines)} lines"
+                    self._say(f"{what} so far, {wrong} with errors")
 
         task = asyncio.create_task(sample())
         try:
