@@ -194,6 +194,8 @@ class GenerationJob(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Encoded and decoded jobs then have only the tokens after the chunks in `prompt_token_ids`.
     """
+    model_share: int = 100
+    """Most percent of an engine's sequences and KV cache that jobs of the tenant may use."""
 
     @property
     def rest(self) -> TokenIds:

@@ -68,7 +68,7 @@ for.
 AFFINITY_QUANTUM: Final = 2_048
 """Service units by which other tenants may overtake one whose jobs are kept for other workers."""
 
-_BLOCKED = (None, Lane.REQUESTS, Lane.BATCH)
+_LANES = {1: Lane.REQUESTS, 2: Lane.BATCH}
 """By the code of `job_claim`."""
 
 _ABANDONED_GRACE_MS = 3_600_000
@@ -159,6 +159,8 @@ class NextJob(NamedTuple):
     tokens: int
     """KV-cache tokens."""
     sequences: int
+    model_share: int = 100
+    """As in `GenerationJob`."""
 
 
 class EngineUse(msgspec.Struct, frozen=True, array_like=True):
@@ -192,6 +194,8 @@ class ClaimResult(NamedTuple):
     """Jobs that this call began to keep for other workers."""
     waits_for_slot: bool = False
     """Whether the next job of a tenant needs an adapter for which this worker has no slot."""
+    capped: frozenset[Lane] = frozenset()
+    """The lanes whose jobs wait only for their tenants' model shares."""
     affinity_seconds: float = 0.0
     """Time that the claimed jobs waited, all together, since each was first passed over or kept."""
 
@@ -215,6 +219,11 @@ class Room(NamedTuple):
     """What the claim publishes."""
     cost: int = 0
     """Tokens that are processed again if a full engine makes room."""
+    engine_tokens: int = 0
+    """KV-cache tokens and sequences of the whole engine, of which tenants have shares."""
+    engine_sequences: int = 0
+    uses: Mapping[str, Sequence[int]] = MappingProxyType({})
+    """Sequences and tokens of the requests of each tenant with a share, then of its batch jobs."""
 
 
 class Affinity(NamedTuple):
@@ -359,13 +368,14 @@ class JobQueue:
             arguments += [
                 job.id,
                 len(job.prompt_token_ids),
-                job.best_of,
+                job.sequences,
                 needed_tokens(job),
                 job.gateway,
                 job.handle,
                 messages.encode_job(job),
                 job.affinity,
                 adapter_of(job),
+                job.model_share,
             ]
             await let_others_run(job)
         names, tenant_keys = self._enqueue_names(tenant, lane)
@@ -429,10 +439,13 @@ class JobQueue:
             use=b"" if room.use is None else messages.encode(room.use),
             cost=room.cost,
             free_slots=-1 if adapters is None else adapters.free_slots,
+            engine_tokens=room.engine_tokens,
+            engine_sequences=room.engine_sequences,
+            uses=msgspec.json.encode(dict(room.uses)) if room.uses else "",
             arguments=() if adapters is None else adapters.used,
         )
         blocked, requests, kept_ms, passed_jobs, kept_jobs, waits_for_slot, affinity_ms = reply[:7]
-        next_jobs, others, *rows = reply[7:]
+        next_jobs, others, capped, *rows = reply[7:]
         claims = []
         for number, (_, attempt, waited_ms, payload, boosted) in enumerate(_grouped(rows, 5)):
             try:
@@ -447,19 +460,20 @@ class JobQueue:
             await let_others_run(job)
         return ClaimResult(
             claims,
-            _BLOCKED[blocked],
+            _LANES.get(blocked),
             [
-                NextJob(tenant.decode(), float(weight), int(tokens), int(sequences))
-                for tenant, weight, tokens, sequences in _grouped(next_jobs, 4)
-                if _BLOCKED[blocked] is Lane.REQUESTS
+                NextJob(tenant.decode(), float(weight), *map(int, numbers))
+                for tenant, weight, *numbers in _grouped(next_jobs, 5)
+                if _LANES.get(blocked) is Lane.REQUESTS
             ],
             None
-            if room.use is None and _BLOCKED[blocked] is not Lane.REQUESTS
+            if room.use is None and _LANES.get(blocked) is not Lane.REQUESTS
             else [use for each in others if each and (use := _decoded_use(each))],
             kept_ms / 1000,
             passed_jobs,
             kept_jobs,
             bool(waits_for_slot),
+            frozenset(lane for code, lane in _LANES.items() if capped & code),
             affinity_ms / 1000,
         )
 
@@ -589,13 +603,14 @@ class JobQueue:
             weight=weight * TIER_BOOSTS[tier],
             rank=TIER_RANKS[tier],
             prompt_tokens=len(job.prompt_token_ids),
-            sequences=job.best_of,
+            sequences=job.sequences,
             gateway=job.gateway,
             handle=job.handle,
             expires_ms=_expires_ms(job.deadline_ms),
             **received_counts(job)._asdict(),
             affinity=job.affinity,
             adapter=adapter_of(job),
+            share=job.model_share,
         )
         return over
 
@@ -830,7 +845,7 @@ def needed_tokens(job: GenerationJob) -> int:
     headroom = headroom_tokens(job)
     prompt_tokens = len(job.prompt_token_ids)
     if job.resumption is None:
-        return prompt_tokens + job.best_of * headroom
+        return prompt_tokens + job.sequences * headroom
     done = [len(each.token_ids) for each in job.resumption.sequences if each.finish_reason is None]
     return prompt_tokens + sum(done) + len(done) * headroom
 

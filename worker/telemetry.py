@@ -39,7 +39,7 @@ PREEMPTIONS = Counter(
 BATCH_JOBS_RUNNING = Gauge("sluice_worker_batch_jobs_running", "Batch jobs that run in the worker.")
 PREEMPTED_SEQUENCES = Counter(
     "sluice_worker_preempted_sequences",
-    "Sequences that left the engine to make room: of batch jobs, or of a tenant that used most.",
+    "Sequences that left the engine: of batch jobs, of a tenant that used most, or beyond a share.",
     ["source"],
 )
 PREEMPTED_TOKENS = Counter(
@@ -47,7 +47,7 @@ PREEMPTED_TOKENS = Counter(
     "Completion tokens of these sequences, which are processed again when they resume.",
     ["source"],
 )
-for _source in ("batch", "tenant"):
+for _source in ("batch", "tenant", "share"):
     PREEMPTED_SEQUENCES.labels(_source)
     PREEMPTED_TOKENS.labels(_source)
 PARKED_SEQUENCES = Gauge(

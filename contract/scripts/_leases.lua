@@ -7,6 +7,8 @@
 --   leased: expiries and ids of leases
 --   removed: the ids that left the queues; `waits` has the places of their waits in the reply
 --   changed: tiers of tenants of which fewer jobs can be shed
+--   capped: the counters of tenants that wait for their shares (see _shares)
+--   reached: the counter of the tenant that was claimed from last, or waits for room
 -- @include places
 -- @include counters
 -- @include pace
@@ -14,17 +16,23 @@
 -- @include next_jobs
 -- @include sessions
 
+local function begin_lane(lane)
+  lane.jobs, lane.leased, lane.removed, lane.waits, lane.changed = {}, {}, {}, {}, {}
+  lane.capped, lane.reached = {}, 0
+  return lane
+end
+
 -- Lease a job of a tenant; `cached` of its prompt tokens are in the worker's cache. Return what the
 -- engine lacks, if so.
 local function lease(claim, lane, tenant, id, cached, is_last)
   local key, out, room = claim.job_prefix .. id, claim.out, claim.room
-  local need_tokens, sequences, prompt_tokens, weight, payload, reported, adapter, records = unpack(
-    call('HMGET', key, 'need_tokens', 'sequences', 'prompt_tokens', 'weight', 'payload',
-      'reported', 'adapter', 'affinity'))
+  local need_tokens, sequences, prompt_tokens, weight, payload, reported, adapter, records, share =
+    unpack(call('HMGET', key, 'need_tokens', 'sequences', 'prompt_tokens', 'weight', 'payload',
+      'reported', 'adapter', 'affinity', 'share'))
   -- A job without a hash has expired: its id is dropped without a charge.
   if not need_tokens then return nil end
-  local lacks = take(room, tonumber(need_tokens), tonumber(sequences), tonumber(prompt_tokens),
-    adapter)
+  local lacks = take(room, tenant, tonumber(need_tokens), tonumber(sequences),
+    tonumber(prompt_tokens), adapter, share)
   if lacks then return lacks end
   local attempt = call('HINCRBY', key, 'attempt', 1)
   if attempt == 1 then
@@ -79,4 +87,22 @@ local function write(claim, lane, is_backlog)
     note_pace(lane.tenant_pace .. tenant, now, number, true)
   end
   if #leased > 0 or not is_backlog then note_pace(lane.pace, now, #leased / 2, is_backlog) end
+end
+
+-- End the claim from a lane, in which jobs are left or not, that all may wait for another worker or
+-- their shares, or not. Return whether jobs wait for room or slots.
+local function end_lane(claim, lane, code, has_more, may_wait)
+  local is_backlog, is_capped = has_more and not may_wait, may_wait and next(lane.capped)
+  for tenant, counter in pairs(lane.capped) do
+    if counter < lane.reached then
+      charge(lane.active, lane.counters, tenant, lane.reached - counter)
+    end
+  end
+  write(claim, lane, is_backlog)
+  if is_capped then claim.out[10] = claim.out[10] + code end
+  -- If jobs remain, wake the next worker; else remove the wake-up tokens. This worker claims again
+  -- when a kept job is free. It may then be full, if it has claimed others, so wake the next.
+  if not is_backlog and not is_capped then call('DEL', lane.doorbell) end
+  if is_backlog or is_capped or may_wait and #lane.leased > 0 then ring(lane.doorbell) end
+  return is_backlog
 end

@@ -3,28 +3,31 @@
 
 local most_next_jobs = 8
 
--- Return tenant, weight, KV-cache tokens and sequences of the next job of each tenant from this
--- index on, whose counter is at most this limit. A job that lacks a slot is left out.
+-- Return tenant, weight, KV-cache tokens, sequences and model share of the next job of each tenant
+-- from this index on, whose counter is at most this limit. A job that lacks a slot is left out.
 local function next_jobs(lane, index, limit, job_prefix, room)
   local out = {}
   local tenants = call('ZRANGE', lane.active, index, index + most_next_jobs - 1, 'WITHSCORES')
   for i = 1, #tenants, 2 do
     local tenant, counter = tenants[i], tonumber(tenants[i + 1])
     local id = counter <= limit and call('ZRANGE', lane.queue .. tenant, 0, 0)[1]
-    local weight, tokens, sequences, adapter = unpack(id and call('HMGET', job_prefix .. id,
-      'weight', 'need_tokens', 'sequences', 'adapter') or {})
+    local weight, tokens, sequences, adapter, share = unpack(id and call('HMGET', job_prefix .. id,
+      'weight', 'need_tokens', 'sequences', 'adapter', 'share') or {})
     if weight and may_have_slot(room, adapter) then
-      local at = #out
-      out[at + 1], out[at + 2], out[at + 3], out[at + 4] = tenant, weight, tokens, sequences
+      for _, each in ipairs({tenant, weight, tokens, sequences, share or 100}) do
+        out[#out + 1] = each
+      end
     end
   end
   return out
 end
 
--- A full worker waits for its own doorbell, which rings when a tenant begins to wait: first that of
--- the worker which repeats fewest tokens if it makes room.
-local function await_tenants(is_full, full, doorbell, cost)
-  if is_full then call('ZADD', full, cost, doorbell) end
+-- A worker that is full, or has requests that wait for shares, waits for its own doorbell. It rings
+-- when a tenant begins to wait: first that of a worker that is not full, or of the one which repeats
+-- fewest tokens if it makes room.
+local function await_tenants(is_blocked, room, capped, full, doorbell, cost)
+  local is_full = is_blocked or room.sequences <= 0
+  if is_full or capped % 2 == 1 then call('ZADD', full, is_full and cost or -1, doorbell) end
 end
 
 -- Publish what tenants use of this worker's engine. Return what they use of the other full ones.

@@ -9,7 +9,7 @@
 --
 -- If the next job of a tenant needs a slot for its adapter and none is free, later tenants go first,
 -- but none of their jobs with an adapter: a running one then leaves a slot for it. A worker without
--- adapters leaves all of these jobs to others.
+-- adapters leaves all of these jobs to others. A tenant at its share of the engine waits (see _shares).
 --
 -- Batch jobs are claimed only when no request waits but kept ones, in the same order by counters of
 -- their own. The room of running batch jobs counts as free for requests: the worker gives them back.
@@ -19,23 +19,22 @@
 -- ARGV tokens, sequences: free KV-cache tokens and sequences of the engine
 --   most_sequences: that one job is counted for  is_empty: 1 if the engine is empty
 --   most_prompt_tokens: of all claimed jobs, if there are several
---   preemptible_tokens, preemptible_sequences: for requests only: those of batch jobs that requests
---     may replace, and sequences that batch jobs leave free
+--   preemptible_tokens, preemptible_sequences: more for requests: of batch jobs, or left free by them
 --   batch_prompt_tokens: of batch jobs after which no more of them are claimed
 --   held_prefix, use_prefix, doorbell_prefix: of what workers hold, of uses, and of own doorbells
 --   session_prefix: of the tenants' sessions  quantum: in service units  engine: for receipts
---   patience: milliseconds from when a job is first passed over; 0: no affinity
---   longest_keep: likewise, of a job that is kept
+--   patience, longest_keep: milliseconds from when a job is first passed over, or kept; 0: no affinity
 --   only: claim jobs of this tenant, up to a quantum beyond the lowest counter; empty: of all
 --   use: of the engine by tenants, to publish; empty: nothing  cost: of making room, in tokens
 --   prefill_us: microseconds in which this worker processes a prompt token; 0: keep no job
+--   engine_tokens, engine_sequences: of the whole engine  uses: see _shares, as JSON; empty: none
 --   free_slots: for adapters; -1: the worker has none; then the digests of adapters with a slot
 -- Output {blocked, claimed requests, milliseconds until a kept job may be claimed, jobs first passed
 -- over by this call, jobs kept by this call, 1 if a job waits for a slot, else 0, milliseconds that
 -- claimed jobs waited because of affinity, next jobs if there is no room, uses of other engines if
--- there is none or `use` is given, id, attempt, milliseconds that it waited, payload, weight, ...}:
--- blocked is 1 if the next job does not fit and is a request, 2 if it is a batch job, else 0; 0
--- milliseconds if no job is kept; requests come first; -1 unknown
+-- there is none or `use` is given, lanes that wait for shares, id, attempt, milliseconds that it
+-- waited, payload, weight, ...}: blocked is 1 if the next job does not fit and is a request, 2 if it
+-- is a batch job; lanes are sums of these; 0 milliseconds: none is kept; requests first; -1 unknown
 -- @include lanes
 -- @include leases
 -- @include affinity
@@ -44,8 +43,8 @@ local job_prefix, worker, engine, most_jobs, lease_ms, prompt_cost, tokens, sequ
   most_sequences, is_empty, most_prompt_tokens, preemptible_tokens, preemptible_sequences, batch_prompt_tokens,
   queue_prefix, pace_prefix, batch_queue_prefix, batch_pace_prefix, held_prefix, doorbell_prefix,
   session_prefix, patience, longest_keep, prefill_us, quantum, only, use_prefix, use, cost,
-  free_slots = unpack(ARGV, 1, 30)
-local first_lane, lane_keys, first_adapter = 5, 9, 31
+  free_slots, engine_tokens, engine_sequences, uses = unpack(ARGV, 1, 33)
+local first_lane, lane_keys, first_adapter = 5, 9, 34
 local most_visits, most_kept_tenants, most_slotless_tenants = 1000, 8, 100
 local now, blocked, delay_ms, affinity = now_ms(), 0, 0, nil
 
@@ -53,15 +52,15 @@ local room = {
   jobs = 0, most_jobs = tonumber(most_jobs), is_empty = is_empty == '1',
   tokens = tokens + preemptible_tokens, sequences = sequences + preemptible_sequences,
   most_sequences = tonumber(most_sequences), prompt_tokens = tonumber(most_prompt_tokens),
-  lane_prompt_tokens = math.huge, free_slots = tonumber(free_slots), has_slot = {}
+  lane_prompt_tokens = math.huge, free_slots = tonumber(free_slots), has_slot = {},
+  engine_tokens = engine_tokens, engine_sequences = engine_sequences, uses = read_uses(uses)
 }
 for i = first_adapter, #ARGV do room.has_slot[ARGV[i]] = true end
 
 local claim = {
-  leases = leases, job_prefix = job_prefix, worker = worker, engine = engine, now = now,
-  expiry = now + lease_ms, prompt_cost = prompt_cost, room = room,
-  out = {0, 0, 0, 0, 0, 0, 0, {}, {}},
-  has_affinity = tonumber(patience) > 0, hinted = hinted, session_prefix = session_prefix
+  leases = leases, job_prefix = job_prefix, worker = worker, engine = engine, hinted = hinted,
+  session_prefix = session_prefix, now = now, expiry = now + lease_ms, prompt_cost = prompt_cost,
+  room = room, has_affinity = tonumber(patience) > 0, out = {0, 0, 0, 0, 0, 0, 0, {}, {}, 0}
 }
 
 -- One command for keys that often are absent: published digests, sessions, and batch jobs.
@@ -77,11 +76,11 @@ if claim.has_affinity and has_extras and call('EXISTS', holders, hinted) > 0 the
   }
 end
 
--- Claim from a lane. Return whether jobs are left in it, and whether these all are kept. `code`
--- means that the engine has no room for its next job.
+-- Claim from a lane. Return whether jobs are left in it, and whether these all are kept or wait for
+-- shares. `code` means that the engine has no room for its next job.
 local function claim_from(lane, code, may_keep)
-  -- The tenants before this index have only kept jobs, or wait for a slot. Others overtake those
-  -- with kept jobs up to the ceiling.
+  -- The tenants before this index have only kept jobs, or wait for a slot or a share. Others overtake
+  -- those with kept jobs up to the ceiling.
   local index, kept, slotless, ceiling, visits = 0, 0, 0, math.huge, 0
   if only ~= '' then index = call('ZRANK', lane.active, only) or 0 end
   while room.jobs < room.most_jobs and visits < most_visits do
@@ -98,7 +97,7 @@ local function claim_from(lane, code, may_keep)
     end
     if kept > 0 and (tonumber(counter) > ceiling or kept == most_kept_tenants) then
       index, kept, slotless, affinity.keeps_jobs, affinity.kept_ms = 0, 0, 0, false, 0
-      tenant, is_only = call('ZRANGE', lane.active, 0, 0)[1], false
+      tenant, counter = unpack(call('ZRANGE', lane.active, 0, 0, 'WITHSCORES'))
     end
     local queue = lane.queue .. tenant
     local entries = call('ZRANGE', queue, 0, 1, 'WITHSCORES')
@@ -112,7 +111,10 @@ local function claim_from(lane, code, may_keep)
       index, kept = index + 1, kept + 1
     elseif lacks == 'slots' then
       index, slotless = index + 1, slotless + 1
+    elseif lacks == 'share' then
+      index, lane.capped[tenant] = index + 1, tonumber(counter)
     elseif lacks then
+      lane.reached = tonumber(counter)
       if lacks == 'room' then
         blocked, claim.out[8] = code,
           next_jobs(lane, index, math.min(counter + quantum, ceiling), job_prefix, room)
@@ -120,6 +122,7 @@ local function claim_from(lane, code, may_keep)
       return true, false
     else
       if id then
+        lane.reached, lane.capped[tenant] = tonumber(counter), nil
         remove(lane, tenant, queue, id, place, is_last)
         if affinity then delay_ms = delay_ms + delay_of(affinity, id) end
       end
@@ -132,33 +135,21 @@ local function claim_from(lane, code, may_keep)
   return visits > 0 or call('ZCARD', lane.active) > 0, false
 end
 
--- Claim from the lane whose keys start at this key. Return whether jobs that are not kept are left.
+-- Claim from the lane whose keys start at this key. Return whether jobs wait for room or slots.
 local function claim_lane(k, queues, paces, code)
-  local lane = lane_at(k, queues, paces)
-  lane.jobs, lane.leased, lane.removed, lane.waits, lane.changed = {}, {}, {}, {}, {}
-  local has_more, only_kept = claim_from(lane, code, k == first_lane)
-  local is_backlog = has_more and not only_kept
-  write(claim, lane, is_backlog)
-  -- If jobs remain, wake the next worker; else remove the wake-up tokens. This worker claims again
-  -- when a kept job is free. It may then be full, if it has claimed others, so wake the next.
-  if not is_backlog then call('DEL', lane.doorbell) end
-  if is_backlog or only_kept and #lane.leased > 0 then ring(lane.doorbell) end
-  return is_backlog
+  local lane = begin_lane(lane_at(k, queues, paces))
+  return end_lane(claim, lane, code, claim_from(lane, code, k == first_lane))
 end
 
 local is_backlog = claim_lane(first_lane, queue_prefix, pace_prefix, 1)
 local claimed_requests = room.jobs
 if not is_backlog and has_extras and call('EXISTS', batch_active) == 1 then
-  room.tokens = room.tokens - preemptible_tokens
-  room.sequences = room.sequences - preemptible_sequences
-  room.is_empty = room.is_empty and preemptible_tokens == '0'
-  room.lane_prompt_tokens = tonumber(batch_prompt_tokens)
+  only_for_batch(room, preemptible_tokens, preemptible_sequences, tonumber(batch_prompt_tokens))
   claim_lane(first_lane + lane_keys, batch_queue_prefix, batch_pace_prefix, 2)
 end
 local out = claim.out
 out[1], out[2], out[6], out[7] = blocked, claimed_requests, room.waits_for_slot and 1 or 0, delay_ms
 if affinity then out[3], out[4], out[5] = affinity.kept_ms, affinity.passed, affinity.kept end
-await_tenants(blocked == 1 or room.sequences <= 0, KEYS[first_lane + 8], doorbell_prefix .. worker,
-  cost)
+await_tenants(blocked == 1, room, out[10], KEYS[first_lane + 8], doorbell_prefix .. worker, cost)
 if blocked == 1 or use ~= '' then out[9] = exchange_uses(workers, use_prefix, worker, use, now) end
 return out

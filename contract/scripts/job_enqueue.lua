@@ -15,7 +15,8 @@
 --   expires_ms: milliseconds after which an abandoned job disappears
 --   admitted: jobs that need room, including later parts; 0: they were admitted with an earlier part
 --   then for each job: id, prompt tokens, sequences, KV-cache tokens needed, gateway, handle,
---   payload, affinity (see contract.affinity), digest of its adapter; empty: none
+--   payload, affinity (see contract.affinity), digest of its adapter; empty: none, model share of
+--   its tenant in percent
 -- Output {code, waiting jobs of the model, milliseconds after which to retry, gateway, handle,
 -- ...}: code 1 enqueued, 0 duplicate, -1 model full, -2 tenant full, -3 would wait too long; 0
 -- milliseconds if the pace is unknown; gateway and handle of each job that was shed, to which the
@@ -25,7 +26,7 @@
 local sequence, promises, tenant_promises = unpack(KEYS, 1, 3)
 local tenant, weight, rank, most_waiting, most_waiting_of_tenant, longest_wait, expires_ms, admitted,
   job_prefix, queue_prefix, pace_prefix = unpack(ARGV, 1, 11)
-local first_job, first_argument, fields = 14, 12, 9
+local first_job, first_argument, fields = 14, 12, 10
 local lane, jobs = lane_at(4), #KEYS - first_job
 local queue, first_id = lane.queue, ARGV[first_argument]
 rank, admitted, most_waiting = tonumber(rank), tonumber(admitted), tonumber(most_waiting)
@@ -108,8 +109,8 @@ if was_empty then begin_waiting(lane, tenant) end
 local before = rank * tier_span + call('INCRBY', sequence, jobs) - jobs
 for i = 1, jobs do
   local a = first_argument + (i - 1) * fields
-  local id, prompt_tokens, sequences, need_tokens, gateway, handle, payload, affinity, adapter =
-    unpack(ARGV, a, a + fields - 1)
+  local id, prompt_tokens, sequences, need_tokens, gateway, handle, payload, affinity, adapter,
+    share = unpack(ARGV, a, a + fields - 1)
   -- A job that returns to the queue goes before all jobs that never started.
   local key, place = KEYS[first_job + i], string.format('%.0f', before + i)
   call('HSET', key, 'tenant', tenant, 'weight', weight, 'prompt_tokens', prompt_tokens,
@@ -117,6 +118,7 @@ for i = 1, jobs do
     'payload', payload, 'place', place, 'attempt', '0', 'charged', '0', 'worker', '')
   if affinity ~= '' then call('HSET', key, 'affinity', affinity) end
   if adapter ~= '' then call('HSET', key, 'adapter', adapter) end
+  if share ~= '100' then call('HSET', key, 'share', share) end
   call('PEXPIRE', key, expires_ms)
   call('ZADD', queue, before + begun_span + i, id)
   call('ZADD', lane.arrivals, now, id)

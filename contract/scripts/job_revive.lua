@@ -7,11 +7,13 @@
 --   expires_ms: milliseconds after which an abandoned job disappears
 --   completion, prompt, cached: tokens that were received of it, for its receipt
 --   affinity: see contract.affinity  adapter: its digest; empty: none
+--   share: model share of its tenant in percent
 -- Output the last attempt that is over: the next claim is the one after it
 -- @include waiting
 local leases, key, sequence = unpack(KEYS, 1, 3)
 local id, tenant, over_attempt, need_tokens, payload, weight, rank, prompt_tokens, sequences,
-  gateway, handle, expires_ms, completion, prompt, cached, affinity, adapter = unpack(ARGV, 1, 17)
+  gateway, handle, expires_ms, completion, prompt, cached, affinity, adapter, share =
+  unpack(ARGV, 1, 18)
 local attempt, place, charged, ended, reported, old_weight, uncached = unpack(call('HMGET', key,
   'attempt', 'place', 'charged', 'ended', 'completion', 'weight', 'uncached'))
 -- An ended job has been charged completely; an unknown one must have been charged for what was
@@ -30,6 +32,7 @@ call('HSET', key, 'tenant', tenant, 'weight', old_weight or weight, 'prompt_toke
 if uncached then call('HSET', key, 'uncached', uncached) end
 if affinity ~= '' then call('HSET', key, 'affinity', affinity) end
 if adapter ~= '' then call('HSET', key, 'adapter', adapter) end
+if share ~= '100' then call('HSET', key, 'share', share) end
 call('PEXPIRE', key, expires_ms)
 -- As on arrival (see job_enqueue), a job that never started goes after all that have, and can be
 -- shed.

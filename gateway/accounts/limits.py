@@ -36,7 +36,12 @@ from gateway.records.scopes import Scope
 from gateway.records.times import next_month, to_time
 
 _AT_ANY_TIME = frozenset(
-    {LimitName.CONCURRENT_REQUESTS, LimitName.STORED_BYTES, LimitName.BATCH_TOKENS}
+    {
+        LimitName.CONCURRENT_REQUESTS,
+        LimitName.STORED_BYTES,
+        LimitName.BATCH_TOKENS,
+        LimitName.MODEL_SHARE,
+    }
 )
 
 
@@ -45,12 +50,13 @@ class LimitBody(BaseModel):
 
     limit: int | None = Field(description="Null: no limit, and usage is not counted.")
     used: int | None = Field(
-        description="Usage of ended requests, plus the maximum usage of running ones."
+        description="Usage of ended requests, plus the maximum usage of running ones. Null for "
+        "`model_share_percent`, which every engine counts for itself."
     )
     remaining: int | None
     resets_at: datetime | None = Field(
         description="When the day or month ends, or the oldest usage of the minute expires. Null "
-        "for concurrent requests, stored bytes and batch tokens, and if the minute has no usage."
+        "for limits that count no period, and if the minute has no usage."
     )
 
 
@@ -69,7 +75,7 @@ class ScopeBody(BaseModel):
         counted = {LimitName.STORED_BYTES: stored_bytes, LimitName.BATCH_TOKENS: batch_tokens}
         used = {name: status.used(name) for name in RESERVED_LIMITS} | counted
         limits = {
-            name: _limit(name, subject.limits.get(name), used[name], status) for name in LimitName
+            name: _limit(name, subject.limits.get(name), used.get(name), status) for name in LimitName
         }
         return cls(scope=subject.scope, id=subject.id, limits=limits)
 
@@ -147,9 +153,11 @@ def is_seed_needed(subject: SubjectLimits, status: SubjectStatus, *, is_prepaid:
     return (has_credit or subject.limits.is_durable) and not status.is_seeded
 
 
-def _limit(name: LimitName, limit: int | None, used: int, status: SubjectStatus) -> LimitBody:
-    if limit is None:
-        return LimitBody(limit=None, used=None, remaining=None, resets_at=None)
+def _limit(
+    name: LimitName, limit: int | None, used: int | None, status: SubjectStatus
+) -> LimitBody:
+    if limit is None or used is None:
+        return LimitBody(limit=limit, used=None, remaining=None, resets_at=None)
     resets_at = _resets_at(name, status)
     return LimitBody(limit=limit, used=used, remaining=max(limit - used, 0), resets_at=resets_at)
 

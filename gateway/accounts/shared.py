@@ -7,7 +7,7 @@ audience authorizes the caller and sets the tenant (`gateway.process.app`).
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Generic, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Generic, Literal, Self, TypeVar
 
 from fastapi import Depends, Path, Query, Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
@@ -16,32 +16,44 @@ from gateway.http.authorization import operates, requires
 from gateway.platform.database.paging import MAX_PAGE, Page
 from gateway.records.checks import MAX_NAME_CHARACTERS
 from gateway.records.grants import Grant
-from gateway.records.limits import MAX_LIMIT, FromPlan, LimitName, read_limit_changes
+from gateway.records.limits import (
+    FromPlan,
+    LimitScope,
+    names_of,
+    range_of,
+    read_limit_changes,
+)
 from gateway.records.principal import Principal
 from gateway.records.scopes import Scope
 
 T = TypeVar("T")
 
 
-def limits_schema(*also: dict[str, str], **keywords: Any) -> WithJsonSchema:
+def limits_schema(scope: LimitScope, *also: dict[str, str], **keywords: Any) -> WithJsonSchema:
     """Return the schema of limits by name: numbers, null or what `also` says."""
-    number = {"type": "integer", "minimum": 0, "maximum": MAX_LIMIT}
-    limit = {"anyOf": [number, {"type": "null"}, *also]}
-    properties = dict.fromkeys((name.value for name in LimitName), limit)
-    return WithJsonSchema({"type": "object", **keywords, "properties": properties})
+    limits = dict[str, Any]()
+    for name in names_of(scope):
+        least, most = range_of(name)
+        number = {"type": "integer", "minimum": least, "maximum": most}
+        limits[name.value] = {"anyOf": [number, {"type": "null"}, *also]}
+    return WithJsonSchema({"type": "object", **keywords, "properties": limits})
 
 
-LimitsGiven = Annotated[
-    dict[str, Any],
-    limits_schema(
+def _given(scope: LimitScope) -> WithJsonSchema:
+    return limits_schema(
+        scope,
         {"const": FromPlan.FROM_PLAN.value},
         description="Absent limits stay unchanged. Null: no limit; `plan`: the plan's limit.",
         additionalProperties=False,
-    ),
-]
-LimitsShown = Annotated[
-    dict[str, int | None],
-    limits_schema(description="Own limits. Null: no limit; absent: the plan's limit."),
+    )
+
+
+_SHOWN: Final = "Own limits. Null: no limit; absent: the plan's limit."
+LimitsGiven = Annotated[dict[str, Any], _given(LimitScope.KEY)]
+TenantLimitsGiven = Annotated[dict[str, Any], _given(LimitScope.TENANT)]
+LimitsShown = Annotated[dict[str, int | None], limits_schema(LimitScope.KEY, description=_SHOWN)]
+TenantLimitsShown = Annotated[
+    dict[str, int | None], limits_schema(LimitScope.TENANT, description=_SHOWN)
 ]
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)]
 
@@ -81,13 +93,16 @@ class ListBody(BaseModel, Generic[T]):
 
 
 class BodyWithLimits(RequestBody):
-    """A request body with the field `limits`."""
+    """A request body with the field `limits`, of this holder."""
+
+    holder: ClassVar = LimitScope.KEY
+    limits: LimitsGiven = Field(default_factory=dict)
 
     def options(self) -> dict[str, Any]:
         """Return the arguments for the service. Raises InvalidParameterError."""
         options = self.given()
         if "limits" in options:
-            options["limits"] = read_limit_changes(options["limits"])
+            options["limits"] = read_limit_changes(options["limits"], self.holder)
         return options
 
 

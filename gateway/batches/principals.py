@@ -15,6 +15,7 @@ _LINE_LIMITS: Final = (
     LimitName.TOKENS_PER_DAY,
     LimitName.BUDGET,
     LimitName.STORED_BYTES,
+    LimitName.MODEL_SHARE,
 )
 JWT_PREFIX: Final = "jwt:"
 
@@ -59,7 +60,7 @@ def without_rights(batch: Batch) -> Principal:
 
 
 def for_lines(principal: Principal) -> Principal:
-    """Return a principal whose lines count only in limits of days, money and stored bytes.
+    """Return a principal whose lines count only in limits of days, money, bytes and model shares.
 
     How many run at once depends on the free capacity, so they take nothing from limits per minute.
     But a limit of 0 allows no line.

@@ -4,7 +4,7 @@ from typing import Final
 
 from gateway.console.forms import Form
 from gateway.records.errors import must
-from gateway.records.limits import FromPlan, LimitName, LimitValues
+from gateway.records.limits import FromPlan, LimitName, LimitScope, LimitValues, names_of
 from gateway.records.money import read_dollars, show_dollars
 
 NONE: Final = "none"
@@ -20,6 +20,7 @@ LABELS: Final = {
     LimitName.BUDGET: "Budget per month, in dollars",
     LimitName.STORED_BYTES: "Stored bytes",
     LimitName.BATCH_TOKENS: "Tokens in batches",
+    LimitName.MODEL_SHARE: "Share of a model, in percent",
 }
 
 
@@ -28,12 +29,17 @@ def shown_limit(name: LimitName, value: int) -> str:
     return show_dollars(value) if name is LimitName.BUDGET else f"{value:,}"
 
 
+def labels_of(scope: LimitScope) -> dict[LimitName, str]:
+    """Return the labels of the limits that a holder can have."""
+    return {name: LABELS[name] for name in names_of(scope)}
+
+
 def fields_of(limits: LimitValues) -> dict[str, str]:
     """Return the fields of a holder's own limits."""
     return {f"limit_{name}": _text(name, limits) for name in LimitName}
 
 
-def read_limits(form: Form, *, is_new: bool) -> dict[str, int | str | None]:
+def read_limits(form: Form, scope: LimitScope, *, is_new: bool) -> dict[str, int | str | None]:
     """Return the limits of a form as a request body has them. Raises InvalidParameterError.
 
     An empty field of something new is absent, else it restores the plan's limit.
@@ -43,7 +49,7 @@ def read_limits(form: Form, *, is_new: bool) -> dict[str, int | str | None]:
         text = form[f"limit_{name}"]
         if text:
             limits[name.value] = _value(name, text)
-        elif not is_new:
+        elif not is_new and name in names_of(scope):
             limits[name.value] = FromPlan.FROM_PLAN.value
     return limits
 

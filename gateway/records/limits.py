@@ -1,6 +1,6 @@
 """Limits of keys, projects and tenants, and the plans with their defaults."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from enum import Enum, StrEnum
 from typing import Any, Final
@@ -32,15 +32,30 @@ class LimitName(StrEnum):
     BUDGET = "budget_micros"  # Micro-dollars in a calendar month.
     STORED_BYTES = "stored_bytes"  # Of waiting and running requests, and of stored responses.
     BATCH_TOKENS = "batch_tokens"  # The most tokens of batches that have not ended.
+    MODEL_SHARE = "model_share_percent"  # Of the sequences and the KV cache of each engine.
 
 
 RESERVED_LIMITS: Final[tuple[LimitName, ...]] = tuple(
-    name for name in LimitName if name not in (LimitName.STORED_BYTES, LimitName.BATCH_TOKENS)
+    name
+    for name in LimitName
+    if name not in (LimitName.STORED_BYTES, LimitName.BATCH_TOKENS, LimitName.MODEL_SHARE)
 )
 """Limits in which every request reserves its maximum usage.
 
-`gateway.limits.storage` and `gateway.batches` count the others.
+`gateway.limits.storage`, `gateway.batches` and the queue count the others.
 """
+WHOLE_MODEL: Final = 100
+
+
+def names_of(scope: LimitScope) -> list[LimitName]:
+    """Return the limits that a holder can have: only tenants have a share of a model."""
+    is_tenant = scope is LimitScope.TENANT
+    return [name for name in LimitName if is_tenant or name is not LimitName.MODEL_SHARE]
+
+
+def range_of(name: LimitName) -> tuple[int, int]:
+    """Return the lowest and highest value of a limit."""
+    return (1, WHOLE_MODEL) if name is LimitName.MODEL_SHARE else (0, MAX_LIMIT)
 
 
 LimitValues = Mapping[LimitName, int | None]
@@ -71,6 +86,7 @@ class Limits:
     budget_micros: int | None = None
     stored_bytes: int | None = None
     batch_tokens: int | None = None
+    model_share_percent: int | None = None
 
     @classmethod
     def from_values(cls, own: LimitValues, defaults: LimitValues) -> "Limits":
@@ -119,18 +135,28 @@ class SubjectLimits:
         return subject_of(self.scope, self.id)
 
 
-def read_limits(values: Mapping[str, Any], *, param: str = "limits") -> dict[LimitName, int | None]:
+def model_share_of(subjects: Iterable[SubjectLimits]) -> int:
+    """Return the most percent of an engine that jobs of the tenant among these holders may use."""
+    shares = (each.limits.model_share_percent for each in subjects)
+    return min((each for each in shares if each is not None), default=WHOLE_MODEL)
+
+
+def read_limits(
+    values: Mapping[str, Any], scope: LimitScope, *, param: str = "limits"
+) -> dict[LimitName, int | None]:
     """Validate limits in user input. Raises InvalidParameterError that names the invalid one."""
-    return {_name(name, param): _value(name, value, param) for name, value in values.items()}
+    return {_name(name, scope, param): _value(name, value, param) for name, value in values.items()}
 
 
-def read_limit_changes(values: Mapping[str, Any]) -> dict[LimitName, int | FromPlan | None]:
+def read_limit_changes(
+    values: Mapping[str, Any], scope: LimitScope = LimitScope.TENANT
+) -> dict[LimitName, int | FromPlan | None]:
     """Validate a change of limits in user input; "plan" removes the holder's own limit.
 
     Raises InvalidParameterError.
     """
     return {
-        _name(name, "limits"): FromPlan.FROM_PLAN
+        _name(name, scope, "limits"): FromPlan.FROM_PLAN
         if value == FromPlan.FROM_PLAN.value
         else _value(name, value, "limits")
         for name, value in values.items()
@@ -143,17 +169,22 @@ def changed_limits(own: LimitValues, changes: LimitChanges) -> dict[LimitName, i
     return {name: value for name, value in merged.items() if not isinstance(value, FromPlan)}
 
 
-def _name(name: str, param: str) -> LimitName:
-    if name not in set(LimitName):
-        raise InvalidParameterError(
-            f"'{param}' has no member {shown(name)}. Known: {', '.join(LimitName)}.", param=param
-        )
-    return LimitName(name)
+def _name(name: str, scope: LimitScope, param: str) -> LimitName:
+    known = names_of(scope)
+    if name in known:
+        return LimitName(name)
+    if name in list(LimitName):
+        path = f"{param}.{name}"
+        raise InvalidParameterError(f"'{path}' is a limit of tenants only.", param=path)
+    raise InvalidParameterError(
+        f"'{param}' has no member {shown(name)}. Known: {', '.join(known)}.", param=param
+    )
 
 
 def _value(name: str, value: Any, param: str) -> int | None:
     if value is None:
         return None
-    if type(value) is not int or not 0 <= value <= MAX_LIMIT:
-        raise must(f"{param}.{name}", f"be null or an integer from 0 to {MAX_LIMIT}", value)
+    least, most = range_of(LimitName(name))
+    if type(value) is not int or not least <= value <= most:
+        raise must(f"{param}.{name}", f"be null or an integer from {least} to {most}", value)
     return value

@@ -33,6 +33,9 @@ from tests.gateway.limits.building import TestClock
 
 TENANTS = {"a": 1.0, "b": 2.0, "c": 0.5, "d": 1.0, "e": 4.0}
 """Weights: powers of two, so that counters are exact and ties are real."""
+SHARES = {"c": 40, "e": 70}
+"""Model shares in percent, of which each worker counts what it runs."""
+ENGINE = {"engine_tokens": 600, "engine_sequences": 4}
 ACTIONS = {
     "enqueue": 5,
     "claim": 4,
@@ -133,8 +136,12 @@ class Index:
     waits_for_slot: bool = False
     slotless: set[str] = field(default_factory=set)
     """Tenants that wait for a slot. A call looks at them once, even if its room shrinks."""
+    uses: dict[str, list[int]] = field(default_factory=dict)
+    """As in `Room.uses`."""
+    capped: set[str] = field(default_factory=set)
+    """Tenants that wait for their shares. A call looks at them once, too."""
     leaves_only_kept: bool = False
-    """Whether the call left only jobs that are kept."""
+    """Whether the call left only jobs that are kept, or wait for shares."""
 
     def begin(self, worker: str, prefill_us: float, now_ms: int) -> None:
         self.worker, self.prefill_us, self.now_ms = worker, prefill_us, now_ms
@@ -150,6 +157,14 @@ class Index:
         if adapter and adapter not in self.adapters:
             self.free_slots -= 1
             self.adapters.add(adapter)
+
+    def is_over(self, entry: Entry) -> bool:
+        """Return whether a tenant would exceed its share of the engine with a job."""
+        sequences, tokens = self.uses.get(entry.tenant, [0, 0])[:2]
+        share = SHARES.get(entry.tenant, 100) / 100
+        most, most_tokens = (max(int(share * each), 1) for each in reversed(ENGINE.values()))
+        is_over = sequences + 1 > most or tokens + entry.need > most_tokens
+        return entry.tenant in SHARES and sequences > 0 and is_over
 
     def cached(self, entry: Entry) -> int:
         if not self.is_used:
@@ -294,10 +309,14 @@ class LaneModel:
             if self.counters[tenant] > ceiling:
                 index.keeps_jobs = False
                 index.slotless.clear()
+                index.capped.clear()
                 return self.next(index, room)
-            if tenant in index.slotless:
+            if tenant in index.slotless | index.capped:
                 continue
             if entry := index.choose(self.queues[tenant], room):
+                if index.may_have_slot(entry.adapter) and index.is_over(entry):
+                    index.capped.add(tenant)
+                    continue
                 if index.may_have_slot(entry.adapter):
                     return entry
                 # Others go first, but none with an adapter.
@@ -358,37 +377,59 @@ class Model:
         index.adapters = set() if adapters is None else {*adapters.used}
         index.free_slots = -1 if adapters is None else adapters.free_slots
         index.waits_for_slot = False
+        index.uses = {tenant: [*numbers] for tenant, numbers in room.uses.items()}
         requests = self._claim(Lane.REQUESTS, most, room.tokens + room.preemptible_tokens)
         if self.lanes[Lane.REQUESTS].active() and not index.leaves_only_kept:
             return requests
         left = room.tokens - sum(self.running[each].entry.need for each in requests)
         prompt_room = room.batch_prompt_tokens
+        for uses in index.uses.values():
+            uses[:2] = uses[0] + uses[2], uses[1] + uses[3]
         return requests + self._claim(Lane.BATCH, most - len(requests), left, prompt_room)
 
     def _claim(self, lane: Lane, most: int, room: int, prompt_room: float = math.inf) -> list[str]:
         taken: list[str] = []
         self.index.slotless.clear()
-        self.index.leaves_only_kept = False
+        self.index.capped.clear()
+        self.index.leaves_only_kept, reached = False, 0.0
+        counters = self.lanes[lane].counters
         while len(taken) < most:
             is_full = prompt_room <= 0
             entry = self.lanes[lane].next(self.index, room)
             self.index.leaves_only_kept = entry is None and not self.index.slotless
+            if entry is not None:
+                reached = counters[entry.tenant]
             if entry is None or is_full or entry.need > room:
                 break
             self.index.take_slot(entry.adapter)
+            uses = self.index.uses.setdefault(entry.tenant, [0, 0, 0, 0])
+            uses[:2] = uses[0] + 1, uses[1] + entry.need
             room, prompt_room = room - entry.need, prompt_room - entry.prompt
             attempt = self.attempts[entry.job_id] = self.attempts.get(entry.job_id, 0) + 1
             if attempt == 1:
                 uncached = entry.prompt - self.index.cached(entry)
                 self.uncached[entry.job_id] = uncached
-                self.lanes[lane].counters[entry.tenant] += PROMPT_COST * uncached / entry.weight
+                counters[entry.tenant] += PROMPT_COST * uncached / entry.weight
             self.lanes[lane].remove(entry)
             if entry.session_of_tenant:
                 self.index.sessions[entry.session_of_tenant] = self.index.worker
             started = entry._replace(is_fresh=False)
             self.running[entry.job_id] = Running(started, attempt, self.index.worker)
             taken.append(entry.job_id)
+        for tenant in self.index.capped:
+            counters[tenant] = max(counters[tenant], reached)
         return taken
+
+    def uses(self, worker: str) -> dict[str, list[int]]:
+        """Return what the tenants with shares use of a worker, as `Room.uses`."""
+        uses = {tenant: [0, 0, 0, 0] for tenant in SHARES}
+        for running in self.running.values():
+            entry = running.entry
+            if running.worker == worker and entry.tenant in SHARES:
+                at = 2 * (entry.lane is Lane.BATCH)
+                uses[entry.tenant][at] += 1
+                uses[entry.tenant][at + 1] += entry.need
+        return uses
 
     def charge(self, report: LeaseReport) -> None:
         job_id, total = report.job_id, report.completion_tokens
@@ -449,6 +490,8 @@ class History:
     clock: TestClock
     model: Model = field(default_factory=Model)
     ids: "count[int]" = field(default_factory=count)
+    capped: int = 0
+    """How often jobs waited only for shares."""
 
     async def enqueue(self) -> None:
         rng, job_id = self.rng, f"j{next(self.ids)}"
@@ -468,6 +511,7 @@ class History:
 
     async def claim(self) -> None:
         rng, most = self.rng, self.rng.randint(1, 4)
+        worker, prefill_us = rng.choice(WORKERS), rng.choice([0, 100, 500, 5_000])
         room = Room(
             rng.randint(20, 1000),
             10**6,
@@ -475,8 +519,9 @@ class History:
             empty=False,
             preemptible_tokens=rng.randint(0, 100),
             batch_prompt_tokens=rng.randint(0, 200),
+            uses=self.model.uses(worker),
+            **ENGINE,
         )
-        worker, prefill_us = rng.choice(WORKERS), rng.choice([0, 100, 500, 5_000])
         used = rng.sample(ADAPTERS, rng.randrange(2))
         adapters = rng.choice([None, AdapterRoom(used, 0), AdapterRoom(used, 1)])
         result = await self.queue.claim(
@@ -496,7 +541,9 @@ class History:
             adapters=adapters,
         )
         assert [each.job.id for each in result.claims] == expected
-        assert result.waits_for_slot is self.model.index.waits_for_slot
+        index = self.model.index
+        assert result.waits_for_slot is index.waits_for_slot
+        self.capped += len(result.capped)
 
     async def hold(self) -> None:
         """Let a worker hold the prefixes of some chats, and no others."""
@@ -627,6 +674,7 @@ def _job(entry: Entry) -> GenerationJob:
         affinity=prefix_affinity("salt", token_ids, BLOCK)
         + session_affinity("salt", entry.session, token_ids),
         adapter=AdapterRef(entry.adapter, 8, 1000) if entry.adapter else None,
+        model_share=SHARES.get(entry.tenant, 100),
     )
 
 

@@ -31,7 +31,7 @@ from tests.worker.test_runner import running, until
 from worker.engine.base import EngineRequest
 from worker.engine.scripted import Script, ScriptedEngine
 from worker.engine.vllm.batch_hold import MOST_HELD_STEPS, BatchHold
-from worker.execution import sequence
+from worker.execution import claims, sequence
 from worker.queue.doorbells import Doorbells
 
 FOUR = Script(step_seconds=0.002, max_sequences=4)
@@ -258,6 +258,69 @@ async def test_job_with_many_sequences_gives_them_up_one_by_one(
     assert isinstance(second, JobFinished)
     assert first.completion_tokens == second.completion_tokens
     assert first.chosen == second.chosen
+
+
+HALF: dict[str, Any] = {"tenant": "half", "model_share": 50}
+
+
+async def test_tenant_at_its_model_share_waits_and_is_not_in_the_way_of_others(
+    redis_server: RedisServer, gateway: Gateway
+) -> None:
+    half = [make_job(**HALF, max_tokens=9) for _ in range(3)]
+    other = [make_job(tenant="other", max_tokens=9) for _ in range(2)]
+    line = batch_job(max_tokens=9)
+    async with running_worker(redis_server, FOUR, engine_type=Stepwise) as (runner, engine, _):
+        assert isinstance(engine, Stepwise)
+        await gateway.enqueue(*half)
+        await until(partial(reached, engine, 2))
+        for number, job in enumerate([*other, line], 3):
+            await gateway.enqueue(job)
+            await until(partial(reached, engine, min(number, 4)))
+        assert {*half[:2], *other} == {each.job for each in runner._jobs.by_id.values()}
+        assert (await gateway.queue.status()).waiting_jobs == 1
+        engine.allow()
+        await gateway.finished(*half, *other, line)
+
+
+@pytest.mark.parametrize("number", [4, 3], ids=["larger", "beside"])
+async def test_group_runs_with_as_many_sequences_as_its_share_allows(
+    redis_server: RedisServer, gateway: Gateway, number: int
+) -> None:
+    # A group waits for the whole share if it is larger, and so does a job that is next to it.
+    group = make_job(**HALF, n=number, best_of=number, max_tokens=30)
+    after = make_job(**HALF, max_tokens=3)
+    async with running_worker(redis_server, FOUR, engine_type=Stepwise) as (_, engine, _):
+        assert isinstance(engine, Stepwise)
+        await gateway.enqueue(group, after)
+        await until(partial(reached, engine, 2))
+        engine.allow()
+        await gateway.finished(group, after)
+        assert engine.most == 2
+    assert [len(gateway.token_ids(group, choice)) for choice in range(number)] == [30] * number
+
+
+@pytest.mark.parametrize("n", [1, 2], ids=["jobs", "group"])
+async def test_tenant_that_grows_beyond_its_share_of_the_cache_gives_up_its_youngest_sequence(
+    redis_server: RedisServer, gateway: Gateway, monkeypatch: pytest.MonkeyPatch, n: int
+) -> None:
+    monkeypatch.setattr(claims, "FRESH_SECONDS", 0.02)
+    jobs = [make_job(**HALF, max_tokens=400, n=n, best_of=n) for _ in range(2 // n)]
+    # Both sequences fit with the tokens that are kept for them, 256 for each, and not with 300.
+    script = Script(
+        step_seconds=0.001, kv_cache_tokens=2 * (len(jobs[0].prompt_token_ids) * 2 + 580)
+    )
+    async with running_worker(redis_server, script, engine_type=Stepwise) as (_, engine, _):
+        assert isinstance(engine, Stepwise)
+        await gateway.enqueue(*jobs)
+        await until(partial(reached, engine, 2))
+        engine.allow(300)
+        await until(partial(reached, engine, 1))
+        engine.allow()
+        await served(gateway, *jobs)
+        assert engine.most == 2
+    for job in jobs:
+        assert [len(gateway.token_ids(job, choice)) for choice in range(n)] == [400] * n
+    assert not gateway.returned(jobs[0])
 
 
 class SlowAgain(Stepwise):

@@ -49,7 +49,10 @@ CHECK_SECONDS = 0.1
 full worker publishes what tenants use, at most."""
 
 FRESH_SECONDS = 0.5
-"""Time after which a full worker claims again: another one may have been woken for a new tenant."""
+"""Time after which a full worker claims again: another one may have been woken for a new tenant.
+
+So does a worker with a tenant that has a model share, which the tenant's tokens may exceed.
+"""
 
 SLOT_SECONDS = 0.05
 """Time after which a worker claims again whose adapters use all slots, if no job ends before."""
@@ -111,6 +114,8 @@ class Claimer:
     async def claim(self) -> None:
         """Claim jobs once, then wait until another claim may return some."""
         self._jobs.room_changed.clear()
+        if self._preemption.keep_shares():
+            await self._apply_preemptions()
         await self._submitter.submit_again(self._preemption.seat(self._next_jobs))
         if self.is_stopping:
             # Jobs that run may still have parked sequences.
@@ -186,13 +191,19 @@ class Claimer:
     async def _wait_after(self, result: ClaimResult) -> None:
         if self._has_news:
             return
+        is_done = len(result.claims) < MOST_JOBS_PER_CLAIM and not self.is_stopping
+        has_shares = is_done and self._preemption.has_shares
         if result.waits_for_slot:
             # Other workers need the doorbell, which rings for the job that waits.
             await self._doorbells.wait([], self._jobs.room_changed, seconds=SLOT_SECONDS)
-        elif result.blocked is not None or self._is_known_full:
-            bells: list[Bell] = [OWN] if self._is_known_full else [Lane.REQUESTS]
+        elif result.blocked is not None or self._is_known_full or has_shares:
+            # What waits for a share must not keep this worker awake, but may interest others.
+            deaf = {*Lane} if self._is_known_full else {result.blocked, *result.capped}
+            bells: list[Bell] = [each for each in Lane if each not in deaf]
+            if Lane.REQUESTS in deaf:
+                bells.append(OWN)
             await self._wait(bells, kept_seconds=result.kept_seconds)
-        elif len(result.claims) < MOST_JOBS_PER_CLAIM and not self.is_stopping:
+        elif is_done:
             event = self._jobs.room_changed if self._jobs.parked else None
             self._has_rung = await self._doorbells.wait(Lane, event, seconds=result.kept_seconds)
         # If it has no room when a kept job is free, its claim wakes another worker.
@@ -208,10 +219,13 @@ class Claimer:
             if preempted is not None:
                 self._only = job.tenant
                 if preempted:
-                    self._link.writer.flush()
-                    await self._submitter.apply_ends()
+                    await self._apply_preemptions()
                 return preempted > 0
         return False
+
+    async def _apply_preemptions(self) -> None:
+        self._link.writer.flush()
+        await self._submitter.apply_ends()
 
     async def _wait(self, bells: Iterable[Bell], *, kept_seconds: float = 0.0) -> None:
         """Wait for room in the engine, for these doorbells, or until a kept job is free."""
@@ -219,7 +233,7 @@ class Claimer:
             self._preemption.pause_seconds,
             kept_seconds,
             CHECK_SECONDS * bool(self._next_jobs or self._has_changed),
-            FRESH_SECONDS * self._is_known_full,
+            FRESH_SECONDS * (self._is_known_full or self._preemption.has_shares),
         )
         self._has_rung = await self._doorbells.wait(
             bells, self._jobs.room_changed, seconds=min(filter(None, pauses), default=0.0)

@@ -3,7 +3,8 @@
 Batch jobs give way to requests. A request gives way to a tenant that uses less of the engine. A
 preempted job returns to its gateway with its tokens, like a job of a stopping worker, and resumes
 after its last token. A job with several sequences keeps its lease and gives up one after another:
-these are parked, and continue here when there is room.
+these are parked, and continue here when there is room. A tenant gives up what exceeds its model
+share.
 """
 
 import time
@@ -29,6 +30,9 @@ wait for these prompts.
 This keeps the sequences full of batch jobs whose prompts have up to eight times as many tokens as
 their completions.
 """
+
+WHOLE = 100
+"""Percent of an engine that a tenant without a model share may use."""
 
 LEAST_FREE_SHARE, MOST_FREE_SHARE = 1 / 8, 5 / 16
 """Batch jobs leave as many sequences free as requests use, so that most requests preempt none.
@@ -63,6 +67,10 @@ class _Use:
         self.sequences += generation.seats
         self.tokens += generation.held_tokens
         self.jobs.append(generation)
+
+    def take(self, sequences: int, tokens: int) -> None:
+        """Count no longer what is given up."""
+        self.sequences, self.tokens = self.sequences - sequences, self.tokens - tokens
 
     def victims(self) -> Iterator[tuple[RunningJob, int, int]]:
         """Return jobs that give up sequences, youngest first, with the sequences and tokens.
@@ -151,6 +159,9 @@ class Preemption:
             preemptible_sequences=preemptible + kept_free,
             batch_prompt_tokens=self._batch_prompt_tokens - unprocessed,
             cost=self._cost,
+            engine_tokens=self._info.kv_cache_tokens,
+            engine_sequences=most_sequences,
+            uses={tenant: self._limited_use(tenant) for tenant in self._limited()},
         )
 
     def make_room(self, started: Sequence[RunningJob]) -> None:
@@ -166,7 +177,37 @@ class Preemption:
         for generation in started:
             if generation.is_divisible:
                 generation.park(max(generation.seats - max(free, 1), 0))
+                share = generation.job.model_share
+                use = self._use_of(generation.job.tenant) if share < WHOLE else _Use("")
+                while generation.seats > 1 and self._exceeds(use, share):
+                    use.take(1, generation.park(1)[0].held_tokens)
             free -= generation.seats
+        self.keep_shares(started)
+
+    @property
+    def has_shares(self) -> bool:
+        """Whether a job of a tenant with a model share runs."""
+        return bool(self._limited())
+
+    def keep_shares(self, started: Sequence[RunningJob] = ()) -> bool:
+        """Preempt sequences of tenants that exceed their model shares, except of `started` jobs.
+
+        Batch jobs go first, and one job or sequence stays. Return whether any were preempted.
+        """
+        is_changed = False
+        for tenant in self._limited():
+            use = self._use_of(tenant, has_batch=True)
+            share = max(each.job.model_share for each in use.jobs)
+            victims = (each for each in use.victims() if each[0] not in started)
+            while self._exceeds(use, share) and self._renewed_allowance() >= 1.0:
+                generation, number, tokens = next(victims, (None, 0, 0))
+                if generation is None:
+                    break
+                if number < use.sequences:
+                    use.take(number, tokens)
+                    self._preempt(generation, number, "share")
+                    is_changed = True
+        return is_changed
 
     def make_room_for(self, job: NextJob) -> int | None:
         """Preempt sequences of tenants that use more of the engine, if that makes room for a job.
@@ -186,12 +227,14 @@ class Preemption:
         for generation, number in victims:
             if self._allowance < 1.0:
                 break
-            self._preempt(generation, number)
+            self._preempt(generation, number, "tenant")
             preempted += number
         return preempted
 
     def _victims(self, job: NextJob) -> list[tuple[RunningJob, int]] | None:
         """Return what makes room for a job, as jobs and sequences; None if it has no right."""
+        if not self._allows(job):
+            return None
         counted = min(job.sequences, self._most_sequences)
         sequences = counted - self._free_sequences()
         tokens = job.tokens - self._free_tokens()
@@ -224,7 +267,7 @@ class Preemption:
         """
         jobs = self._jobs.parked
         telemetry.PARKED_SEQUENCES.set(sum(len(each.parked) for each in jobs))
-        lines = [each for each in jobs if each.is_parkable]
+        lines = [each for each in jobs if each.is_parkable and self._may_return(each)]
         parked = [each for each in lines if not each.is_preemptible]
         if not lines:
             return []
@@ -240,8 +283,8 @@ class Preemption:
             if not self.make_room_for(one):
                 return []
             return self.seat([one])
-        others = self._others
-        waiting = [uses.get(each.tenant, _Use(each.tenant, others)) for each in next_jobs]
+        others, allowed = self._others, filter(self._allows, next_jobs)
+        waiting = [uses.get(each.tenant, _Use(each.tenant, others)) for each in allowed]
         limit = min(map(self._level, waiting), default=float("inf"))
         tokens = self._free_tokens()
         while free > 0 and tokens > 0 and parked:
@@ -253,8 +296,7 @@ class Preemption:
             use.sequences += 1
             free, tokens = free - 1, tokens - generation.seated[-1].held_tokens
             seated[generation.job.id] = generation
-            if not generation.parked:
-                parked.remove(generation)
+            parked = [each for each in parked if each.parked and self._may_return(each)]
         return list(seated.values())
 
     def _return_batch(self, sequences: int, tokens: int) -> None:
@@ -263,11 +305,10 @@ class Preemption:
                 return
             sequences -= generation.seats
             tokens -= generation.held_tokens
-            self._preempt(generation, generation.seats)
+            self._preempt(generation, generation.seats, "batch")
 
-    def _preempt(self, generation: RunningJob, number: int) -> None:
+    def _preempt(self, generation: RunningJob, number: int, source: str) -> None:
         self._allowance -= number
-        source = "batch" if generation.is_preemptible else "tenant"
         tokens = sum(each.tokens for each in generation.seated[-number:])
         telemetry.PREEMPTED_SEQUENCES.labels(source).inc(number)
         telemetry.PREEMPTED_TOKENS.labels(source).inc(tokens)
@@ -292,6 +333,50 @@ class Preemption:
                     uses[tenant] = _Use(tenant, others)
                 uses[tenant].add(each)
         return uses
+
+    def _limited(self) -> set[str]:
+        """Return the tenants with model shares of whom jobs run."""
+        jobs = self._jobs.by_id.values()
+        return {each.job.tenant for each in jobs if each.job.model_share < WHOLE}
+
+    def _use_of(self, tenant: str, *, has_batch: bool = False) -> _Use:
+        """Return what requests of a tenant use of this engine, and its batch jobs, too, or not."""
+        use = _Use(tenant)
+        # Batch jobs are the first to leave.
+        for each in sorted(self._jobs.by_id.values(), key=lambda each: each.is_preemptible):
+            if each.job.tenant == tenant and (has_batch or not each.is_preemptible):
+                use.add(each)
+        return use
+
+    def _limited_use(self, tenant: str) -> list[int]:
+        """Return the sequences and tokens of a tenant's requests, and those of its batch jobs."""
+        requests, both = self._use_of(tenant), self._use_of(tenant, has_batch=True)
+        batch = both.sequences - requests.sequences, both.tokens - requests.tokens
+        return [requests.sequences, requests.tokens, *batch]
+
+    def _exceeds(self, use: _Use, share: int, sequences: int = 0, tokens: int = 0) -> bool:
+        """Return whether a tenant would exceed its model share with more sequences and tokens.
+
+        One job or sequence may always run.
+        """
+        most = max(self._info.max_sequences * share // WHOLE, 1)
+        most_tokens = self._info.kv_cache_tokens * share // WHOLE
+        has_more = use.sequences + min(sequences, most) > most
+        return use.sequences > 0 and (has_more or use.tokens + tokens > most_tokens)
+
+    def _allows(self, job: NextJob) -> bool:
+        """Return whether `job_claim` would claim a job, by the model share of its tenant."""
+        use = self._use_of(job.tenant) if job.model_share < WHOLE else _Use(job.tenant)
+        return not self._exceeds(use, job.model_share, job.sequences, job.tokens)
+
+    def _may_return(self, generation: RunningJob) -> bool:
+        """Return whether the next parked sequence would keep its tenant within its model share.
+
+        That includes room for its next tokens, so that it does not have to leave again at once.
+        """
+        sequence, tenant = generation.parked[0], generation.job.tenant
+        tokens = sequence.tokens + sequence.headroom
+        return self._allows(NextJob(tenant, 1.0, tokens, 1, generation.job.model_share))
 
     def _level(self, use: _Use) -> float:
         sequences = use.sequences / self._max_sequences

@@ -25,7 +25,6 @@ from gateway.accounts.shared import (
     AfterId,
     BodyWithLimits,
     CallerOfTenant,
-    LimitsGiven,
     LimitsShown,
     ListBody,
     Name,
@@ -61,7 +60,6 @@ class _KeyOptions(BodyWithLimits):
         None,
         description="Default for requests that specify none; null: the tenant's dialect.",
     )
-    limits: LimitsGiven = Field(default_factory=dict)
 
     @override
     def options(self) -> dict[str, Any]:

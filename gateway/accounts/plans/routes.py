@@ -1,7 +1,7 @@
 """Plans, the default limits for groups of tenants: `/admin/plans`."""
 
 from datetime import datetime
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from fastapi import APIRouter, Path
 from pydantic import BaseModel, Field
@@ -14,22 +14,28 @@ from gateway.http.services import made
 from gateway.records.limits import LimitScope, read_limits
 from gateway.records.records import Plan
 
-PlanLimits = Annotated[
+_DESCRIPTION: Final = "Limits for holders without their own; null or absent: no limit."
+TenantLimits = Annotated[
     dict[str, Any],
-    limits_schema(additionalProperties=False),
-    Field(description="Limits for holders without their own; null or absent: no limit."),
+    limits_schema(LimitScope.TENANT, additionalProperties=False),
+    Field(description=_DESCRIPTION),
+]
+OtherLimits = Annotated[
+    dict[str, Any],
+    limits_schema(LimitScope.KEY, additionalProperties=False),
+    Field(description=_DESCRIPTION),
 ]
 
 
 class _PlanLimits(RequestBody):
-    tenant_limits: PlanLimits = Field(default_factory=dict)
-    project_limits: PlanLimits = Field(default_factory=dict)
-    key_limits: PlanLimits = Field(default_factory=dict)
+    tenant_limits: TenantLimits = Field(default_factory=dict)
+    project_limits: OtherLimits = Field(default_factory=dict)
+    key_limits: OtherLimits = Field(default_factory=dict)
 
     def limits(self) -> ScopedLimits:
         """Return the limits by scope. Raises InvalidParameterError."""
         return {
-            scope: read_limits(getattr(self, f"{scope}_limits"), param=f"{scope}_limits")
+            scope: read_limits(getattr(self, f"{scope}_limits"), scope, param=f"{scope}_limits")
             for scope in LimitScope
         }
 
@@ -55,9 +61,9 @@ class PlanBody(BaseModel):
     object: Literal["plan"] = "plan"
     id: str
     name: str
-    tenant_limits: PlanLimits
-    project_limits: PlanLimits
-    key_limits: PlanLimits
+    tenant_limits: TenantLimits
+    project_limits: OtherLimits
+    key_limits: OtherLimits
     created_at: datetime
 
     @classmethod

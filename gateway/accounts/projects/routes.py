@@ -14,7 +14,6 @@ from gateway.accounts.shared import (
     AfterId,
     BodyWithLimits,
     CallerOfTenant,
-    LimitsGiven,
     LimitsShown,
     ListBody,
     Name,
@@ -33,14 +32,12 @@ class ProjectCreation(BodyWithLimits):
     """A project to create."""
 
     name: Name
-    limits: LimitsGiven = Field(default_factory=dict)
 
 
 class ProjectChange(BodyWithLimits):
     """Changes to a project; absent fields stay unchanged."""
 
     name: Name = Field(default_factory=str)
-    limits: LimitsGiven = Field(default_factory=dict)
 
 
 class ProjectBody(RecordBody):

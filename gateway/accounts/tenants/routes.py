@@ -11,13 +11,13 @@ from contract.tier import RequestTier, ServiceTier
 from gateway.accounts.shared import (
     AfterId,
     BodyWithLimits,
-    LimitsGiven,
-    LimitsShown,
     ListBody,
     Name,
     PageSize,
     RecordBody,
     TenantId,
+    TenantLimitsGiven,
+    TenantLimitsShown,
     text_filter,
 )
 from gateway.accounts.tenants.service import MAX_WEIGHT, MIN_WEIGHT, STRIPE_CUSTOMER, TenantService
@@ -26,6 +26,7 @@ from gateway.http.bounded_route import BoundedRoute
 from gateway.http.services import made
 from gateway.platform.database.paging import PageRequest
 from gateway.records.checks import MAX_ORIGIN_CHARACTERS, MAX_ORIGINS
+from gateway.records.limits import LimitScope
 from gateway.records.records import Billing, TenantStatus
 
 Weight = Annotated[
@@ -40,12 +41,13 @@ Weight = Annotated[
 
 
 class _TenantOptions(BodyWithLimits):
+    holder = LimitScope.TENANT
+    limits: TenantLimitsGiven = Field(default_factory=dict)
     dialect: Dialect | None = Field(None, description="Default for requests that specify none.")
     default_model: Name | None = Field(None, description="Default for requests that specify none.")
     plan_id: str | None = Field(
         None, max_length=63, description="Plan whose limits apply where no own limit is set."
     )
-    limits: LimitsGiven = Field(default_factory=dict)
     cors_origins: list[Annotated[str, Field(max_length=MAX_ORIGIN_CHARACTERS)]] = Field(
         default_factory=list,
         max_length=MAX_ORIGINS,
@@ -108,7 +110,7 @@ class TenantBody(RecordBody):
     strict_parameters: bool
     default_model: str | None
     plan_id: str | None
-    limits: LimitsShown
+    limits: TenantLimitsShown
     billing: Billing
     service_tier: ServiceTier
     shows_cost: bool

@@ -56,6 +56,7 @@ from gateway.records.errors import (
     RateLimitError,
     TenantQueueFullError,
 )
+from gateway.records.limits import model_share_of
 from gateway.records.principal import Principal
 from gateway.records.times import utc_now
 from gateway.records.usage_record import Counts, UsageRecord
@@ -332,6 +333,7 @@ class RequestSubmitter:
                 may_shorten=request.context_length_behavior is ContextLengthBehavior.TRUNCATE,
                 parsing=checked.parsing,
                 pooling=prompt.pooling,
+                model_share=model_share_of(principal.limits),
                 request_id=logs.request_id.get(),
                 traceparent=tracing.traceparent(),
                 affinity=prefix_affinity(salt, plain, block_tokens, digests)

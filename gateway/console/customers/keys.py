@@ -11,13 +11,14 @@ from gateway.accounts.keys.routes import KeyChange, KeyCreation, KeyId, KeyRotat
 from gateway.accounts.keys.rules import MadeKeys
 from gateway.accounts.shared import AfterId
 from gateway.console.forms import Form, checked, number
-from gateway.console.limit_fields import LABELS, fields_of, read_limits
+from gateway.console.limit_fields import fields_of, labels_of, read_limits
 from gateway.console.rendering import confirmation, page
 from gateway.console.routing import CustomerRoute, SentForm, Visitor, needs, redirect
 from gateway.http.services import AllServices
 from gateway.models.catalogue import Catalogue
 from gateway.platform.database.paging import PageRequest
 from gateway.records.errors import ApiError
+from gateway.records.limits import LimitScope
 from gateway.records.records import KeyRecord
 from gateway.records.scopes import TENANT_SCOPES, Scope
 from gateway.records.times import utc_now
@@ -217,7 +218,7 @@ def _key_form(
         form=defaultdict(str, form),
         error=error,
         notice=notice,
-        limits=LABELS,
+        limits=labels_of(LimitScope.KEY),
         scopes=[each for each in Scope if each in principal.scopes & TENANT_SCOPES],
         models=sorted(each for each in models if principal.allows_model(each)),
         now=utc_now(),
@@ -236,7 +237,7 @@ def _values(form: Form, *, is_new: bool) -> dict[str, Any]:
     values |= {name: value or None for name, value in bounds.items() if value or not is_new}
     if is_new and form["project_id"]:
         values["project_id"] = form["project_id"]
-    return values | {"limits": read_limits(form, is_new=is_new)}
+    return values | {"limits": read_limits(form, LimitScope.KEY, is_new=is_new)}
 
 
 def _changed(key: KeyRecord, options: dict[str, Any]) -> dict[str, Any]:

@@ -66,5 +66,5 @@ def _used(limits: LimitsReport) -> list[tuple[str, str, LimitBody]]:
         (scope.scope, name, body)
         for scope in limits.scopes
         for name, body in scope.limits.items()
-        if body.limit is not None
+        if body.used is not None
     ]

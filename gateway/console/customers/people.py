@@ -9,12 +9,13 @@ from gateway.accounts.projects.routes import ProjectChange, ProjectCreation
 from gateway.accounts.projects.service import ProjectService
 from gateway.accounts.shared import AfterId
 from gateway.console.forms import Form, checked
-from gateway.console.limit_fields import LABELS, fields_of, read_limits
+from gateway.console.limit_fields import fields_of, labels_of, read_limits
 from gateway.console.rendering import confirmation, page
 from gateway.console.routing import CustomerRoute, SentForm, Visitor, needs, redirect
 from gateway.http.services import made
 from gateway.platform.database.paging import PageRequest
 from gateway.records.errors import ApiError
+from gateway.records.limits import LimitScope
 from gateway.records.records import Project, ProjectStatus
 from gateway.records.scopes import Role, Scope
 
@@ -74,7 +75,8 @@ async def create_project(
 ) -> Response:
     """Create a project."""
     try:
-        values = {"name": form["name"], "limits": read_limits(form, is_new=True)}
+        limits = read_limits(form, LimitScope.PROJECT, is_new=True)
+        values = {"name": form["name"], "limits": limits}
         await projects.create(
             visitor.tenant_id,
             **checked(ProjectCreation, values).options(),
@@ -108,7 +110,8 @@ async def change_project(
     grant = visitor.principal.grant
     project = await projects.get(visitor.tenant_id, project_id, grantor=grant)
     try:
-        values = {"name": form["name"], "limits": read_limits(form, is_new=False)}
+        limits = read_limits(form, LimitScope.PROJECT, is_new=False)
+        values = {"name": form["name"], "limits": limits}
         await projects.update(
             visitor.tenant_id,
             project.id,
@@ -247,7 +250,7 @@ def _project_form(
         form=form,
         project=project,
         is_archived=project is not None and project.status is ProjectStatus.ARCHIVED,
-        limits=LABELS,
+        limits=labels_of(LimitScope.PROJECT),
         error=error,
     )
 

@@ -21,6 +21,7 @@ from gateway.console.usage_query import total
 from gateway.http.services import AllServices, Services
 from gateway.platform.database.paging import PageRequest
 from gateway.records.errors import ApiError, must
+from gateway.records.limits import LimitScope
 from gateway.records.money import read_dollars, show_dollars
 from gateway.records.records import Billing, Tenant
 from gateway.records.times import month_start, utc_now
@@ -249,7 +250,7 @@ def _values(form: Form, *, is_new: bool) -> dict[str, Any]:
         "service_tier": form["service_tier"] or "default",
         "default_model": form["default_model"] or None,
         "stripe_customer_id": form["stripe_customer_id"] or None,
-        "limits": read_limits(form, is_new=is_new),
+        "limits": read_limits(form, LimitScope.TENANT, is_new=is_new),
     }
     if is_new and form["id"]:
         values["id"] = form["id"]

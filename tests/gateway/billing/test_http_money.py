@@ -36,6 +36,7 @@ from tests.support.secret_box import ENCRYPTION_KEY
 
 HOOK = "https://example.com/hooks"
 RPM = LimitName.REQUESTS_PER_MINUTE
+SHARE = "model_share_percent"
 
 # On SQLite only: other tests run the services on both kinds of databases.
 pytestmark = pytest.mark.parametrize(
@@ -232,7 +233,8 @@ async def test_stored_responses_of_a_tenant_are_limited_and_shown(
 
 
 async def test_limits_show_values_and_use(management: Management, admin: str) -> None:
-    plan = {"id": "p", "tenant_limits": {"requests_per_day": 100}, "key_limits": {RPM: 60}}
+    limits = {"requests_per_day": 100, "model_share_percent": 25}
+    plan = {"id": "p", "tenant_limits": limits, "key_limits": {RPM: 60}}
     await _ok(management, admin, "POST", "/admin/plans", plan)
     await _tenants(management).update(
         "acme", plan_id="p", limits={LimitName.BUDGET: 1000}, billing=Billing.PREPAID
@@ -259,6 +261,7 @@ async def test_limits_show_values_and_use(management: Management, admin: str) ->
     assert per_minute == {"limit": 60, "used": 0, "remaining": 60, "resets_at": None}
     stored = {"limit": 268435456, "used": 0, "remaining": 268435456, "resets_at": None}
     assert by_tenant["limits"]["stored_bytes"] == stored
+    assert by_tenant["limits"]["model_share_percent"] == unlimited | {"limit": 25}
     budget, day = by_tenant["limits"]["budget_micros"], by_tenant["limits"]["requests_per_day"]
     assert (budget["limit"], budget["used"], budget["remaining"]) == (1000, 1200, 0)
     assert (day["limit"], day["used"], day["remaining"]) == (100, 1, 99)
@@ -412,6 +415,10 @@ BAD_INPUT: list[tuple[str, dict[str, Any], str]] = [
     ("/admin/plans", {"id": "p", "key_limits": {"x": 1}}, "key_limits"),
     ("/admin/plans", {"id": "p", "key_limits": {RPM: True}}, f"key_limits.{RPM}"),
     ("/admin/plans", {"id": "p", "key_limits": {RPM: 10**16}}, f"key_limits.{RPM}"),
+    ("/admin/plans", {"id": "p", "tenant_limits": {SHARE: 0}}, f"tenant_limits.{SHARE}"),
+    ("/admin/plans", {"id": "p", "project_limits": {SHARE: 9}}, f"project_limits.{SHARE}"),
+    ("/admin/tenants/acme/projects", {"name": "x", "limits": {SHARE: 9}}, f"limits.{SHARE}"),
+    ("/admin/tenants", {"name": "x", "limits": {SHARE: 101}}, f"limits.{SHARE}"),
     ("/admin/prices", {"prompt_micros": 1, "completion_micros": 1}, "model"),
     ("/admin/prices", {"model": "\0", "prompt_micros": 1, "completion_micros": 1}, "model"),
     ("/admin/prices", {"model": "m", "prompt_micros": 1.5}, "prompt_micros"),

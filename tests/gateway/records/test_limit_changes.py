@@ -9,8 +9,10 @@ from gateway.records.limits import (
     MAX_LIMIT,
     FromPlan,
     LimitName,
+    LimitScope,
     changed_limits,
     read_limit_changes,
+    read_limits,
 )
 from tests.support.cases import all_cases
 
@@ -43,6 +45,22 @@ def test_invalid_values_are_refused_by_name(value: Any) -> None:
     with pytest.raises(InvalidParameterError, match="null or an integer from 0") as caught:
         read_limit_changes({"requests_per_day": value})
     assert caught.value.param == "limits.requests_per_day"
+
+
+@all_cases("value", [0, 101, 50.0])
+def test_model_share_is_a_percentage(value: Any) -> None:
+    for most in (1, 100, None, "plan"):
+        assert read_limit_changes({"model_share_percent": most})
+    with pytest.raises(InvalidParameterError, match=rf"from 1 to 100\. Given: {value}\."):
+        read_limit_changes({"model_share_percent": value})
+
+
+@all_cases("scope", [LimitScope.KEY, LimitScope.PROJECT])
+def test_only_tenants_have_a_model_share(scope: LimitScope) -> None:
+    for read in (read_limits, read_limit_changes):
+        with pytest.raises(InvalidParameterError, match="a limit of tenants only") as caught:
+            read({"model_share_percent": 50}, scope)
+        assert caught.value.param == "limits.model_share_percent"
 
 
 def test_unknown_name_is_refused_naming_the_known_ones() -> None:
