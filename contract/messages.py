@@ -318,6 +318,10 @@ class JobFinished(OfAttempt, frozen=True, omit_defaults=True):
     """The returned sequences, the best first, if sequences are ranked; else empty."""
     engine: str = ""
     """Name and version of the engine, as in `WorkerCard.engine`."""
+    preemptions: int = 0
+    """How often sequences of the job left the engine in this attempt, to make room for others."""
+    recomputed_tokens: int = 0
+    """Their completion tokens at these moments, which an engine processes again."""
 
 
 class ContextExcess(msgspec.Struct, frozen=True, array_like=True):
@@ -361,6 +365,9 @@ class JobReturned(OfAttempt, frozen=True):
     reason: ReturnReason
     has_progressed: bool
     """Whether this attempt has generated a token."""
+    preemptions: int = 0
+    """As in `JobFinished`."""
+    recomputed_tokens: int = 0
 
 
 class JobLost(OfAttempt, frozen=True):

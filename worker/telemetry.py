@@ -54,6 +54,11 @@ PARKED_SEQUENCES = Gauge(
     "sluice_worker_parked_sequences",
     "Sequences of running jobs that wait in the worker for room in the engine.",
 )
+SEAT_WAIT = Histogram(
+    "sluice_worker_seat_wait_seconds",
+    "Time for which a sequence of a running job waited in the worker for room in the engine.",
+    buckets=(0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600),
+)
 PASSED_JOBS = Counter(
     "sluice_worker_affinity_passed_jobs",
     "Jobs that a later one of their tenant was preferred to, because this worker had cached more "

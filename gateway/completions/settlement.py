@@ -378,6 +378,7 @@ class Settlement:
             code=code,
             first_token_ms=self._first_token_ms,
             engines=engines,
+            preempted=self.generation.preempted,
         )
         telemetry.tokens_used(
             record.model,
@@ -386,6 +387,7 @@ class Settlement:
             cached=record.cached_tokens,
             completion=record.completion_tokens,
         )
+        telemetry.preempted(record.tenant_id, record.preemptions, record.recomputed_tokens)
         if self._trace is None:
             await self._end_reservation(record, is_recorded=is_recorded)
             return record

@@ -95,8 +95,13 @@ TENANT_REQUESTS = LightCounter(
 )
 _TENANT_TOKENS = LightCounter(
     "sluice_gateway_tenant_tokens_total",
-    "Tokens of ended requests by tenant; kind is prompt, cached or completion.",
+    "Tokens of ended requests by tenant; kind is prompt, cached, completion or recomputed.",
     ["tenant", "kind"],
+)
+_TENANT_PREEMPTIONS = LightCounter(
+    "sluice_gateway_tenant_preemptions_total",
+    "How often sequences of ended requests left an engine to make room, by tenant.",
+    ["tenant"],
 )
 TIME_TO_FIRST_TOKEN = LightHistogram(
     "sluice_gateway_time_to_first_token_seconds",
@@ -276,6 +281,13 @@ def tokens_used(model: str, tenant_id: str, *, prompt: int, cached: int, complet
         if tokens:
             by_model.inc(tokens)
             by_tenant.inc(tokens)
+
+
+def preempted(tenant_id: str, preemptions: int, recomputed_tokens: int) -> None:
+    """Count the preemptions of a request that has ended."""
+    tenant = TENANTS.of(tenant_id)
+    _TENANT_PREEMPTIONS.labels(tenant).inc(preemptions)
+    _TENANT_TOKENS.labels(tenant, "recomputed").inc(recomputed_tokens)
 
 
 # Cached for every request.

@@ -93,6 +93,10 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
 
     Several ones are separated by commas, as after a resumption on a worker of another release.
     """
+    preemptions: int = 0
+    """How often its sequences left an engine to make room for others."""
+    recomputed_tokens: int = 0
+    """Completion tokens that they had, which engines process again; they count and cost once."""
 
     @property
     def full_model(self) -> str:
@@ -129,10 +133,12 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
         code: str,
         first_token_ms: int = 0,
         engines: Iterable[str] = (),
+        preempted: Iterable[int] = (0, 0),
     ) -> "UsageRecord":
         """Return the record of a draft that ends now.
 
         Its jobs have used `total`, on these engines. The tenant does not pay for the tokens `free`.
+        `preempted` has the numbers of preemptions and of tokens computed again.
         """
         own = self.used(total)
         if any(free):
@@ -140,6 +146,7 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
             # before.
             free = Counts(*map(min, own, free))
         paid = Counts(*map(operator.sub, own, free))
+        preemptions, recomputed_tokens = preempted
         return msgspec.structs.replace(
             self,
             **own._asdict(),
@@ -150,6 +157,8 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
             ended_ms=clock.now_ms(),
             first_token_ms=first_token_ms,
             engine=", ".join(sorted({each for each in engines if each})),
+            preemptions=preemptions,
+            recomputed_tokens=recomputed_tokens,
         )
 
     @property

@@ -89,8 +89,9 @@ def build() -> Dashboard:
             graph(
                 "Preempted sequences",
                 "cps",
-                "Sequences that left engines to make room: of batch jobs for requests, or of a "
-                "tenant for one that uses less. SLUICE_PREEMPTED_SHARE bounds them.",
+                "Sequences that left engines to make room: of batch jobs for requests, of a "
+                "tenant for one that uses less, or beyond a model share. SLUICE_PREEMPTED_SHARE "
+                "bounds them.",
                 Query(
                     rate("sluice_worker_preempted_sequences_total", POOL, "pool", "source"),
                     "{{pool}}: {{source}}",
@@ -104,12 +105,35 @@ def build() -> Dashboard:
                 Query(total("sluice_worker_parked_sequences", POOL, "pool"), "{{pool}}"),
             ),
             graph(
+                "Wait for a seat",
+                "s",
+                "Time for which such a sequence waited before it entered the engine.",
+                *(
+                    Query(
+                        quantile(share, "sluice_worker_seat_wait_seconds", POOL),
+                        f"p{round(100 * share)}",
+                    )
+                    for share in (0.5, 0.99)
+                ),
+            ),
+            graph(
                 "Tokens to process again",
                 "suffix: tok/s",
                 "Completion tokens of preempted sequences, which engines process again.",
                 Query(
                     rate("sluice_worker_preempted_tokens_total", POOL, "pool", "source"),
                     "{{pool}}: {{source}}",
+                ),
+                runbooks=["SluicePreemptionThrash"],
+            ),
+            graph(
+                "Preemptions by tenant",
+                "cps",
+                "How often sequences of each tenant's requests left engines, counted when the "
+                "requests end. Tenants beyond SLUICE_METRICS_TENANTS are one series.",
+                Query(
+                    rate("sluice_gateway_tenant_preemptions_total", NAMESPACE, "tenant"),
+                    "{{tenant}}",
                 ),
             ),
         ),

@@ -173,10 +173,16 @@ class FakeWorker:
         await self.finish(claim)
 
     async def give_back(
-        self, claim: JobClaim, reason: ReturnReason, *, has_progressed: bool = False
+        self,
+        claim: JobClaim,
+        reason: ReturnReason,
+        *,
+        has_progressed: bool = False,
+        preempted: tuple[int, int] = (0, 0),
     ) -> None:
         """Return a job to the queue, and end its lease."""
-        returned = JobReturned(claim.job.handle, claim.attempt, reason, has_progressed)
+        handle, attempt = claim.job.handle, claim.attempt
+        returned = JobReturned(handle, attempt, reason, has_progressed, *preempted)
         await self.send(claim.job.gateway, returned=[returned])
         await self.lose(claim, tokens=self.sent_tokens(claim))
 

@@ -44,6 +44,8 @@ async def use(
         outcome=Outcome.FINISHED,
         cost_micros=cost_micros,
         engine="vllm 0.32.0",
+        preemptions=2,
+        recomputed_tokens=64,
     )
     rows = [
         row_of(

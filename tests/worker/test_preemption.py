@@ -50,7 +50,8 @@ async def requeue(gateway: Gateway, *jobs: GenerationJob) -> None:
     await gateway.read_until(lambda: all(gateway.returned(job) for job in jobs))
     for job in jobs:
         [returned] = gateway.returned(job)
-        assert returned == JobReturned(job.handle, 1, ReturnReason.PREEMPTED, True)
+        sent = len(gateway.token_ids(job))
+        assert returned == JobReturned(job.handle, 1, ReturnReason.PREEMPTED, True, 1, sent)
         result = await gateway.queue.requeue(resumed(gateway, job), 1, is_returned=True)
         assert result is RequeueResult.REQUEUED
 
@@ -257,6 +258,8 @@ async def test_job_with_many_sequences_gives_them_up_one_by_one(
     assert isinstance(first, JobFinished)
     assert isinstance(second, JobFinished)
     assert first.completion_tokens == second.completion_tokens
+    assert 0 < first.preemptions <= first.recomputed_tokens
+    assert not second.preemptions
     assert first.chosen == second.chosen
 
 
@@ -276,7 +279,7 @@ async def test_tenant_at_its_model_share_waits_and_is_not_in_the_way_of_others(
         for number, job in enumerate([*other, line], 3):
             await gateway.enqueue(job)
             await until(partial(reached, engine, min(number, 4)))
-        assert {*half[:2], *other} == {each.job for each in runner._jobs.by_id.values()}
+        assert {each.id for each in [*half[:2], *other]} == {*runner._jobs.by_id}
         assert (await gateway.queue.status()).waiting_jobs == 1
         engine.allow()
         await gateway.finished(*half, *other, line)

@@ -134,6 +134,8 @@ class RunningJob:
         """Prompt tokens as the engine first counted them: an image takes more than its
         placeholders."""
         self._cached_tokens = resumption.cached_tokens
+        self.preemptions = self.recomputed_tokens = 0
+        """As in `JobFinished`."""
         self._stops = StopStrings(job.stop) if job.stop else None
         self._make_parser = None if job.parsing is None else _prepare(parsers, job, job.parsing)
         hides_all = (
@@ -269,7 +271,7 @@ class RunningJob:
                 sequence.decode()
             if sequence.piece.token_ids and not self._is_gathered:
                 self._send(sequence)
-            sequence.is_parked = True
+            sequence.parked_at = time.monotonic()
         self.parked = leaving + self.parked
         self._to_submit = [each for each in self._to_submit if not each.is_parked]
         return leaving
@@ -277,6 +279,7 @@ class RunningJob:
     def unpark(self) -> None:
         """Let the first parked sequence be submitted, from its last token on."""
         sequence = self.parked.pop(0)
+        telemetry.SEAT_WAIT.observe(time.monotonic() - sequence.parked_at)
         # The engine may still be ending the sequence of the former id.
         sequence.begin_again(str(next(_sequence_ids)))
         self.open_sequences = {each.id: each for each in self.sequences if not each.finish_reason}
@@ -419,7 +422,8 @@ class RunningJob:
     def return_job(self, reason: ReturnReason) -> None:
         """Send pending output, and return the job with its lease for another worker."""
         self.send_pending()
-        returned = JobReturned(self.job.handle, self.attempt, reason, self.has_progressed)
+        counts = self.preemptions, self.recomputed_tokens
+        returned = JobReturned(self.job.handle, self.attempt, reason, self.has_progressed, *counts)
         self.outbox.return_job(returned, self.report)
 
     def _update(self, sequence: Sequence, *, is_due: bool) -> bool:
@@ -531,6 +535,8 @@ class RunningJob:
             generation_ms=earlier_ms + (time.monotonic() - first_token_at) * 1000,
             chosen=self._chosen() if self._is_ranked else [],
             engine=self.engine,
+            preemptions=self.preemptions,
+            recomputed_tokens=self.recomputed_tokens,
         )
         self.outbox.finish(finished, self.report, is_streamed=self.job.stream)
 

@@ -310,6 +310,8 @@ class Preemption:
     def _preempt(self, generation: RunningJob, number: int, source: str) -> None:
         self._allowance -= number
         tokens = sum(each.tokens for each in generation.seated[-number:])
+        generation.preemptions += number
+        generation.recomputed_tokens += tokens
         telemetry.PREEMPTED_SEQUENCES.labels(source).inc(number)
         telemetry.PREEMPTED_TOKENS.labels(source).inc(tokens)
         # The engine reports what is free with its next step. Until then, nobody shall give up more.

@@ -69,8 +69,8 @@ class Sequence:
     """The result for an input of a pooling model."""
     was_sent: bool = False
     """Whether any part of the sequence was sent."""
-    is_parked: bool = False
-    """Whether it waits for room in the engine."""
+    parked_at: float = 0.0
+    """`time.monotonic` since when it waits for room in the engine, or 0."""
     is_plain: bool = field(init=False)
     """Whether text depends on nothing but the tokens, so that `add` may decode it later."""
     _stops: StopMatcher | None = None
@@ -130,13 +130,18 @@ class Sequence:
         return max(self.tokens, len(self.resumed_token_ids) + self.headroom)
 
     @property
+    def is_parked(self) -> bool:
+        """Whether it waits for room in the engine."""
+        return self.parked_at > 0
+
+    @property
     def may_be_preempted(self) -> bool:
         """Whether it was not preempted just now, and will not end soon."""
         return self._safe_until <= self.tokens < self._job.max_tokens - LAST_TOKENS
 
     def begin_again(self, sequence_id: str) -> None:
         """Return to the engine with another id."""
-        self.id, self.is_parked = sequence_id, False
+        self.id, self.parked_at = sequence_id, 0.0
         self._safe_until = self.tokens + SAFE_TOKENS
 
     @property

@@ -21,7 +21,7 @@ _NUMBERS: Final = (
     *("jobs", "prompt_price", "cached_price", "completion_price"),
     *("prompt_tokens", "cached_tokens", "completion_tokens"),
     *("free_prompt_tokens", "free_cached_tokens", "free_completion_tokens"),
-    *("cost_micros", "first_token_ms"),
+    *("cost_micros", "first_token_ms", "preemptions", "recomputed_tokens"),
 )
 
 

@@ -107,6 +107,13 @@ class ReceiptBody(BaseModel):
     free_completion_tokens: int = Field(description="The same for completion tokens.")
     is_prepaid: bool = Field(description="Whether the cost was taken from credits.")
     cost_micros: int = Field(description="Micro-dollars.")
+    preemptions: int = Field(
+        description="How often its sequences left an engine to make room for other work."
+    )
+    recomputed_tokens: int = Field(
+        description="Completion tokens that engines processed again after that. The counts above "
+        "include each token once."
+    )
 
 
 class AnyReceiptBody(ReceiptBody):
@@ -165,6 +172,7 @@ RECEIPT_COLUMNS: Final = (
     *("prompt_tokens", "cached_tokens", "completion_tokens"),
     *("free_prompt_tokens", "free_cached_tokens", "free_completion_tokens"),
     *("prompt_price", "cached_price", "completion_price", "prepaid", "cost_micros"),
+    *("preemptions", "recomputed_tokens"),
 )
 FORMULA_SIGNS: Final = ("=", "+", "-", "@", "\t", "\r")
 """Spreadsheets evaluate text that starts with one of these characters."""

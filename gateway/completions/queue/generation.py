@@ -16,6 +16,7 @@ from contract.messages import (
     JobFailed,
     JobFinished,
     JobMessage,
+    JobReturned,
     JobStarted,
     PromptScored,
 )
@@ -68,6 +69,8 @@ class Generation:
     """The final messages of its jobs, by prompt."""
     received_tokens: defaultdict[int, int] = field(default_factory=partial(defaultdict, int))
     """Completion tokens received, by prompt; for ranked sequences, those of all candidates."""
+    preempted: list[int] = field(default_factory=lambda: [0, 0])
+    """How often its sequences left an engine, and the tokens that are then computed again."""
     overflowed: bool = False
     """Whether replies were dropped because the consumer was too slow."""
     on_reply: Callable[[int, JobMessage], None] | None = None
@@ -97,6 +100,7 @@ class Generation:
             self.received_tokens[prompt_index] += len(message.token_ids)
         elif isinstance(message, JobFinished):
             self.finished[prompt_index] = message
+            self.note_preemptions(message)
         elif isinstance(message, JobStarted):
             self.started[prompt_index] = message
             if not self.delivers_starts:
@@ -111,6 +115,11 @@ class Generation:
                 self.wake()
             return True
         return self._keep(prompt_index, message)
+
+    def note_preemptions(self, message: JobFinished | JobReturned) -> None:
+        """Count the preemptions of an attempt that is over."""
+        self.preempted[0] += message.preemptions
+        self.preempted[1] += message.recomputed_tokens
 
     def delivered_tokens(self, prompt_index: int) -> int:
         """Return how many completion tokens of a prompt the client may have received."""

@@ -131,6 +131,7 @@ class Replies:
         if ticket is None or not self._is_current(ticket, worker, returned):
             return
         ticket.last_reply_at = now
+        ticket.generation.note_preemptions(returned)
         self.lost_prompts += returned.reason is ReturnReason.PROMPT_LOST
         if returned.reason is ReturnReason.ENGINE_DIED and returned.has_progressed:
             ticket.retries.engine_deaths = 0

@@ -46,6 +46,8 @@ def record(at: datetime = NOON, **fields: Any) -> UsageRecord:
         "service_tier": ServiceTier.DEFAULT,
         "gateway": "gw-1",
         "first_token_ms": 120,
+        "preemptions": 2,
+        "recomputed_tokens": 96,
     }
     record = UsageRecord(**(known | fields))
     cost_micros = record.cost_of(

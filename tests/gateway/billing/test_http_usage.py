@@ -223,6 +223,8 @@ async def test_receipt_has_every_field_of_a_request(
         "free_cached_tokens": 0,
         "free_completion_tokens": 3,
         "is_prepaid": False,
+        "preemptions": 2,
+        "recomputed_tokens": 96,
         "cost_micros": records[3].cost_micros,
     }
     prepaid = await client.get(f"/v1/usage/requests/{records[4].request_id}")

@@ -54,6 +54,8 @@ async def test_row_has_every_field_of_the_record(database: Database) -> None:
         code="generation_timeout",
         first_token_ms=42,
         engine="vllm 0.32.0",
+        preemptions=3,
+        recomputed_tokens=4,
     )
     assert await _insert(database, record) == 1
     async with database.reading() as transaction:

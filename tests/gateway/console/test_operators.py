@@ -258,6 +258,7 @@ async def test_pages_link_to_dashboards_traces_and_statements(operator: Visit) -
     receipt = (await operator.get(f"/console/requests/{request_id}")).text
     assert f'href="https://traces.example/find?id={request_id}"' in receipt
     assert "<dt>Engine</dt><dd>vllm 0.32.0</dd>" in receipt
+    assert "<dt>Preemptions</dt><dd>2: " in receipt
     home = f"/console/tenants/{OTHER}/invoices"
     months = (await operator.get(home)).text
     [month, *_] = re.findall(rf'{home}/([\d-]+)"', months)

@@ -105,6 +105,8 @@ class LedgerRow(Table):
     cost_micros: Mapped[int]
     first_token_ms: Mapped[int]
     engine: Mapped[str] = mapped_column(server_default="")
+    preemptions: Mapped[int] = mapped_column(server_default="0")
+    recomputed_tokens: Mapped[int] = mapped_column(server_default="0")
 
 
 class RollupRow(Table):

@@ -15,8 +15,8 @@ from pydantic import SecretStr
 from redis.asyncio import Redis
 
 from contract import keys
-from contract.messages import Delta, JobFailed
-from contract.outcomes import FailureCode
+from contract.messages import Delta, JobFailed, ReturnReason
+from contract.outcomes import FailureCode, FinishReason
 from contract.tier import ServiceTier
 from gateway.accounts.tenants.service import TenantService
 from gateway.billing.prices import PriceService
@@ -408,6 +408,35 @@ async def test_request_that_fails_before_the_queue_holds_nothing(
         assert (await gateway.call(key, "POST", "/v1/completions", body)).status_code == 500
         assert not services[Reservations].open_requests
     assert not await redis.keys("{b:*}:open*") + await redis.keys("{b:*}:stored*")
+
+
+async def test_record_counts_preemptions_of_all_attempts_and_their_tokens_once(
+    copy_sqlite: Callable[[Path], str],
+    redis: "Redis",
+    redis_server: RedisServer,
+    tmp_path: Path,
+) -> None:
+    worker = FakeWorker(redis, MODEL)
+    await worker.announce()
+    settings = Settings(
+        database_url=SecretStr(copy_sqlite(tmp_path / "preempted.db")), redis_url=redis_server.url
+    )
+    async with running_management(settings) as gateway:
+        tenants = TenantService(gateway.services[Database], gateway.services[ChangeAnnouncer])
+        await tenants.create("acme", tenant_id="acme", limits={LimitName.MODEL_SHARE: 25})
+        key = await gateway.key("acme", Scope.COMPLETIONS)
+        asked = asyncio.create_task(gateway.call(key, "POST", "/v1/completions", asking()))
+        claim = await worker.claim_one()
+        await worker.say(claim, "a")
+        await worker.give_back(claim, ReturnReason.PREEMPTED, has_progressed=True, preempted=(1, 1))
+        again = await worker.claim_one()
+        assert (again.attempt, again.job.model_share) == (2, 25)
+        await worker.say(again, "b", finish=FinishReason.STOP)
+        await worker.finish(again, preemptions=2, recomputed_tokens=4)
+        assert (await asked).status_code == 200
+    entries: Any = await redis.xrange(keys.usage(keys.bucket_of("acme")))
+    [record] = [decode_usage(fields[b"u"]) for _, fields in entries]
+    assert (record.preemptions, record.recomputed_tokens, record.completion_tokens) == (3, 5, 2)
 
 
 async def test_invalid_request_uses_no_limit(customer: Customer) -> None:
