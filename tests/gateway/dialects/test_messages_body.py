@@ -364,6 +364,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": None}, "messages"),
     ({"messages": []}, "messages"),
     ({"messages": "a"}, "messages"),
+    ({"messages": [HELLO] * 100_001}, "messages"),
     ({"messages": ["a"]}, "messages[0]"),
     ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role"),
     ({"messages": [{"role": "user"}]}, "messages[0].content"),

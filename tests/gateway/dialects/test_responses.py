@@ -234,6 +234,7 @@ def test_body_of_codex_is_taken() -> None:
         ({"input": None}, "input"),
         ({"input": []}, "input"),
         ({"input": 5}, "input"),
+        ({"input": [user("a")] * 100_001}, "input"),
         ({"input": [5]}, "input[0]"),
         ({"input": [{}]}, "input[0].type"),
         ({"input": [{"role": "tool", "content": "a"}]}, "input[0].role"),
