@@ -337,16 +337,23 @@ def exact(schema: dict[str, Any], keyword: str) -> Any:
         if factor > _LARGEST_FACTOR:
             raise RefusedError(f"'multipleOf' must be at most {_LARGEST_FACTOR}. Given: {value}")
     elif keyword in {"minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"}:
-        types = schema.get("type")
-        is_integer = types == "integer" or (isinstance(types, list) and "number" not in types)
-        most = _LARGEST_INTEGER if is_integer else _LARGEST_NUMBER
-        least = _LEAST_INTEGER if is_integer else -_LARGEST_NUMBER
-        is_lower = keyword.endswith("inimum")
-        if (value < least) if is_lower else (value > most):
-            return least if is_lower else most
-        if isinstance(value, int):
-            # The compiler adds one to exclusive bounds.
-            _check_exact(keyword, value, most=_LARGEST_WITHOUT_GAPS if "excl" in keyword else most)
+        return _exact_bound(schema, keyword, value)
+    return value
+
+
+def _exact_bound(schema: dict[str, Any], keyword: str, value: float) -> float:
+    types = schema.get("type")
+    is_integer = types == "integer" or (isinstance(types, list) and "number" not in types)
+    most = _LARGEST_INTEGER if is_integer else _LARGEST_NUMBER
+    least = _LEAST_INTEGER if is_integer else -_LARGEST_NUMBER
+    is_lower = keyword.endswith("inimum")
+    if (value < least) if is_lower else (value > most):
+        return least if is_lower else most
+    if "excl" in keyword or schema.get(f"exclusive{keyword.capitalize()}") is True:
+        # The compiler adds one to a lower bound of integers, and subtracts one from an upper one.
+        most = _LARGEST_WITHOUT_GAPS - ((value > 0) is is_lower)
+    if is_integer or isinstance(value, int):
+        _check_exact(keyword, value, most=most)
     return value
 
 
@@ -358,9 +365,9 @@ def check_numbers(schema: Any) -> None:
                 raise RefusedError(f"'{keyword}' cannot be beyond {end}. Given: {given}")
 
 
-def _check_exact(keyword: str, number: int, *, most: int) -> None:
+def _check_exact(keyword: str, number: float, *, most: int) -> None:
     if abs(number) > most or (float(number) != number and number != _LARGEST_INTEGER):
         raise RefusedError(
             f"the compiler does not read the integer {number} of '{keyword}' exactly: it must be "
-            f"at most {_LARGEST_WITHOUT_GAPS}, or a string"
+            f"at most {min(most, _LARGEST_WITHOUT_GAPS)}, or a string"
         )
