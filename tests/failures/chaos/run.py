@@ -451,9 +451,9 @@ class Run:
             while True:
                 for member in self.deployment.members.values():
                     if member.role in sampled and member.was_ready and not member.is_busy:
-                        metric, counts = sampled[member.role]
+                        metric, values = sampled[member.role]
                         if value := await self._metric(member, metric):
-                            counts[member.name, member.starts] = value
+                            values[member.name, member.starts] = value
                 await asyncio.sleep(SAMPLE_SECONDS)
                 if time.monotonic() - last_report > 30:
                     last_report = time.monotonic()
