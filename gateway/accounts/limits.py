@@ -74,9 +74,8 @@ class ScopeBody(BaseModel):
         """Return the response body of one holder's limits."""
         counted = {LimitName.STORED_BYTES: stored_bytes, LimitName.BATCH_TOKENS: batch_tokens}
         used = {name: status.used(name) for name in RESERVED_LIMITS} | counted
-        limits = {
-            name: _limit(name, subject.limits.get(name), used.get(name), status) for name in LimitName
-        }
+        given = subject.limits
+        limits = {n: _limit(n, given.get(n), used.get(n), status) for n in LimitName}
         return cls(scope=subject.scope, id=subject.id, limits=limits)
 
 

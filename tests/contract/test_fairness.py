@@ -35,7 +35,7 @@ TENANTS = {"a": 1.0, "b": 2.0, "c": 0.5, "d": 1.0, "e": 4.0}
 """Weights: powers of two, so that counters are exact and ties are real."""
 SHARES = {"c": 40, "e": 70}
 """Model shares in percent, of which each worker counts what it runs."""
-ENGINE = {"engine_tokens": 600, "engine_sequences": 4}
+ENGINE: dict[str, Any] = {"engine_tokens": 600, "engine_sequences": 4}
 ACTIONS = {
     "enqueue": 5,
     "claim": 4,

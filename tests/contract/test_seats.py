@@ -240,11 +240,11 @@ async def pool(
     monkeypatch.setattr(claims, "Doorbells", TimedDoorbells)
     preempt = preemption.Preemption._preempt
 
-    def note(self: preemption.Preemption, generation: RunningJob, number: int) -> None:
+    def note(self: preemption.Preemption, generation: RunningJob, number: int, source: str) -> None:
         assert all(each.may_be_preempted for each in generation.seated[-number:])
         [name] = [e.name for e in pool.seats if e.runner._claimer._preemption is self]
         pool.preempted.append((clock.now_ms, name, number))
-        preempt(self, generation, number)
+        preempt(self, generation, number, source)
 
     monkeypatch.setattr(preemption.Preemption, "_preempt", note)
     await any_redis.set(keys.gateway_alive("gw-1"), 1)
