@@ -274,7 +274,7 @@ async def test_background_response_is_read_from_any_event_on_any_gateway(
     assert (await client.delete(path)).json() == deleted
     for answer in (await client.get(path), await other_client.delete(path)):
         assert answer.status_code == 404
-        assert answer.json()["error"]["message"].startswith("The response 'resp_")
+        assert answer.json()["error"]["message"].startswith('The response "resp_')
 
 
 async def test_running_response_is_cancelled_and_deleted(
