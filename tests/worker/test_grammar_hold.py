@@ -137,6 +137,10 @@ def test_first_token_of_another_tenant_waits_for_no_mask_in_its_own_step() -> No
         steps.waiting.append(unconstrained("b"))
         steps.run()
     assert sorted(map(len, map(steps_of, slow))) == [1] * 8
+    # Prompts of a tenant with more sequences displace nothing.
+    small = sequence("b", MOST_MASK_SECONDS / 4)
+    steps = Steps([small, *(unconstrained("a") for _ in range(9))], [unconstrained("a")])
+    assert small in steps.run()
 
 
 def test_waiting_sequence_of_a_tenant_begins_beside_many_of_another() -> None:

@@ -32,15 +32,15 @@ class GrammarHold:
         """When the last step began."""
         self._seconds_left = 0.0
         self._beginning = set[str | None]()
-        self._is_held = False
-        """Whether the last step left out grammars for the first token of another tenant."""
+        self._held = set[str | None]()
+        """Tenants whose grammars the last step left out for another tenant's first token."""
 
     def begin_step(self, scheduler: Any) -> None:
         """Leave sequences out of the step that is scheduled next, if they must wait.
 
         Requests go before batch jobs, then tenants take turns, and so do sequences of a tenant.
-        On CPUs, where a prompt without a grammar begins, the other tenants' grammars wait for a
-        step, but never for two in a row.
+        On CPUs, where a prompt without a grammar begins, the grammars of tenants with more
+        sequences wait for a step, but never for two in a row.
         """
         now, began_at = self._clock(), self._began_at
         self._began_at, self._beginning = now, set()
@@ -66,12 +66,14 @@ class GrammarHold:
             turns[request.cache_salt] += 1
             return request.priority, turns[request.cache_salt]
 
-        self._is_held = self._is_cpu and bool(prompts) and not self._is_held
+        sequences = Counter(each.cache_salt for each in scheduler.running)
+        least = min((sequences[each] for each in prompts), default=len(scheduler.running))
+        holds = self._is_cpu and not self._held
+        self._held = {each for each, number in sequences.items() if holds and number > least}
         # Scheduling begins by counting the step.
         after_next = scheduler.current_step + 2
         for each in sorted(constrained, key=turn):
-            waits = self._is_held and each.cache_salt not in prompts
-            if waits or not self._takes(each):
+            if each.cache_salt in self._held or not self._takes(each):
                 each.next_decode_eligible_step = max(each.next_decode_eligible_step, after_next)
 
     def may_begin(self, request: Any) -> bool:
@@ -80,9 +82,9 @@ class GrammarHold:
         One of each tenant may, so that the sequences that run, or wait before it, do not keep it
         from beginning.
         """
-        if self._is_held:
-            return False
         tenant, beginning = request.cache_salt, self._beginning
+        if tenant in self._held:
+            return False
         is_first = tenant not in beginning and len(beginning) < MOST_BEGINNING
         may_begin = self._takes(request) or is_first
         if may_begin:
