@@ -73,8 +73,8 @@ SHORT: Final = "short request"
 _SHORTS: Final = 200
 _SHORT_EVERY_SECONDS: Final = 0.05
 _STEP_SECONDS: Final = 0.005
-"""Time between two steps of the engine: without it, it would use all of a processor, and delay the
-first token with the next ones."""
+"""Time between two steps of the engine beside sessions: without it, a response of a thousand tokens
+would take all of a processor."""
 _WINDOW: Final = 262_144
 _KV_TOKENS: Final = 100_000_000
 _SETTLE_SECONDS: Final = 0.3
@@ -326,16 +326,12 @@ class _Run:
     def turns(self) -> None:
         """Measure the CPU of turns with the scripted engine."""
         with ExitStack() as stack:
-            now = stack.enter_context(self._sluice("now", step_seconds=_STEP_SECONDS))
+            now = stack.enter_context(self._sluice("now"))
             systems: list[System] = [now]
             engines = {now.name: self._engine_ms(REPOSITORY)}
             if self._options.before is not None:
                 before = self._options.before
-                systems.append(
-                    stack.enter_context(
-                        self._sluice("before", before, step_seconds=_STEP_SECONDS, name=BEFORE)
-                    )
-                )
+                systems.append(stack.enter_context(self._sluice("before", before, name=BEFORE)))
                 engines[BEFORE] = self._engine_ms(before)
             own = self._own("backend")
             backend = stack.enter_context(running_backend(own, None))
