@@ -21,6 +21,7 @@ from common.clock import now_ms
 from contract import keys
 from contract.affinity import DIGEST_BYTES, prefix_affinity
 from contract.messages import AdapterRef, GenerationJob, Resumption, SequenceProgress
+from contract.outcomes import FinishReason
 from contract.prompts import packed
 from contract.queue import COMPLETION_COST, PROMPT_COST, AdapterRoom, JobQueue
 from tests.contract.test_fairness import announce
@@ -80,22 +81,24 @@ class TimedDoorbells(Doorbells):
     """Waits return at once, and go on in the test's time."""
 
     ends_at = 0.0
+    has_rung = False
     bells: Iterable[Bell] = ()
 
     @override
     async def wait(self, bells: Iterable[Bell], event: Any = None, *, seconds: float = 0) -> bool:
         self.bells = bells
         self.ends_at = _now() + (seconds or WAIT_SECONDS)
-        return await self.has_rung()
+        await self.listen()
+        return self.has_rung
 
-    async def has_rung(self) -> bool:
+    async def listen(self) -> None:
         """Take the tokens of the awaited doorbells."""
         taken = [
             await self._connections[bell].execute_command("LPOP", key)
             for bell in self.bells
             for key in self._doorbells[bell]
         ]
-        return any(taken)
+        self.has_rung = self.has_rung or any(taken)
 
 
 @dataclass
@@ -115,10 +118,11 @@ class Seat:
         """Claim if something wakes the worker, until nothing is left to do."""
         claimer, changed = self.runner._claimer, self.runner._jobs.room_changed
         doorbells: Any = claimer._doorbells
-        claimer._has_rung = claimer._has_rung or await doorbells.has_rung()
+        await doorbells.listen()
         turns = 0
-        while claimer._has_rung or changed.is_set() or _now() >= doorbells.ends_at:
-            doorbells.ends_at = 0.0  # Unless it waits.
+        while doorbells.has_rung or changed.is_set() or _now() >= doorbells.ends_at:
+            claimer._has_rung = claimer._has_rung or doorbells.has_rung
+            doorbells.has_rung, doorbells.ends_at = False, 0.0  # Unless it waits.
             await claimer.claim()
             turns += 1
             assert turns < 200, "the worker claims for ever"
@@ -135,6 +139,7 @@ class Pool:
     sent: dict[int, GenerationJob] = field(default_factory=dict)
     """By handle."""
     received: dict[int, list[list[int]]] = field(default_factory=dict)
+    ends: dict[tuple[int, int], FinishReason] = field(default_factory=dict)
     returned: "deque[tuple[int, int, int]]" = field(default_factory=deque)
     """Steps at which jobs are requeued, their handles, and their attempts."""
     arrived: dict[str, int] = field(default_factory=dict)
@@ -206,7 +211,10 @@ class Pool:
                 assert not await seat.link.leases.extend([e.report for e in seat.jobs.values()])
         while self.returned and self.returned[0][0] <= self.now:
             _, handle, attempt = self.returned.popleft()
-            progress = [SequenceProgress(each) for each in self.received[handle]]
+            progress = [
+                SequenceProgress(each, self.ends.get((handle, choice)))
+                for choice, each in enumerate(self.received[handle])
+            ]
             sent = self.sent[handle]
             if any(self.received[handle]):
                 resumption = Resumption(progress, prompt_tokens=len(sent.prompt_token_ids))
@@ -218,6 +226,8 @@ class Pool:
         taken = seat.link.writer.outbox("gw-1").take(seat.name)
         for delta in taken.frame.deltas:
             self.received[delta.handle][delta.choice] += delta.token_ids
+            if delta.finish_reason is not None:
+                self.ends[delta.handle, delta.choice] = delta.finish_reason
         for finished in taken.frame.finished:
             self.finished.append(self.sent[finished.handle].id)
         for each in taken.frame.returned:
