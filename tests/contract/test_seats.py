@@ -345,6 +345,26 @@ async def test_worker_that_makes_room_has_the_youngest_work_or_the_prefix(
     assert [name for _, name, _ in pool.preempted] == [chosen]
 
 
+async def test_room_is_left_to_its_tenant_until_there_is_enough(pool: Pool) -> None:
+    [seat, _] = pool.seats
+    pool.seats = [seat]
+    for _ in range(SEATS + 4):
+        await pool.send("a", tokens=500)
+    await pool.turn()
+    # The other tenant was served more, so the first one is the next whose job fits.
+    for _ in range(3):
+        await pool.send("f", prompt=400, tokens=1)
+    while len(pool.finished) < 3:
+        await pool.step()
+    pool.preempted.clear()
+    seat.runner._claimer._preemption._allowance = 1.0
+    await pool.send("f", n=2)
+    for _ in range(30):
+        await pool.step()
+    assert pool.running("f") == 2
+    assert sum(number for _, _, number in pool.preempted) <= 2
+
+
 ADVERSARY, HONEST, QUIET = "a", ("g", "h"), "f"
 TOKENS, SAFE, LAST, QUANTUM = 30, 8, 4, 256
 Attack = Callable[[Pool], Any]
