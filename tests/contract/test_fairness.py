@@ -490,8 +490,6 @@ class History:
     clock: TestClock
     model: Model = field(default_factory=Model)
     ids: "count[int]" = field(default_factory=count)
-    capped: int = 0
-    """How often jobs waited only for shares."""
 
     async def enqueue(self) -> None:
         rng, job_id = self.rng, f"j{next(self.ids)}"
@@ -543,7 +541,6 @@ class History:
         assert [each.job.id for each in result.claims] == expected
         index = self.model.index
         assert result.waits_for_slot is index.waits_for_slot
-        self.capped += len(result.capped)
 
     async def hold(self) -> None:
         """Let a worker hold the prefixes of some chats, and no others."""
