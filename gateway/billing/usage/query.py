@@ -94,32 +94,9 @@ class BucketsQuery:
 class PageQuery:
     """The requested page and its format."""
 
-    after: Annotated[
-        str | None,
-        Query(
-            min_length=1,
-            max_length=MAX_CURSOR_CHARACTERS,
-            pattern=PRINTABLE,
-            description="`next` of the previous page; for CSV, its header `x-next-page`.",
-        ),
-    ] = None
-    limit: Annotated[
-        int, Query(ge=1, le=MAX_USAGE_PAGE, description="Maximum entries of one page."), PLAIN
-    ] = 100
-    format_: Annotated[
-        Literal["json", "csv"] | None,
-        Query(alias="format", description="Default: the first format in the `Accept` header."),
-    ] = None
-    accept: Annotated[str, Header(include_in_schema=False)] = ""
-
-    @property
-    def as_csv(self) -> bool:
-        """Whether the response is CSV."""
-        if self.format_ is not None:
-            return self.format_ == "csv"
-        named = [part.split(";")[0].strip().lower() for part in self.accept.split(",")]
-        offered = [name for name in named if name in ("text/csv", "application/json", "*/*")]
-        return offered[:1] == ["text/csv"]
+    after: str | None
+    limit: int
+    as_csv: bool
 
 
 async def wanted_query(
@@ -147,10 +124,33 @@ async def buckets_query(
     return BucketsQuery(read_span(start, end, bucket=bucket), bucket)
 
 
+async def page_query(
+    after: Annotated[
+        str | None,
+        Query(
+            min_length=1,
+            max_length=MAX_CURSOR_CHARACTERS,
+            pattern=PRINTABLE,
+            description="`next` of the previous page; for CSV, its header `x-next-page`.",
+        ),
+    ] = None,
+    limit: Annotated[
+        int, Query(ge=1, le=MAX_USAGE_PAGE, description="Maximum entries of one page."), PLAIN
+    ] = 100,
+    format_: Annotated[
+        Literal["json", "csv"] | None,
+        Query(alias="format", description="Default: the first format in the `Accept` header."),
+    ] = None,
+    accept: Annotated[str, Header(include_in_schema=False)] = "",
+) -> PageQuery:
+    """Return the requested page."""
+    return PageQuery(after, limit, as_csv=wants_csv(format_, accept))
+
+
 WantedUsage = Annotated[UsageFilter, Depends(wanted_query)]
 AskedSpan = Annotated[Span, Depends(span_query)]
 AskedBuckets = Annotated[BucketsQuery, Depends(buckets_query)]
-AskedPage = Annotated[PageQuery, Depends()]
+AskedPage = Annotated[PageQuery, Depends(page_query)]
 
 
 def encode_cursor(*values: str) -> str:
@@ -178,3 +178,12 @@ def bad_cursor() -> InvalidParameterError:
     return InvalidParameterError(
         "'after' must be 'next' of a page of the same list.", param="after"
     )
+
+
+def wants_csv(format_: str | None, accept: str) -> bool:
+    """Whether the response is CSV."""
+    if format_ is not None:
+        return format_ == "csv"
+    named = [part.split(";")[0].strip().lower() for part in accept.split(",")]
+    offered = [name for name in named if name in ("text/csv", "application/json", "*/*")]
+    return offered[:1] == ["text/csv"]
