@@ -210,14 +210,14 @@ class ScriptedEngine:
 
     async def step(self) -> EngineStep:
         """Wait for the outputs of the next step. Raises EngineDeadError."""
-        if not self._dead:
+        while not self._dead:
             if not (self._running or self._waiting):
                 self._work.clear()
                 await self._work.wait()
             await self._keep_pace()
             self._admit()
             outputs = self._sample()
-            if not self._dead:
+            if (outputs or self._running) and not self._dead:
                 # Without outputs while it processes prompts, as vLLM after a chunk of a prompt.
                 return EngineStep(outputs, self._stats())
         raise EngineDeadError("the scripted engine died as configured")

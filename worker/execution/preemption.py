@@ -43,6 +43,13 @@ These are the least and the most, as shares of the engine's sequences.
 GATHER_SECONDS = 4.0
 """Time for which free room is left to a job that waits for more of it."""
 
+MARGIN = 1.125
+"""How many times the use of a waiting tenant another one must exceed to give up sequences.
+
+The counters of the queue decide which of two busy tenants begins a job, and may differ from their
+uses by a few sequences. Without a margin, the other one would take each of these jobs back.
+"""
+
 MOST_PUBLISHED = 64
 """Tenants whose use of a full engine is published. The others use less than a 64th of it each."""
 
@@ -214,10 +221,10 @@ class Preemption:
 
         A tenant's use is its share of the sequences or of the KV cache of the model's full engines,
         whichever is larger, divided by its weight. Tenants give up sequences only while they use
-        more than the job's tenant would, so that no two tenants preempt each other in turns. Return
-        how many sequences were preempted now, or None if the job has no right to room. If they do
-        not suffice, others follow as the preempted share allows, unless that takes longer than
-        GATHER_SECONDS.
+        MARGIN times what the job's tenant would, so that no two tenants preempt each other in
+        turns. Return how many sequences were preempted now, or None if the job has no right to
+        room. If they do not suffice, others follow as the preempted share allows, unless that takes
+        longer than GATHER_SECONDS.
         """
         victims = self._victims(job)
         missing = sum(number for _, number in victims or ()) - self._renewed_allowance()
@@ -242,7 +249,7 @@ class Preemption:
         mine = uses.pop(job.tenant, _Use(job.tenant, self._others))
         mine.weight = max(mine.weight, job.weight)
         mine.sequences, mine.tokens = mine.sequences + counted, mine.tokens + job.tokens
-        limit = self._level(mine)
+        limit = MARGIN * self._level(mine)
         sources = {each.tenant: each.victims() for each in uses.values()}
         chosen = list[tuple[RunningJob, int]]()
         while sequences > 0 or tokens > 0:
