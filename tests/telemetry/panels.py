@@ -30,7 +30,10 @@ NEED_A_HOST: Final = {
 }
 """Panels of `sluice host`, whose metrics tests/worker/test_hosting.py reads."""
 
-WITHOUT_DATA: Final = NEED_THE_REAL_ENGINE | NEED_AN_ADAPTER | NEED_A_HOST
+NEED_A_FULL_ENGINE: Final = {"sluice-engine/Preemption/Wait for a seat"}
+"""Panels without data until a job waits for room, which none does while Prometheus scrapes."""
+
+WITHOUT_DATA: Final = NEED_THE_REAL_ENGINE | NEED_AN_ADAPTER | NEED_A_HOST | NEED_A_FULL_ENGINE
 """Panels that a deployment of scripted workers leaves empty."""
 
 

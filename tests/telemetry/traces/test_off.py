@@ -13,7 +13,10 @@ from tests.support.stack import running_stack
 from tests.telemetry.traces.client import ask, start_scripted_worker
 from tests.telemetry.traces.collector import Collector
 
-NEW_FIELDS = ("request_id", "traceparent", "earlier_traceparent", "affinity", "pooling", "chunks")
+NEW_FIELDS = (
+    *("request_id", "traceparent", "earlier_traceparent", "affinity", "pooling", "chunks"),
+    "model_share",
+)
 PARENT = f"00-{'a' * 32}-{'b' * 16}-01"
 
 
