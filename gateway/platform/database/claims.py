@@ -163,7 +163,8 @@ class Claim:
         self._database = database
         self._end = end
         self.key = key
-        self._until = until
+        self._ends = {until}
+        """Ends that the row may have: one that is cancelled while it is written may be stored."""
         self._changing = asyncio.Lock()
 
     @classmethod
@@ -184,17 +185,21 @@ class Claim:
         table = self._end.class_
         [key] = inspect(table).primary_key
         async with self._changing:
+            ends, new = [*self._ends], columns.get(self._end.key)
+            if new is not None:
+                self._ends.add(new)
             async with self._database.writing() as transaction:
                 changed = await transaction.scalar(
                     update(table)
-                    .where(key == self.key, self._end == self._until)
+                    .where(key == self.key, self._end.in_(ends))
                     .values(**columns)
                     .returning(key)
                 )
                 if changed is None:
                     raise LostClaimError
                 yield transaction
-            self._until = columns.get(self._end.key, self._until)
+            if new is not None:
+                self._ends = {new}
 
     async def change(self, **columns: Any) -> None:
         """Change columns of the row. Raises LostClaimError, StoreUnavailableError."""

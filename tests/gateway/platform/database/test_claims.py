@@ -1,14 +1,15 @@
 """Claims of rows: in turns of their owners, once at a time, and again after they expire."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 import pytest
 from sqlalchemy import update
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
 from gateway.accounts.tenants.service import TenantService
@@ -303,6 +304,28 @@ async def test_lost_claim_changes_nothing(database: Database) -> None:
     async with database.reading() as transaction:
         row = await transaction.get_one(AdapterRow, "few-c-40")
         assert (row.claimed_until, row.reason) == (NOW, "still other")
+
+
+@pytest.mark.usefixtures("rows")
+async def test_claim_whose_renewal_is_cancelled_as_it_is_stored_can_be_given_back(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writing = database.writing
+
+    @asynccontextmanager
+    async def cancelled() -> AsyncIterator[AsyncSession]:
+        async with writing() as transaction:
+            yield transaction
+        raise asyncio.CancelledError
+
+    claim = Claim(database, AdapterRow.claimed_until, "few-c-40", EPOCH)
+    monkeypatch.setattr(database, "writing", cancelled)
+    with pytest.raises(asyncio.CancelledError):
+        await claim.change(claimed_until=NOW + MINUTE)
+    monkeypatch.undo()
+    await claim.change(claimed_until=NOW, reason="given back")
+    async with database.reading() as transaction:
+        assert (await transaction.get_one(AdapterRow, "few-c-40")).reason == "given back"
 
 
 async def test_run_looks_again_if_an_item_ended_while_it_looked(
