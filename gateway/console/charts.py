@@ -35,7 +35,8 @@ class Part:
 
     y: float
     height: float
-    series: int
+    color: str
+    """The last letter of its class in the stylesheet: the number of its series, or x."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,8 @@ class Chart:
     """Position and text of each horizontal line."""
     labels: list[tuple[float, str]]
     """Position and text of each label below the columns."""
-    legend: list[tuple[str, str]]
-    """Name and total of each series; empty for a single one."""
+    legend: list[tuple[str, str, str]]
+    """Color, name and total of each series; empty for a single one."""
     width: int = WIDTH
     height: int = HEIGHT
     left: int = _LEFT
@@ -73,11 +74,16 @@ def stacked(
     measure: Measure,
     periods: Sequence[str],
     series: Sequence[tuple[str, Sequence[int]]],
+    rest: Sequence[int] = (),
 ) -> Chart:
     """Return a chart of a measure.
 
-    `periods` are ISO 8601 dates or times; each series has a name and a value for each of them.
+    `periods` are ISO 8601 dates or times; each series has a name and a value for each of them. The
+    `rest` is one more series, of what the others leave.
     """
+    colors = [str(number) for number in range(len(series))]
+    if rest:
+        series, colors = [*series, ("others", rest)], [*colors, "x"]
     totals = [sum(values) for values in zip(*(values for _, values in series), strict=True)]
     step_value, steps = _scale(max(totals, default=0))
     room = HEIGHT - _BOTTOM - _TOP
@@ -85,13 +91,13 @@ def stacked(
     columns = []
     for number, (period, total) in enumerate(zip(periods, totals, strict=True)):
         parts, bottom = [], float(HEIGHT - _BOTTOM)
-        shown = [(index, name, values[number]) for index, (name, values) in enumerate(series)]
-        for index, _, value in shown:
+        shown = [(name, values[number]) for name, values in series]
+        for color, (_, value) in zip(colors, shown, strict=True):
             if value > 0:
                 height = max(value * unit, 1.0)
                 bottom -= height
-                parts.append(Part(round(bottom, 2), round(height, 2), index))
-        texts = [f"{name} {measure.show(value)}" for _, name, value in shown if value]
+                parts.append(Part(round(bottom, 2), round(height, 2), color))
+        texts = [f"{name} {measure.show(value)}" for name, value in shown if value]
         text = f"{period}: {measure.show(total)}"
         if len(series) > 1 and texts:
             text = f"{text} ({', '.join(texts)})"
@@ -107,7 +113,10 @@ def stacked(
         (round(HEIGHT - _BOTTOM - step_value * part * unit, 2), measure.scale(step_value * part))
         for part in range(steps + 1)
     ]
-    legend = [(name, measure.show(sum(values))) for name, values in series]
+    legend = [
+        (color, name, measure.show(sum(values)))
+        for color, (name, values) in zip(colors, series, strict=True)
+    ]
     total = measure.show(sum(totals))
     return Chart(title, total, columns, lines, labels, legend if len(series) > 1 else [])
 

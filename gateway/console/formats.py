@@ -1,7 +1,6 @@
-"""How pages show amounts, counts, bytes, durations and times."""
+"""How pages show amounts, counts, ids and times."""
 
 from datetime import UTC, datetime
-from itertools import pairwise
 from typing import Final
 
 from msgspec import json
@@ -13,8 +12,6 @@ _DIGIT: Final = "\N{FIGURE SPACE}"
 """As wide as a digit."""
 _DECIMALS: Final = 6
 _SHORT: Final = 6
-_SIZES: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-_UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 _LETTERS: Final = ((10**15, "P"), (10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
 
 
@@ -50,26 +47,6 @@ def scale_count(value: float) -> str:
         if value >= size:
             return f"{value / size:.15g}{letter}"
     return f"{value:.15g}"
-
-
-def size(value: int) -> str:
-    """Return a number of bytes in the largest unit that it reaches."""
-    unit = 0
-    while unit + 1 < len(_SIZES) and value >= 1024 ** (unit + 1):
-        unit += 1
-    return f"{f'{value / 1024**unit:.1f}'.removesuffix('.0')} {_SIZES[unit]}"
-
-
-def duration(seconds: float) -> str:
-    """Return a duration in its two largest units, such as 4 d 12 h."""
-    rest = max(0, round(seconds))
-    for (length, unit), (shorter, part) in pairwise(_UNITS):
-        if rest >= length:
-            count, rest = divmod(rest, length)
-            return (
-                f"{count} {unit} {rest // shorter} {part}" if rest >= shorter else f"{count} {unit}"
-            )
-    return f"{rest} s"
 
 
 def show_time(value: datetime | None, missing: str = "-") -> str:

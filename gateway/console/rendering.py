@@ -43,11 +43,9 @@ _environment: Final = Environment(
 _environment.filters |= {
     "cents": formats.cents,
     "dollars": show_dollars,
-    "duration": formats.duration,
     "number": formats.number,
     "plain": formats.plain,
     "short": formats.shortened,
-    "size": formats.size,
     "time": formats.show_time,
     "unix": formats.unix,
 }

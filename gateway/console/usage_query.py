@@ -66,9 +66,10 @@ class Periods:
             values = [value(each) for each in sums]
             rest = [whole - part for whole, part in zip(rest, values, strict=True)]
             series.append((names.get(name, name) or "none", values))
-        if any(rest) or not series:
-            series.append(("others", rest))
-        return stacked(f"{title} per {per}", measure, self.names, series)
+        if not series:
+            series, rest = [("all", rest)], []
+        shown = rest if any(rest) else ()
+        return stacked(f"{title} per {per}", measure, self.names, series, shown)
 
 
 def cost(sums: UsageSums) -> int:

@@ -1,4 +1,4 @@
-// Charts tell what a column shows: under the pointer, at a touch, and at the arrow keys.
+// Charts show the values of a column: under the pointer, after a touch, and after arrow keys.
 "use strict";
 
 const read = (column) => {

@@ -1,4 +1,4 @@
-"""How pages show amounts, sizes, durations and scales."""
+"""How pages show amounts, ids and scales."""
 
 import pytest
 
@@ -29,20 +29,11 @@ def test_amounts_have_two_decimals_from_a_dollar_on(micros: int, shown: str) -> 
 @all_cases(
     ("shown", "expected"),
     [
-        (formats.duration(-3), "0 s"),
-        (formats.duration(59.6), "1 min"),
-        (formats.duration(3_600), "1 h"),
-        (formats.duration(388_800), "4 d 12 h"),
-        (formats.duration(86_400 + 59), "1 d"),
-        (formats.size(0), "0 B"),
-        (formats.size(1_536), "1.5 KiB"),
-        (formats.size(268_435_456), "256 MiB"),
-        (formats.size(2**61), "2048 PiB"),
         (formats.shortened("cmpl-0123456789abcdef"), "cmpl-…abcdef"),
         (formats.shortened("key_1"), "key_1"),
     ],
 )
-def test_sizes_durations_and_ids_are_short(shown: str, expected: str) -> None:
+def test_ids_are_short(shown: str, expected: str) -> None:
     assert shown == expected
 
 
@@ -72,5 +63,7 @@ def test_columns_stack_their_parts_and_name_them() -> None:
     assert round(high.y + high.height, 2) == low.y
     assert first.text == "2026-11-01 07:00: 4 tokens (m1 3 tokens, m2 1 tokens)"
     assert second.text == "2026-11-01 08:00: 2 tokens (m2 2 tokens)"
-    assert chart.legend == [("m1", "3 tokens"), ("m2", "3 tokens")]
+    assert chart.legend == [("0", "m1", "3 tokens"), ("1", "m2", "3 tokens")]
+    rest = stacked("", TOKENS, ["2026-11-01"], [("others", [3])], [1])
+    assert [each[:2] for each in rest.legend] == [("0", "others"), ("x", "others")]
     assert [text for _, text in chart.labels] == ["07:00", "08:00"]
