@@ -117,6 +117,10 @@ class AdapterRef(msgspec.Struct, frozen=True):
     """Bytes of its files."""
 
 
+WHOLE_MODEL: Final = 100
+"""Percent of an engine that a tenant without a model share may use."""
+
+
 class GenerationJob(msgspec.Struct, frozen=True, omit_defaults=True):
     """One prompt with everything a worker needs to continue it."""
 
@@ -194,7 +198,7 @@ class GenerationJob(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Encoded and decoded jobs then have only the tokens after the chunks in `prompt_token_ids`.
     """
-    model_share: int = 100
+    model_share: int = WHOLE_MODEL
     """Most percent of an engine's sequences and KV cache that jobs of the tenant may use."""
 
     @property

@@ -159,7 +159,7 @@ class NextJob(NamedTuple):
     tokens: int
     """KV-cache tokens."""
     sequences: int
-    model_share: int = 100
+    model_share: int = messages.WHOLE_MODEL
     """As in `GenerationJob`."""
 
 

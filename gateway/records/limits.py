@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from enum import Enum, StrEnum
 from typing import Any, Final
 
+from contract.messages import WHOLE_MODEL
 from gateway.records.errors import InvalidParameterError, must, shown
 
 MAX_LIMIT: Final = 10**15
@@ -44,7 +45,6 @@ RESERVED_LIMITS: Final[tuple[LimitName, ...]] = tuple(
 
 `gateway.limits.storage`, `gateway.batches` and the queue count the others.
 """
-WHOLE_MODEL: Final = 100
 
 
 def names_of(scope: LimitScope) -> list[LimitName]:

@@ -78,7 +78,7 @@ def _now() -> float:
 
 
 class TimedDoorbells(Doorbells):
-    """Waits return at once, and go on in the test's time."""
+    """Waits return at once, and resume in the test's time."""
 
     ends_at = 0.0
     has_rung = False

@@ -10,7 +10,7 @@ share.
 import time
 from collections.abc import Iterator, Sequence
 
-from contract.messages import ReturnReason
+from contract.messages import WHOLE_MODEL, ReturnReason
 from contract.queue import ENGINE_HEADROOM_TOKENS, EngineUse, NextJob, Room
 from worker import telemetry
 from worker.engine.base import Engine
@@ -30,9 +30,6 @@ wait for these prompts.
 This keeps the sequences full of batch jobs whose prompts have up to eight times as many tokens as
 their completions.
 """
-
-WHOLE = 100
-"""Percent of an engine that a tenant without a model share may use."""
 
 LEAST_FREE_SHARE, MOST_FREE_SHARE = 1 / 8, 5 / 16
 """Batch jobs leave as many sequences free as requests use, so that most requests preempt none.
@@ -185,7 +182,7 @@ class Preemption:
             if generation.is_divisible:
                 generation.park(max(generation.seats - max(free, 1), 0))
                 share = generation.job.model_share
-                use = self._use_of(generation.job.tenant) if share < WHOLE else _Use("")
+                use = self._use_of(generation.job.tenant) if share < WHOLE_MODEL else _Use("")
                 while generation.seats > 1 and self._exceeds(use, share):
                     use.take(1, generation.park(1)[0].held_tokens)
             free -= generation.seats
@@ -262,7 +259,7 @@ class Preemption:
                 continue
             generation, number, freed = victim
             chosen.append((generation, number))
-            use.sequences, use.tokens = use.sequences - number, use.tokens - freed
+            use.take(number, freed)
             sequences, tokens = sequences - number, tokens - freed
         return chosen
 
@@ -346,7 +343,7 @@ class Preemption:
     def _limited(self) -> set[str]:
         """Return the tenants with model shares of whom jobs run."""
         jobs = self._jobs.by_id.values()
-        return {each.job.tenant for each in jobs if each.job.model_share < WHOLE}
+        return {each.job.tenant for each in jobs if each.job.model_share < WHOLE_MODEL}
 
     def _use_of(self, tenant: str, *, has_batch: bool = False) -> _Use:
         """Return what requests of a tenant use of this engine, and its batch jobs, too, or not."""
@@ -368,14 +365,14 @@ class Preemption:
 
         One job or sequence may always run.
         """
-        most = max(self._info.max_sequences * share // WHOLE, 1)
-        most_tokens = self._info.kv_cache_tokens * share // WHOLE
+        most = max(self._info.max_sequences * share // WHOLE_MODEL, 1)
+        most_tokens = self._info.kv_cache_tokens * share // WHOLE_MODEL
         has_more = use.sequences + min(sequences, most) > most
         return use.sequences > 0 and (has_more or use.tokens + tokens > most_tokens)
 
     def _allows(self, job: NextJob) -> bool:
         """Return whether `job_claim` would claim a job, by the model share of its tenant."""
-        use = self._use_of(job.tenant) if job.model_share < WHOLE else _Use(job.tenant)
+        use = self._use_of(job.tenant) if job.model_share < WHOLE_MODEL else _Use(job.tenant)
         return not self._exceeds(use, job.model_share, job.sequences, job.tokens)
 
     def _may_return(self, generation: RunningJob) -> bool:
