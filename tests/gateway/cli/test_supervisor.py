@@ -27,10 +27,11 @@ from tests.support.patience import PATIENCE_SECONDS
 from tests.support.processes import wait_until
 
 STEADY = "import time; print('up', flush=True); time.sleep(600)"
+# A blocked signal stays pending; a handler's could come just before the sleep and not end it.
+BLOCKED = "import signal, time; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}); "
 STUBBORN = (
-    "import signal, time; "
-    "signal.signal(signal.SIGTERM, lambda *_: print('asked', flush=True)); "
-    "print('up', flush=True); time.sleep(600)"
+    BLOCKED + "print('up', flush=True); signal.sigwait({signal.SIGTERM}); "
+    "print('asked', flush=True); time.sleep(600)"
 )
 PARENT = f"""
 import subprocess, sys, time
@@ -92,16 +93,10 @@ async def test_children_have_their_own_process_groups_and_end_with_stop(tmp_path
 
 
 async def test_children_are_stopped_in_reverse_order_of_their_start(tmp_path: Path) -> None:
-    program = """
-import signal, sys, time
-def end(*_):
-    time.sleep(0.1)
-    print("ended", time.monotonic(), flush=True)
-    sys.exit()
-signal.signal(signal.SIGTERM, end)
-print("up", flush=True)
-time.sleep(600)
-"""
+    program = (
+        BLOCKED + "print('up', flush=True); signal.sigwait({signal.SIGTERM}); "
+        "time.sleep(0.1); print('ended', time.monotonic(), flush=True)"
+    )
     supervisor = Supervisor(print)
     specs = [_spec(tmp_path, name, program) for name in ("redis", "worker", "gateway")]
     for spec in specs:
