@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 
-from gateway.console import assets, provider_login, status_page
+from gateway.console import assets, provider_login, routing, status_page
 from gateway.console.customers import (
     account,
     adapters,
@@ -31,12 +31,10 @@ CUSTOMER_PAGES = (
     usage,
     invoices,
     playground,
-    keys,
-    people,
-    webhooks,
-    adapters,
     account,
 )
+TENANT_PAGES = (keys, people, webhooks, adapters)
+"""Pages that customers have for their own tenant, and operators for each one."""
 OPERATOR_PAGES = (
     all_overview,
     tenants,
@@ -58,5 +56,8 @@ for router, audience, pages in (
     router.include_router(provider_login.provider_router(audience))
     for each in pages:
         router.include_router(each.router)
+for each in TENANT_PAGES:
+    customers.include_router(each.router, prefix="/console")
+    operators.include_router(each.router, prefix=routing.TENANT_PAGES)
 
 customers.include_router(provider_login.accounts)

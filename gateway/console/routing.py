@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Final
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 from fastapi import Depends, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -16,6 +16,8 @@ from redis.exceptions import RedisError
 from starlette.exceptions import HTTPException
 from typing_extensions import override
 
+from gateway.accounts.shared import Caller
+from gateway.accounts.tenants.service import TenantService
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.oidc import OidcProvider
 from gateway.console.forms import Form, read_form
@@ -25,6 +27,7 @@ from gateway.http.error_handlers import on_exception
 from gateway.http.exchange import exchange_of
 from gateway.http.services import Services, services_of
 from gateway.platform.concurrency.fair_turns import LoopTurns
+from gateway.platform.database.paging import Page
 from gateway.platform.settings import Settings
 from gateway.records.errors import (
     ApiError,
@@ -36,10 +39,12 @@ from gateway.records.errors import (
     shown,
 )
 from gateway.records.principal import Principal
+from gateway.records.records import Tenant
 from gateway.records.scopes import OPERATOR_SCOPES, TENANT_SCOPES, Scope
 
 LOGIN: Final = "/console/login"
 ACCOUNTS: Final = "/console/accounts"
+TENANT_PAGES: Final = "/console/tenants/{tenant_id}"
 CSRF_FIELD: Final = "csrf"
 CSRF_HEADER: Final = "x-csrf-token"
 _PLAIN_HOST: Final = re.compile(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
@@ -56,11 +61,28 @@ class Visitor:
 
     principal: Principal
     session: Session
+    tenant: Tenant | None = None
+    """The tenant whose page an operator sees."""
 
     @property
     def tenant_id(self) -> str:
-        """The tenant of the credential."""
-        return self.principal.tenant_id
+        """The tenant of the page; without one, that of the credential."""
+        return self.principal.tenant_id if self.tenant is None else self.tenant.id
+
+    @property
+    def home(self) -> str:
+        """The path of the tenant's pages."""
+        return "/console" if self.tenant is None else tenant_path(self.tenant.id)
+
+    @property
+    def of_tenant(self) -> str:
+        """The filter of the tenant in the query of a page of all tenants, with its separator."""
+        return "" if self.tenant is None else f"{urlencode({'tenant': self.tenant.id})}&"
+
+    @property
+    def caller(self) -> Caller:
+        """The rights with which the visitor manages the tenant."""
+        return Caller(self.principal, self.tenant_id)
 
     @property
     def csrf(self) -> str:
@@ -124,7 +146,7 @@ class PageRoute(APIRoute):
 class _SessionRoute(PageRoute):
     """A route for those who are logged in; without a session it redirects to the login page."""
 
-    audience: ClassVar[Audience]
+    audience: Audience
     needs_rights: ClassVar[bool] = True
     """Whether the page needs a credential with rights; otherwise only a session."""
 
@@ -146,12 +168,16 @@ class _SessionRoute(PageRoute):
             except AuthenticationError:
                 return _to_login(request)
             request.state.visitor = visitor
-            exchange_of(request.scope).tenant_id = visitor.tenant_id
-            await services_of(request)[LoopTurns].enter(visitor.tenant_id)
+            own_tenant = visitor.principal.tenant_id
+            exchange_of(request.scope).tenant_id = own_tenant
+            await services_of(request)[LoopTurns].enter(own_tenant)
         if not is_safe:
             await _require_token(request, session)
             if visitor is not None and self.audience is Audience.OPERATORS:
                 visitor.principal.require_scope(Scope.ADMIN)
+        if visitor is not None and (tenant_id := request.path_params.get("tenant_id")):
+            tenant = await services_of(request).make(TenantService).get(tenant_id)
+            request.state.visitor = replace(visitor, tenant=tenant)
         return await handle(request)
 
 
@@ -165,6 +191,15 @@ class OperatorRoute(_SessionRoute):
     """A page for operators. Those with only `admin:read` cannot send forms."""
 
     audience = Audience.OPERATORS
+
+
+class TenantRoute(_SessionRoute):
+    """A page of a tenant for its customers and, below `/console/tenants`, for operators."""
+
+    def __init__(self, path: str, *args: Any, **options: Any) -> None:
+        super().__init__(path, *args, **options)
+        is_operators = path.startswith(TENANT_PAGES)
+        self.audience = Audience.OPERATORS if is_operators else Audience.CUSTOMERS
 
 
 class CustomerSessionRoute(CustomerRoute):
@@ -322,6 +357,18 @@ def _to_login(request: Request) -> Response:
     return redirect(target)
 
 
+def tenant_path(tenant_id: str) -> str:
+    """Return the path of the pages of a tenant for operators."""
+    return TENANT_PAGES.format(tenant_id=quote(tenant_id, safe=""))
+
+
+def following(page: Page[Any], path: str, **query: str) -> str | None:
+    """Return the link to the next page of a list, if there is one."""
+    if not page.has_more:
+        return None
+    return f"{path}?{urlencode(query | {'after': page.entries[-1].id})}"
+
+
 def redirect(path: str, **query: str) -> Response:
     """Return a redirect to a page of the console, after which the browser sends GET."""
     target = f"{path}?{urlencode(query)}" if query else path
@@ -364,15 +411,16 @@ async def _form_of(request: Request) -> Form:
 def needs(*scopes: Scope, whole: bool = False) -> Callable[[Request], Awaitable[Visitor]]:
     """Return a dependency that gives the visitor of a page.
 
-    It raises PermissionDeniedError without one of the scopes, and for a `whole` tenant's page with
-    the credential of a project.
+    For customers, it raises PermissionDeniedError without one of the scopes, and for a `whole`
+    tenant's page with the credential of a project.
     """
 
     async def dependency(request: Request) -> Visitor:
         visitor: Visitor = request.state.visitor
-        visitor.principal.require_scope(*scopes)
-        if whole:
-            visitor.principal.grant.require_whole_tenant()
+        if not visitor.is_operator:
+            visitor.principal.require_scope(*scopes)
+            if whole:
+                visitor.principal.grant.require_whole_tenant()
         return visitor
 
     return dependency

@@ -1,4 +1,4 @@
-"""Adapters of the tenant: list and remove. Operators register them."""
+"""Adapters of a tenant: list and remove. Operators register them."""
 
 from typing import Annotated, Final
 
@@ -7,15 +7,14 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from gateway.accounts.shared import AfterId
 from gateway.adapters.routes import AdapterId, Adapters
 from gateway.console.rendering import confirmation, page
-from gateway.console.routing import CustomerRoute, Visitor, needs, redirect
+from gateway.console.routing import TenantRoute, Visitor, following, needs, redirect
 from gateway.platform.database.paging import PageRequest
 from gateway.records.scopes import Scope
 
 ROWS: Final = 50
-HOME: Final = "/console/adapters"
 NOTICES: Final = {"removed": "The adapter is removed from all gateways within a second."}
 
-router = APIRouter(route_class=CustomerRoute, prefix=HOME, include_in_schema=False)
+router = APIRouter(route_class=TenantRoute, prefix="/adapters", include_in_schema=False)
 
 ManagesAdapters = Annotated[Visitor, Depends(needs(Scope.KEYS, whole=True))]
 
@@ -36,7 +35,8 @@ async def list_adapters(
         "adapters.html",
         adapters=found.entries,
         loaded=await adapters.loaded_on(found.entries),
-        following=f"{HOME}?after={found.entries[-1].id}" if found.has_more else None,
+        tenant=visitor.tenant_id,
+        following=following(found, f"{visitor.home}/adapters"),
         notice=NOTICES.get(done),
     )
 
@@ -47,20 +47,22 @@ async def ask_to_remove(
 ) -> Response:
     """Ask for confirmation."""
     adapter = await adapters.get(visitor.tenant_id, adapter_id)
-    users = " of every tenant" if adapter.is_shared else ""
+    own = f" of the tenant {adapter.tenant_id}" if visitor.tenant else ""
+    users = " of every tenant" if adapter.is_shared else own
+    home = f"{visitor.home}/adapters"
     return confirmation(
         request,
-        f"{HOME}/{adapter.id}",
+        f"{home}/{adapter.id}",
         "remove",
         title=f"Remove the adapter “{adapter.full_name}”?",
         text=f"Requests{users} for it get 404. Those that were admitted continue.",
         button="Remove the adapter",
-        back=HOME,
+        back=home,
     )
 
 
 @router.post("/{adapter_id}/remove")
 async def remove(adapters: Adapters, visitor: ManagesAdapters, adapter_id: AdapterId) -> Response:
     """Remove an adapter."""
-    await adapters.delete(visitor.tenant_id, adapter_id, actor=visitor.principal.actor)
-    return redirect(HOME, done="removed")
+    await adapters.delete(visitor.tenant_id, adapter_id, actor=visitor.caller.actor)
+    return redirect(f"{visitor.home}/adapters", done="removed")

@@ -13,7 +13,7 @@ from gateway.accounts.shared import AfterId
 from gateway.console.forms import Form, checked, number
 from gateway.console.limit_fields import fields_of, labels_of, read_limits
 from gateway.console.rendering import confirmation, page
-from gateway.console.routing import CustomerRoute, SentForm, Visitor, needs, redirect
+from gateway.console.routing import SentForm, TenantRoute, Visitor, following, needs, redirect
 from gateway.http.services import AllServices
 from gateway.models.catalogue import Catalogue
 from gateway.platform.database.paging import PageRequest
@@ -36,7 +36,7 @@ NOTICES: Final = {
     "revoked": "The key is revoked. All gateways reject it within a second.",
 }
 
-router = APIRouter(route_class=CustomerRoute, prefix="/console/keys", include_in_schema=False)
+router = APIRouter(route_class=TenantRoute, prefix="/keys", include_in_schema=False)
 
 ManagesKeys = Annotated[Visitor, Depends(needs(Scope.KEYS))]
 
@@ -51,14 +51,13 @@ async def list_keys(
 ) -> Response:
     """List keys, newest first."""
     wanted = PageRequest(after, ROWS, is_newest_first=True)
-    found = await keys.page(visitor.tenant_id, wanted, grantor=visitor.principal.grant)
-    following = f"/console/keys?after={found.entries[-1].id}" if found.has_more else None
+    found = await keys.page(visitor.tenant_id, wanted, grantor=visitor.caller.grant)
     return page(
         request,
         "keys.html",
         keys=found.entries,
         now=utc_now(),
-        following=following,
+        following=following(found, f"{visitor.home}/keys"),
         notice=NOTICES.get(done),
     )
 
@@ -80,8 +79,7 @@ async def create_key(
         created = await keys.create(
             visitor.tenant_id,
             **body.options(),
-            grantor=visitor.principal.grant,
-            actor=visitor.principal.actor,
+            **visitor.caller.key_by,
         )
     except ApiError as error:
         return _key_form(
@@ -100,7 +98,7 @@ async def show_key(
     done: Annotated[str, Query(max_length=20)] = "",
 ) -> Response:
     """Show a key and the form that changes it."""
-    key = await keys.get(visitor.tenant_id, key_id, grantor=visitor.principal.grant)
+    key = await keys.get(visitor.tenant_id, key_id, grantor=visitor.caller.grant)
     return _key_form(
         request,
         visitor,
@@ -122,15 +120,14 @@ async def change_key(
     form: SentForm,
 ) -> Response:
     """Change the bounds and limits of a key."""
-    key = await keys.get(visitor.tenant_id, key_id, grantor=visitor.principal.grant)
+    key = await keys.get(visitor.tenant_id, key_id, grantor=visitor.caller.grant)
     try:
         body = checked(KeyChange, _values(form, is_new=False))
         await keys.update(
             visitor.tenant_id,
             key.id,
             **_changed(key, body.options()),
-            grantor=visitor.principal.grant,
-            actor=visitor.principal.actor,
+            **visitor.caller.key_by,
         )
     except ApiError as error:
         return _key_form(
@@ -141,7 +138,7 @@ async def change_key(
             key=key,
             error=error,
         )
-    return redirect(f"/console/keys/{key.id}", done="changed")
+    return redirect(f"{visitor.home}/keys/{key.id}", done="changed")
 
 
 @router.get("/{key_id}/rotate")
@@ -149,7 +146,7 @@ async def ask_to_rotate(
     request: Request, keys: Keys, visitor: ManagesKeys, key_id: KeyId
 ) -> Response:
     """Ask how long the current secret remains valid."""
-    key = await keys.get(visitor.tenant_id, key_id, grantor=visitor.principal.grant)
+    key = await keys.get(visitor.tenant_id, key_id, grantor=visitor.caller.grant)
     return page(request, "key_rotate.html", key=key, graces=GRACES)
 
 
@@ -163,8 +160,7 @@ async def rotate_key(
         visitor.tenant_id,
         key_id,
         grace=timedelta(seconds=body.grace_seconds),
-        grantor=visitor.principal.grant,
-        actor=visitor.principal.actor,
+        **visitor.caller.key_by,
     )
     return page(request, "key_secret.html", key=rotated.record, secret=rotated.key.reveal())
 
@@ -174,10 +170,10 @@ async def ask_to_revoke(
     request: Request, keys: Keys, visitor: ManagesKeys, key_id: KeyId
 ) -> Response:
     """Ask for confirmation."""
-    key = await keys.get(visitor.tenant_id, key_id, grantor=visitor.principal.grant)
+    key = await keys.get(visitor.tenant_id, key_id, grantor=visitor.caller.grant)
     return confirmation(
         request,
-        f"/console/keys/{key.id}",
+        f"{visitor.home}/keys/{key.id}",
         "revoke",
         title=f"Revoke the key “{key.name}”?",
         text=f"All gateways reject sk-{key.prefix}-… within a second. This cannot be undone.",
@@ -192,11 +188,10 @@ async def revoke_key(keys: Keys, visitor: ManagesKeys, key_id: KeyId, form: Sent
     await keys.revoke(
         visitor.tenant_id,
         key_id,
-        grantor=visitor.principal.grant,
-        actor=visitor.principal.actor,
+        **visitor.caller.by,
         made_keys=MadeKeys.ALL if form["made_keys"] else MadeKeys.IN_GRACE,
     )
-    return redirect("/console/keys", done="revoked")
+    return redirect(f"{visitor.home}/keys", done="revoked")
 
 
 def _key_form(
@@ -210,6 +205,9 @@ def _key_form(
     notice: str | None = None,
 ) -> Response:
     principal = visitor.principal
+    scopes = TENANT_SCOPES if visitor.tenant else principal.scopes & TENANT_SCOPES
+    if visitor.tenant and key is not None:
+        scopes |= key.scopes
     return page(
         request,
         "key.html",
@@ -219,8 +217,8 @@ def _key_form(
         error=error,
         notice=notice,
         limits=labels_of(LimitScope.KEY),
-        scopes=[each for each in Scope if each in principal.scopes & TENANT_SCOPES],
-        models=sorted(each for each in models if principal.allows_model(each)),
+        scopes=[each for each in Scope if each in scopes],
+        models=sorted(each for each in models if visitor.tenant or principal.allows_model(each)),
         now=utc_now(),
     )
 

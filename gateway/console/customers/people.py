@@ -11,7 +11,7 @@ from gateway.accounts.shared import AfterId
 from gateway.console.forms import Form, checked
 from gateway.console.limit_fields import fields_of, labels_of, read_limits
 from gateway.console.rendering import confirmation, page
-from gateway.console.routing import CustomerRoute, SentForm, Visitor, needs, redirect
+from gateway.console.routing import SentForm, TenantRoute, Visitor, following, needs, redirect
 from gateway.http.services import made
 from gateway.platform.database.paging import PageRequest
 from gateway.records.errors import ApiError
@@ -31,7 +31,7 @@ NOTICES: Final = {
     "removed": "The member is removed.",
 }
 
-router = APIRouter(route_class=CustomerRoute, include_in_schema=False)
+router = APIRouter(route_class=TenantRoute, include_in_schema=False)
 
 ManagesProjects = Annotated[Visitor, Depends(needs(Scope.KEYS))]
 ManagesAllProjects = Annotated[Visitor, Depends(needs(Scope.KEYS, whole=True))]
@@ -43,7 +43,7 @@ Projects = Annotated[ProjectService, made(ProjectService)]
 Members = Annotated[MemberService, made(MemberService)]
 
 
-@router.get("/console/projects")
+@router.get("/projects")
 async def list_projects(
     request: Request,
     projects: Projects,
@@ -53,23 +53,23 @@ async def list_projects(
 ) -> Response:
     """List projects, newest first."""
     wanted = PageRequest(after, ROWS, is_newest_first=True)
-    found = await projects.page(visitor.tenant_id, wanted, grantor=visitor.principal.grant)
+    found = await projects.page(visitor.tenant_id, wanted, grantor=visitor.caller.grant)
     return page(
         request,
         "projects.html",
         projects=found.entries,
-        following=f"/console/projects?after={found.entries[-1].id}" if found.has_more else None,
+        following=following(found, f"{visitor.home}/projects"),
         notice=NOTICES.get(done),
     )
 
 
-@router.get("/console/projects/new", dependencies=[Depends(needs(Scope.KEYS, whole=True))])
+@router.get("/projects/new", dependencies=[Depends(needs(Scope.KEYS, whole=True))])
 async def show_new_project(request: Request) -> Response:
     """Show the form of a new project."""
     return _project_form(request, {"name": ""} | fields_of({}))
 
 
-@router.post("/console/projects/new")
+@router.post("/projects/new")
 async def create_project(
     request: Request, projects: Projects, visitor: ManagesAllProjects, form: SentForm
 ) -> Response:
@@ -80,24 +80,23 @@ async def create_project(
         await projects.create(
             visitor.tenant_id,
             **checked(ProjectCreation, values).options(),
-            grantor=visitor.principal.grant,
-            actor=visitor.principal.actor,
+            **visitor.caller.by,
         )
     except ApiError as error:
         return _project_form(request, form, error=error)
-    return redirect("/console/projects", done="created")
+    return redirect(f"{visitor.home}/projects", done="created")
 
 
-@router.get("/console/projects/{project_id}")
+@router.get("/projects/{project_id}")
 async def show_project(
     request: Request, projects: Projects, visitor: ManagesProjects, project_id: str
 ) -> Response:
     """Show a project, with the form that changes it."""
-    project = await projects.get(visitor.tenant_id, project_id, grantor=visitor.principal.grant)
+    project = await projects.get(visitor.tenant_id, project_id, grantor=visitor.caller.grant)
     return _project_form(request, {"name": project.name, **fields_of(project.limits)}, project)
 
 
-@router.post("/console/projects/{project_id}")
+@router.post("/projects/{project_id}")
 async def change_project(
     request: Request,
     projects: Projects,
@@ -107,8 +106,7 @@ async def change_project(
     form: SentForm,
 ) -> Response:
     """Change the name and the limits of a project."""
-    grant = visitor.principal.grant
-    project = await projects.get(visitor.tenant_id, project_id, grantor=grant)
+    project = await projects.get(visitor.tenant_id, project_id, grantor=visitor.caller.grant)
     try:
         limits = read_limits(form, LimitScope.PROJECT, is_new=False)
         values = {"name": form["name"], "limits": limits}
@@ -116,23 +114,22 @@ async def change_project(
             visitor.tenant_id,
             project.id,
             **checked(ProjectChange, values).options(),
-            grantor=grant,
-            actor=visitor.principal.actor,
+            **visitor.caller.by,
         )
     except ApiError as error:
         return _project_form(request, form, project, error)
-    return redirect("/console/projects", done="changed")
+    return redirect(f"{visitor.home}/projects", done="changed")
 
 
-@router.get("/console/projects/{project_id}/archive")
+@router.get("/projects/{project_id}/archive")
 async def ask_to_archive(
     request: Request, projects: Projects, visitor: ManagesAllProjects, project_id: str
 ) -> Response:
     """Ask for confirmation."""
-    project = await projects.get(visitor.tenant_id, project_id, grantor=visitor.principal.grant)
+    project = await projects.get(visitor.tenant_id, project_id, grantor=visitor.caller.grant)
     return confirmation(
         request,
-        f"/console/projects/{project.id}",
+        f"{visitor.home}/projects/{project.id}",
         "archive",
         title=f"Archive the project “{project.name}”?",
         text="All gateways reject requests with its keys within a second, until it is activated.",
@@ -140,7 +137,7 @@ async def ask_to_archive(
     )
 
 
-@router.post("/console/projects/{project_id}/archive")
+@router.post("/projects/{project_id}/archive")
 async def archive_project(
     projects: Projects, visitor: ManagesAllProjects, project_id: str
 ) -> Response:
@@ -148,13 +145,12 @@ async def archive_project(
     await projects.archive(
         visitor.tenant_id,
         project_id,
-        grantor=visitor.principal.grant,
-        actor=visitor.principal.actor,
+        **visitor.caller.by,
     )
-    return redirect("/console/projects", done="archived")
+    return redirect(f"{visitor.home}/projects", done="archived")
 
 
-@router.post("/console/projects/{project_id}/activate")
+@router.post("/projects/{project_id}/activate")
 async def activate_project(
     projects: Projects, visitor: ManagesAllProjects, project_id: str
 ) -> Response:
@@ -162,13 +158,12 @@ async def activate_project(
     await projects.activate(
         visitor.tenant_id,
         project_id,
-        grantor=visitor.principal.grant,
-        actor=visitor.principal.actor,
+        **visitor.caller.by,
     )
-    return redirect("/console/projects", done="activated")
+    return redirect(f"{visitor.home}/projects", done="activated")
 
 
-@router.get("/console/members")
+@router.get("/members")
 async def list_members(
     request: Request,
     members: Members,
@@ -180,7 +175,7 @@ async def list_members(
     return await _members_page(request, members, visitor, after=after, done=done)
 
 
-@router.post("/console/members")
+@router.post("/members")
 async def add_member(
     request: Request, members: Members, visitor: ManagesMembers, form: SentForm
 ) -> Response:
@@ -192,15 +187,14 @@ async def add_member(
         await members.add(
             visitor.tenant_id,
             **body.given(),
-            grantor=visitor.principal.grant,
-            actor=visitor.principal.actor,
+            **visitor.caller.by,
         )
     except ApiError as error:
         return await _members_page(request, members, visitor, form=form, error=error)
-    return redirect("/console/members", done="added")
+    return redirect(f"{visitor.home}/members", done="added")
 
 
-@router.get("/console/members/{member_id}")
+@router.get("/members/{member_id}")
 async def show_member(
     request: Request, members: Members, visitor: ManagesMembers, member_id: str
 ) -> Response:
@@ -209,7 +203,7 @@ async def show_member(
     return page(request, "member.html", member=member, roles=ROLES, error=None)
 
 
-@router.post("/console/members/{member_id}")
+@router.post("/members/{member_id}")
 async def change_member(
     request: Request,
     members: Members,
@@ -220,21 +214,18 @@ async def change_member(
 ) -> Response:
     """Change a member's role, or remove the member."""
     member = await members.get(visitor.tenant_id, member_id)
-    rights: dict[str, Any] = {
-        "grantor": visitor.principal.grant,
-        "actor": visitor.principal.actor,
-    }
+    rights = visitor.caller.by
     try:
         if form["remove"] == "yes":
             await members.remove(visitor.tenant_id, member.id, **rights)
-            return redirect("/console/members", done="removed")
+            return redirect(f"{visitor.home}/members", done="removed")
         role = checked(MemberChange, {"role": form["role"]}).role
         await members.set_role(visitor.tenant_id, member.id, role=role, **rights)
     except ApiError as error:
         return page(
             request, "member.html", status=error.status, member=member, roles=ROLES, error=error
         )
-    return redirect("/console/members", done="role")
+    return redirect(f"{visitor.home}/members", done="role")
 
 
 def _project_form(
@@ -274,6 +265,6 @@ async def _members_page(
         roles=ROLES,
         form=Form() if form is None else form,
         error=error,
-        following=f"/console/members?after={found.entries[-1].id}" if found.has_more else None,
+        following=following(found, f"{visitor.home}/members"),
         notice=NOTICES.get(done),
     )

@@ -8,7 +8,7 @@ from gateway.accounts.webhooks.routes import WebhookCreation, WebhookId
 from gateway.accounts.webhooks.service import WebhookService
 from gateway.console.forms import Form, checked
 from gateway.console.rendering import confirmation, page
-from gateway.console.routing import CustomerRoute, SentForm, Visitor, needs, redirect
+from gateway.console.routing import SentForm, TenantRoute, Visitor, needs, redirect
 from gateway.http.services import made
 from gateway.records.errors import ApiError
 from gateway.records.scopes import Scope
@@ -19,7 +19,7 @@ NOTICES: Final = {
     "removed": "The webhook is removed and receives no more events.",
 }
 
-router = APIRouter(route_class=CustomerRoute, prefix="/console/webhooks", include_in_schema=False)
+router = APIRouter(route_class=TenantRoute, prefix="/webhooks", include_in_schema=False)
 
 ManagesWebhooks = Annotated[Visitor, Depends(needs(Scope.KEYS, whole=True))]
 Done = Annotated[str, Query(max_length=20)]
@@ -59,7 +59,7 @@ async def create_webhook(
             visitor.tenant_id,
             body.url,
             thresholds=body.thresholds,
-            actor=visitor.principal.actor,
+            actor=visitor.caller.actor,
         )
     except ApiError as error:
         return page(
@@ -98,7 +98,7 @@ async def try_webhook(
 ) -> Response:
     """Send a test event."""
     await webhooks.test(visitor.tenant_id, webhook_id)
-    return redirect(f"/console/webhooks/{webhook_id}", done="tested")
+    return redirect(f"{visitor.home}/webhooks/{webhook_id}", done="tested")
 
 
 @router.get("/{webhook_id}/remove")
@@ -109,7 +109,7 @@ async def ask_to_remove(
     webhook = await webhooks.get(visitor.tenant_id, webhook_id)
     return confirmation(
         request,
-        f"/console/webhooks/{webhook.id}",
+        f"{visitor.home}/webhooks/{webhook.id}",
         "remove",
         title="Remove the webhook?",
         text=f"{webhook.url} receives no more events, not even those that wait for an attempt.",
@@ -122,5 +122,5 @@ async def remove_webhook(
     webhooks: Webhooks, visitor: ManagesWebhooks, webhook_id: WebhookId
 ) -> Response:
     """Remove a webhook."""
-    await webhooks.remove(visitor.tenant_id, webhook_id, actor=visitor.principal.actor)
-    return redirect("/console/webhooks", done="removed")
+    await webhooks.remove(visitor.tenant_id, webhook_id, actor=visitor.caller.actor)
+    return redirect(f"{visitor.home}/webhooks", done="removed")

@@ -1,15 +1,14 @@
-"""Adapters of all tenants: list, register and remove."""
+"""Adapters of all tenants: list and register."""
 
 from typing import Annotated, Any, Final
-from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request, Response
 
-from gateway.accounts.shared import AfterId, TenantId
-from gateway.adapters.routes import AdapterId, AdapterRegistration, Adapters
+from gateway.accounts.shared import AfterId
+from gateway.adapters.routes import AdapterRegistration, Adapters
 from gateway.console.forms import Form, checked
 from gateway.console.rendering import confirmation, page
-from gateway.console.routing import AnyVisitor, OperatorRoute, SentForm, redirect
+from gateway.console.routing import AnyVisitor, OperatorRoute, SentForm, following, redirect
 from gateway.http.services import AllServices, Services
 from gateway.models.catalogue import Catalogue
 from gateway.platform.database.paging import PageRequest
@@ -18,10 +17,7 @@ from gateway.records.errors import ApiError
 ROWS: Final = 50
 HOME: Final = "/console/adapters"
 FIELDS: Final = ("tenant", "name", "base_model", "source", "is_shared")
-NOTICES: Final = {
-    "registered": "The adapter is registered. Its files are being checked.",
-    "removed": "The adapter is removed from all gateways within a second.",
-}
+NOTICES: Final = {"registered": "The adapter is registered. Its files are being checked."}
 
 router = APIRouter(route_class=OperatorRoute, include_in_schema=False)
 
@@ -38,17 +34,13 @@ async def list_adapters(
     """List the adapters of all tenants or of one, newest first."""
     wanted = PageRequest(after, ROWS, is_newest_first=True)
     found = await (adapters.page(tenant, wanted) if tenant else adapters.page_of_all(wanted))
-    following = None
-    if found.has_more:
-        query = f"tenant={quote(tenant, safe='')}&" if tenant else ""
-        following = f"{HOME}?{query}after={found.entries[-1].id}"
     return page(
         request,
         "adapters.html",
         adapters=found.entries,
         loaded=await adapters.loaded_on(found.entries),
         tenant=tenant,
-        following=following,
+        following=following(found, HOME, **({"tenant": tenant} if tenant else {})),
         notice=NOTICES.get(done),
     )
 
@@ -90,33 +82,6 @@ async def register(
     except ApiError as error:
         return _form_page(request, services, form, error)
     return redirect(HOME, done="registered")
-
-
-@router.get("/console/tenants/{tenant_id}/adapters/{adapter_id}/remove")
-async def ask_to_remove(
-    request: Request, adapters: Adapters, tenant_id: TenantId, adapter_id: AdapterId
-) -> Response:
-    """Ask for confirmation."""
-    adapter = await adapters.get(tenant_id, adapter_id)
-    users = "every tenant" if adapter.is_shared else f"the tenant {adapter.tenant_id}"
-    return confirmation(
-        request,
-        f"/console/tenants/{quote(adapter.tenant_id, safe='')}/adapters/{adapter.id}",
-        "remove",
-        title=f"Remove the adapter “{adapter.full_name}”?",
-        text=f"Requests of {users} for it get 404. Those that were admitted continue.",
-        button="Remove the adapter",
-        back=HOME,
-    )
-
-
-@router.post("/console/tenants/{tenant_id}/adapters/{adapter_id}/remove")
-async def remove(
-    adapters: Adapters, visitor: AnyVisitor, tenant_id: TenantId, adapter_id: AdapterId
-) -> Response:
-    """Remove an adapter."""
-    await adapters.delete(tenant_id, adapter_id, actor=visitor.principal.actor)
-    return redirect(HOME, done="removed")
 
 
 def _form_page(

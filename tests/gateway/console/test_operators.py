@@ -80,6 +80,42 @@ async def test_operator_creates_finds_changes_and_suspends_a_tenant(
     assert "Rows can be changed in prices: triggers" in state.text
 
 
+async def test_operator_manages_what_a_tenant_has(stack: Stack, operator: Visit) -> None:
+    await asyncio.to_thread(stack.key, "furnished", scopes=TENANT_SCOPES)
+    home = "/console/tenants/furnished"
+    scopes = ["keys", "usage"]
+    created = await operator.send(f"{home}/keys/new", name=f"k {HOSTILE}", scopes=scopes)
+    [secret] = re.findall(r"sk-\w+-\w{40}", created.text)
+    stack.note_key(secret)
+    async with visiting(stack.url, secret) as customer:
+        assert (await customer.get("/console/keys")).status_code == 200
+        # Operators' pages of a tenant are not on the listener of customers.
+        assert (await customer.get(f"{home}/keys")).status_code == 404
+    [key] = re.findall(rf'{home}/keys/(key_\w+)">k &lt;', (await operator.get(f"{home}/keys")).text)
+    page = (await operator.get(f"{home}/keys/{key}")).text
+    assert f"/console/requests?tenant=furnished&amp;key={key}" in page
+    changed = await operator.send(f"{home}/keys/{key}", name="renamed", scopes=scopes)
+    assert changed.headers["location"] == f"{home}/keys/{key}?done=changed"
+    await operator.send(f"{home}/keys/{key}/revoke")
+    made = {
+        "projects/new": {"name": "Shop", "limit_tokens_per_day": "5000"},
+        "members": {"email": "flora@example.com", "role": "owner"},
+        "webhooks": {"url": "http://127.0.0.1:9/hook"},
+    }
+    for path, fields in made.items():
+        sent = await operator.send(f"{home}/{path}", **fields)
+        assert sent.status_code in (200, 303), sent.text
+        assert next(iter(fields.values())) in (await operator.get(f"{home}/{path[:8]}")).text
+    log = (await operator.get("/console/audit?tenant=furnished")).text
+    for action in ("key.create", "key.update", "key.revoke", "project.create", "member.add"):
+        assert re.search(rf"operator:key:\w+</td><td>{action}<", log), action
+    assert (await operator.get("/console/tenants/nobody/webhooks")).status_code == 404
+    reader = await asyncio.to_thread(stack.key, "staff", scopes=frozenset({Scope.ADMIN_READ}))
+    async with visiting(stack.operators, reader) as visit:
+        assert (await visit.get(f"{home}/keys")).status_code == 200
+        assert (await visit.send(f"{home}/keys/new", name="no")).status_code == 403
+
+
 async def test_money_changes_only_after_a_confirmation(operator: Visit) -> None:
     path = f"/console/tenants/{OTHER}/credits"
     asked = await operator.send(path, kind="grant", amount="12.50", note="welcome")

@@ -24,7 +24,7 @@ from gateway.billing.usage.parts import UsageFilter
 from gateway.billing.usage.query import read_span
 from gateway.billing.usage.service import UsageService
 from gateway.console.login import safe_page
-from gateway.console.routing import CustomerRoute, OperatorRoute
+from gateway.console.routing import CustomerRoute, OperatorRoute, TenantRoute
 from gateway.console.sessions import (
     MOST_SESSIONS,
     Audience,
@@ -76,7 +76,7 @@ def _pages() -> Iterator[Page]:
     for app, audience in ((customers, Audience.CUSTOMERS), (operators, Audience.OPERATORS)):
         for route in app.routes:
             if isinstance(route, APIRoute) and route.path.startswith("/console"):
-                needs_session = isinstance(route, CustomerRoute | OperatorRoute)
+                needs_session = isinstance(route, CustomerRoute | OperatorRoute | TenantRoute)
                 for method in route.methods:
                     yield Page(method, route.path, audience, needs_session)
 
