@@ -15,7 +15,7 @@ from gateway.accounts.projects.service import find_project
 from gateway.accounts.shared import RecordBody, TenantId, text_filter
 from gateway.accounts.tenants.service import find_tenant
 from gateway.http.authorization import CanSeeEverything, requires
-from gateway.http.services import made, provided
+from gateway.http.services import made
 from gateway.limits.accounts import DAY_MS, day_start_ms
 from gateway.limits.refusal_log import Period, PeriodCounts, Refusals
 from gateway.limits.replies import SubjectStatus
@@ -222,6 +222,32 @@ class LimitReports:
         visible = [each for each in principal.limits if principal.sees_use_of(each.scope)]
         return await self.report(tenant, visible)
 
+    async def of_tenant(
+        self, tenant_id: str, *, project: str | None = None, key: str | None = None
+    ) -> LimitsReport:
+        """Return the limits of a tenant, and of one of its projects and one of its keys.
+
+        Raises NotFoundError.
+        """
+        async with self._database.reading() as transaction:
+            found = await find_tenant(transaction, tenant_id)
+            plan = await plan_of(transaction, tenant_id)
+            holders: dict[LimitScope, KeyRecord | Project | Tenant] = {LimitScope.TENANT: found}
+            if project is not None:
+                holders[LimitScope.PROJECT] = await find_project(transaction, found.id, project)
+            if key is not None:
+                check_known(key, "key")
+                record = await find_record(transaction, ApiKeyRow, is_key(found.id, key))
+                if record is None:
+                    raise NotFoundError(f"The tenant {shown(found.id)} has no key {shown(key)}.")
+                holders[LimitScope.KEY] = record
+        subjects = [
+            SubjectLimits(scope, each.id, Limits.from_values(each.limits, defaults_of(plan, scope)))
+            for scope in LimitScope  # Key, project and tenant, in this order.
+            if (each := holders.get(scope)) is not None
+        ]
+        return await self.report(found, subjects)
+
     async def report(self, tenant: Tenant, subjects: Sequence[SubjectLimits]) -> LimitsReport:
         """Return the usage of these limits; with the tenant's own limits, also its credits."""
         has_tenant = any(each.scope is LimitScope.TENANT for each in subjects)
@@ -299,7 +325,6 @@ async def list_refusals(reports: Reports, principal: AnyCaller) -> RefusalList:
 )
 async def get_limits_of(
     reports: Reports,
-    database: Annotated[Database, provided(Database)],
     _principal: CanSeeEverything,
     tenant_id: TenantId,
     project: Annotated[
@@ -310,24 +335,7 @@ async def get_limits_of(
     ] = None,
 ) -> LimitsReport:
     """Get the limits of the tenant and, if given, of one of its projects and one of its keys."""
-    async with database.reading() as transaction:
-        found = await find_tenant(transaction, tenant_id)
-        plan = await plan_of(transaction, tenant_id)
-        holders: dict[LimitScope, KeyRecord | Project | Tenant] = {LimitScope.TENANT: found}
-        if project is not None:
-            holders[LimitScope.PROJECT] = await find_project(transaction, found.id, project)
-        if key is not None:
-            check_known(key, "key")
-            record = await find_record(transaction, ApiKeyRow, is_key(found.id, key))
-            if record is None:
-                raise NotFoundError(f"The tenant {shown(found.id)} has no key {shown(key)}.")
-            holders[LimitScope.KEY] = record
-    subjects = [
-        SubjectLimits(scope, each.id, Limits.from_values(each.limits, defaults_of(plan, scope)))
-        for scope in LimitScope  # Key, project and tenant, in this order.
-        if (each := holders.get(scope)) is not None
-    ]
-    return await reports.report(found, subjects)
+    return await reports.of_tenant(tenant_id, project=project, key=key)
 
 
 @operators.get("/refusals", summary="Count rejected requests")

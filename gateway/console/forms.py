@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 from urllib.parse import parse_qs
 
 from fastapi import Request
@@ -45,6 +45,11 @@ class Form(Mapping[str, str]):
     @override
     def __len__(self) -> int:
         return len(self._fields)
+
+    @classmethod
+    def of(cls, values: Mapping[str, str]) -> Self:
+        """Return a form with one value for each field."""
+        return cls({name: [value] for name, value in values.items()})
 
     def all(self, name: str) -> list[str]:
         """Return the values of a field that can be chosen several times."""

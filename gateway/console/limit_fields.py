@@ -3,11 +3,14 @@
 from typing import Final
 
 from gateway.console.forms import Form
+from gateway.console.tables import Field, Group
 from gateway.records.errors import must
 from gateway.records.limits import FromPlan, LimitName, LimitScope, LimitValues, names_of
 from gateway.records.money import read_dollars, show_dollars
 
 NONE: Final = "none"
+PREFIX: Final = "limit_"
+HINT: Final = "A number, “none” for no limit, or empty for the limit of the plan."
 
 LABELS: Final = {
     LimitName.REQUESTS_PER_MINUTE: "Requests per minute",
@@ -34,19 +37,29 @@ def labels_of(scope: LimitScope) -> dict[LimitName, str]:
     return {name: LABELS[name] for name in names_of(scope)}
 
 
-def fields_of(limits: LimitValues) -> dict[str, str]:
+def limit_group(
+    scope: LimitScope, legend: str = "Limits", *, prefix: str = PREFIX, hint: str = HINT
+) -> Group:
+    """Return the fields of a form for the limits of a holder."""
+    fields = [Field(f"{prefix}{name}", label) for name, label in labels_of(scope).items()]
+    return Group(legend, fields, hint)
+
+
+def fields_of(limits: LimitValues, prefix: str = PREFIX) -> dict[str, str]:
     """Return the fields of a holder's own limits."""
-    return {f"limit_{name}": _text(name, limits) for name in LimitName}
+    return {f"{prefix}{name}": _text(name, limits) for name in LimitName}
 
 
-def read_limits(form: Form, scope: LimitScope, *, is_new: bool) -> dict[str, int | str | None]:
+def read_limits(
+    form: Form, scope: LimitScope, *, is_new: bool, prefix: str = PREFIX
+) -> dict[str, int | str | None]:
     """Return the limits of a form as a request body has them. Raises InvalidParameterError.
 
     An empty field of something new is absent, else it restores the plan's limit.
     """
     limits: dict[str, int | str | None] = {}
     for name in LimitName:
-        text = form[f"limit_{name}"]
+        text = form[f"{prefix}{name}"]
         if text:
             limits[name.value] = _value(name, text)
         elif not is_new and name in names_of(scope):

@@ -37,6 +37,7 @@ def _for_customers(principal: Principal) -> Iterator[tuple[str, str]]:
 def _for_operators() -> Iterator[tuple[str, str]]:
     yield "/console", "Overview"
     yield "/console/tenants", "Tenants"
+    yield "/console/plans", "Plans"
     yield "/console/models", "Models"
     yield "/console/adapters", "Adapters"
     yield "/console/aliases", "Aliases"

@@ -2,7 +2,8 @@
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
@@ -15,8 +16,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from gateway.console import formats
 from gateway.console.assets import PATHS
 from gateway.console.navigation import navigation
+from gateway.console.tables import Field, Group
 from gateway.http.services import services_of
 from gateway.platform.settings import Settings
+from gateway.records.errors import ApiError
 from gateway.records.money import show_dollars
 
 SECURITY_HEADERS: Final[Mapping[str, str]] = {
@@ -111,6 +114,39 @@ def confirmation(
         back=back or home,
         fields=fields,
         options=options,
+    )
+
+
+def form_page(
+    request: Request,
+    *,
+    title: str,
+    fields: Sequence[Field],
+    form: Mapping[str, str],
+    action: str,
+    button: str,
+    back: str,
+    text: str = "",
+    groups: Sequence[Group] = (),
+    error: ApiError | None = None,
+) -> HTMLResponse:
+    """Return a page with a form, filled in with `form`, that POSTs to `action`.
+
+    `error` is what was wrong with it.
+    """
+    return page(
+        request,
+        "form.html",
+        status=200 if error is None else error.status,
+        title=title,
+        fields=fields,
+        form=defaultdict(str, form),
+        action=action,
+        button=button,
+        back=back,
+        text=text,
+        groups=groups,
+        error=error,
     )
 
 

@@ -16,7 +16,17 @@ from gateway.console.customers import (
 )
 from gateway.console.login import login_router
 from gateway.console.operators import adapters as all_adapters
-from gateway.console.operators import aliases, audit, live, models, money, refusals, tenants
+from gateway.console.operators import (
+    aliases,
+    audit,
+    live,
+    models,
+    money,
+    plans,
+    refusals,
+    tenant,
+    tenants,
+)
 from gateway.console.operators import overview as all_overview
 from gateway.console.operators import usage as all_usage
 from gateway.console.sessions import Audience
@@ -38,6 +48,8 @@ TENANT_PAGES = (keys, people, webhooks, adapters)
 OPERATOR_PAGES = (
     all_overview,
     tenants,
+    tenant,
+    plans,
     live,
     models,
     all_adapters,

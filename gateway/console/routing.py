@@ -408,6 +408,11 @@ async def _form_of(request: Request) -> Form:
     return form
 
 
+async def _tenant_of(request: Request) -> Tenant:
+    tenant: Tenant = request.state.visitor.tenant
+    return tenant
+
+
 def needs(*scopes: Scope, whole: bool = False) -> Callable[[Request], Awaitable[Visitor]]:
     """Return a dependency that gives the visitor of a page.
 
@@ -427,5 +432,7 @@ def needs(*scopes: Scope, whole: bool = False) -> Callable[[Request], Awaitable[
 
 
 CurrentSession = Annotated[Session, Depends(_session_of)]
+SeenTenant = Annotated[Tenant, Depends(_tenant_of)]
+"""The tenant in the path of an operator's page."""
 SentForm = Annotated[Form, Depends(_form_of)]
 AnyVisitor = Annotated[Visitor, Depends(needs(*Scope))]

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.accounts.audit.log import SYSTEM
@@ -74,6 +74,13 @@ class PlanService(Service):
         """Return all plans, oldest first."""
         async with self._database.reading() as transaction:
             return await list_records(transaction, PlanRow)
+
+    async def tenants(self) -> dict[str, int]:
+        """Return the number of tenants of each plan that has one."""
+        counted = select(TenantRow.plan_id, func.count()).group_by(TenantRow.plan_id)
+        async with self._database.reading() as transaction:
+            found = await transaction.execute(counted.where(TenantRow.plan_id.is_not(None)))
+            return {plan_id: count for plan_id, count in found if plan_id is not None}
 
     async def get(self, plan_id: str) -> Plan:
         """Return the plan."""

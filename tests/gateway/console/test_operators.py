@@ -33,7 +33,7 @@ async def test_operator_creates_finds_changes_and_suspends_a_tenant(
     # Signs of patterns are text.
     assert "made-here" not in (await operator.get("/console/tenants?search=1_0")).text
     page = (await operator.get("/console/tenants/made-here")).text
-    assert "Budget per month, in dollars: 12.50" in page
+    assert re.search(r"Budget per month, in dollars</th><td[^>]*>\$12.50</td>", page)
     assert "cus_of_made" in page
     changed = await operator.send(
         "/console/tenants/made-here/edit", name="Made", weight="3", limit_budget_micros=""
@@ -41,6 +41,7 @@ async def test_operator_creates_finds_changes_and_suspends_a_tenant(
     assert changed.headers["location"] == "/console/tenants/made-here?done=changed"
     page = (await operator.get("/console/tenants/made-here")).text
     assert ("<dd>3</dd>" in page, "Budget" in page) == (True, False)
+    assert re.search(r"Stored bytes</th>.*<td>the deployment</td>", page)
     key = await asyncio.to_thread(stack.key, "made-here", scopes=TENANT_SCOPES)
     async with visiting(stack.url, key) as customer:
         asked = await operator.get("/console/tenants/made-here/suspend")
@@ -78,6 +79,48 @@ async def test_operator_creates_finds_changes_and_suspends_a_tenant(
     finally:
         await database.aclose()
     assert "Rows can be changed in prices: triggers" in state.text
+
+
+async def test_operator_onboards_a_tenant_in_one_flow(stack: Stack, operator: Visit) -> None:
+    plan = {"id": "starter", "name": "Starter", "key_requests_per_minute": "7"}
+    plan |= {"tenant_budget_micros": "25", "tenant_tokens_per_day": "5000"}
+    refused = await operator.send("/console/plans/new", **(plan | {"tenant_tokens_per_day": "x"}))
+    assert (refused.status_code, "tokens_per_day" in refused.text) == (400, True)
+    assert 'value="25"' in refused.text
+    made = await operator.send("/console/plans/new", **plan)
+    assert made.headers["location"] == "/console/plans?done=created"
+    fields = {"name": "Onboarded", "id": "onboarded", "plan_id": "starter", "billing": "prepaid"}
+    fields |= {"dialect": "vllm", "cors_origins": "https://a.example https://b.example"}
+    for wrong in ({"access": "owner", "email": "flora"}, {"access": "x"}, {"credits": "many"}):
+        refused = await operator.send("/console/tenants/new", **(fields | wrong))
+        assert (refused.status_code, next(iter(wrong)) in refused.text) == (400, True), wrong
+    assert (await operator.get("/console/tenants/onboarded")).status_code == 404
+    made = await operator.send("/console/tenants/new", **fields, access="admin", credits="12.50")
+    [secret] = re.findall(r"sk-\w+-\w{40}", made.text)
+    stack.note_key(secret)
+    assert "/console/tenants/onboarded/keys" in made.text
+    page = (await operator.get("/console/tenants/onboarded")).text
+    for shown in ("<dd>vllm</dd>", "https://a.example, https://b.example", "$12.50 granted"):
+        assert shown in page
+    assert re.search(r"Tokens per day</th><td[^>]*>5,000</td>.*<td>its plan</td>", page)
+    assert f"Free, for they have no price: {MODEL}" in page
+    assert "Nobody can use it" not in page
+    async with visiting(stack.url, secret) as customer:
+        assert "first key" in (await customer.get("/console/keys")).text
+    owner = {"name": "Owned", "id": "owned", "access": "owner", "email": "Flora@Example.com"}
+    made = await operator.send("/console/tenants/new", **owner)
+    assert made.headers["location"] == "/console/tenants/owned?done=invited"
+    page = (await operator.get("/console/tenants/owned")).text
+    assert ("flora@example.com" in page, "neither a plan nor limits" in page) == (True, True)
+    # A plan changes after a confirmation that names its tenants and what they get.
+    changed = {**plan, "tenant_tokens_per_day": ""}
+    asked = (await operator.send("/console/plans/starter", **changed)).text
+    assert "of 1 tenants?" in asked
+    assert "<dt>Tokens per day of each tenant</dt><dd>5,000 → none</dd>" in asked
+    assert "5,000" in (await operator.get("/console/plans")).text
+    await operator.send("/console/plans/starter", **changed, confirmed="yes")
+    page = (await operator.get("/console/tenants/onboarded")).text
+    assert ("Tokens per day" in page, "Budget per month" in page) == (False, True)
 
 
 async def test_operator_manages_what_a_tenant_has(stack: Stack, operator: Visit) -> None:

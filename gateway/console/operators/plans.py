@@ -1,0 +1,166 @@
+"""Plans: list, create and change."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Query, Request, Response
+
+from gateway.accounts.plans.routes import PlanChange, PlanCreation, PlanId, Plans
+from gateway.console.forms import Form, checked
+from gateway.console.limit_fields import LABELS, fields_of, limit_group, read_limits, shown_limit
+from gateway.console.rendering import confirmation, form_page, page
+from gateway.console.routing import AnyVisitor, OperatorRoute, SentForm, redirect
+from gateway.console.tables import Cell, Column, Field, Table
+from gateway.records.errors import ApiError
+from gateway.records.limits import LimitScope, names_of
+from gateway.records.records import Plan
+
+HOME: Final = "/console/plans"
+HINT: Final = "A number, or empty for no limit."
+_HOLDERS: Final = {
+    LimitScope.TENANT: "Limits of each tenant",
+    LimitScope.PROJECT: "Limits of each project without its own",
+    LimitScope.KEY: "Limits of each key without its own",
+}
+NOTICES: Final = {
+    "created": "The plan is created. Choose it on the page of a tenant.",
+    "changed": "The plan is changed on all gateways within a second.",
+}
+
+router = APIRouter(route_class=OperatorRoute, prefix=HOME, include_in_schema=False)
+
+
+@router.get("")
+async def list_plans(
+    request: Request, plans: Plans, done: Annotated[str, Query(max_length=20)] = ""
+) -> Response:
+    """List plans with the numbers of their tenants."""
+    tenants = await plans.tenants()
+    columns = (
+        Column("Plan", lambda plan: Cell(plan.name, f"{HOME}/{plan.id}")),
+        Column("Id", lambda plan: plan.id, "mono"),
+        Column("Tenants", lambda plan: tenants.get(plan.id, 0), "num"),
+        *(Column(text, partial(_summary, scope), "values") for scope, text in _HOLDERS.items()),
+    )
+    return page(
+        request,
+        "list.html",
+        title="Plans",
+        action=("Create a plan", f"{HOME}/new"),
+        notice=NOTICES.get(done),
+        text="Limits of every tenant that has the plan, unless the tenant has its own.",
+        table=Table("Plans", columns, await plans.list_all(), "There is no plan."),
+    )
+
+
+@router.get("/new")
+async def show_new_plan(request: Request) -> Response:
+    """Show the form of a new plan."""
+    return _form(request, Form())
+
+
+@router.post("/new")
+async def create_plan(
+    request: Request, plans: Plans, visitor: AnyVisitor, form: SentForm
+) -> Response:
+    """Create a plan."""
+    try:
+        body = checked(PlanCreation, {"id": form["id"], **_values(form)})
+        actor = visitor.principal.actor
+        await plans.create(body.id, name=body.name, limits=body.limits(), actor=actor)
+    except ApiError as error:
+        return _form(request, form, error=error)
+    return redirect(HOME, done="created")
+
+
+@router.get("/{plan_id}")
+async def show_plan(request: Request, plans: Plans, plan_id: PlanId) -> Response:
+    """Show the form that changes a plan."""
+    plan = await plans.get(plan_id)
+    return _form(request, Form.of(_fields(plan)), plan)
+
+
+@router.post("/{plan_id}")
+async def change_plan(
+    request: Request, plans: Plans, visitor: AnyVisitor, *, plan_id: PlanId, form: SentForm
+) -> Response:
+    """Ask for confirmation, then change a plan."""
+    plan = await plans.get(plan_id)
+    try:
+        body = checked(PlanChange, _values(form))
+        limits = body.limits()
+        if not form.is_confirmed:
+            count = (await plans.tenants()).get(plan.id, 0)
+            facts = dict(_changes(plan, limits))
+            return confirmation(
+                request,
+                HOME,
+                plan.id,
+                title=f"Change the plan “{plan.name}” of {count:,} tenants?",
+                facts=facts or {"Limits": "unchanged"},
+                text="All gateways apply the limits within a second.",
+                button="Change the plan",
+                fields=form.confirmed(*_fields(plan)),
+            )
+        await plans.update(plan.id, name=body.name, limits=limits, actor=visitor.principal.actor)
+    except ApiError as error:
+        return _form(request, form, plan, error)
+    return redirect(HOME, done="changed")
+
+
+def _form(
+    request: Request, form: Form, plan: Plan | None = None, error: ApiError | None = None
+) -> Response:
+    hint = "1 to 63 characters from a-z, 0-9 and “-”."
+    return form_page(
+        request,
+        title="New plan" if plan is None else f"Plan “{plan.name}”",
+        fields=[
+            *([Field("id", "Id", hint, is_required=True)] if plan is None else []),
+            Field("name", "Name", "Empty: the id."),
+        ],
+        groups=[
+            limit_group(scope, text, prefix=f"{scope}_", hint=HINT)
+            for scope, text in _HOLDERS.items()
+        ],
+        form=form,
+        action=f"{HOME}/{'new' if plan is None else plan.id}",
+        button="Create the plan" if plan is None else "Continue",
+        back=HOME,
+        error=error,
+    )
+
+
+def _values(form: Form) -> dict[str, Any]:
+    """Return the request body that a form stands for: without a number, there is no limit."""
+    limits = {
+        f"{scope}_limits": dict.fromkeys(names_of(scope))
+        | read_limits(form, scope, is_new=True, prefix=f"{scope}_")
+        for scope in LimitScope
+    }
+    return {"name": form["name"] or None, **limits}
+
+
+def _fields(plan: Plan) -> dict[str, str]:
+    fields = {"name": plan.name}
+    for scope in LimitScope:
+        fields |= fields_of(plan.limits[scope], f"{scope}_")
+    return fields
+
+
+def _summary(scope: LimitScope, plan: Plan) -> str:
+    return ", ".join(
+        f"{LABELS[name]}: {shown_limit(name, value)}"
+        for name, value in plan.limits[scope].items()
+        if value is not None
+    )
+
+
+def _changes(plan: Plan, limits: Any) -> Iterator[tuple[str, str]]:
+    for scope in LimitScope:
+        for name in names_of(scope):
+            old, new = plan.limits[scope].get(name), limits[scope].get(name)
+            if old != new:
+                shown = ("none" if each is None else shown_limit(name, each) for each in (old, new))
+                yield f"{LABELS[name]} of each {scope}", " → ".join(shown)

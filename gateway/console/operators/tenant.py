@@ -1,0 +1,335 @@
+"""The page of a tenant: what it has and lacks, and changes of its state and credits."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Annotated, Any, Final
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Query, Request, Response
+
+from contract.tier import ServiceTier
+from gateway.accounts.keys.service import KeyService
+from gateway.accounts.limits import LimitBody, LimitReports, LimitsReport
+from gateway.accounts.members import MemberService
+from gateway.accounts.plans.service import PlanService
+from gateway.accounts.projects.service import ProjectService
+from gateway.accounts.tenants.routes import TenantChange, Tenants
+from gateway.accounts.webhooks.service import WebhookService
+from gateway.batches.files.service import Owner
+from gateway.batches.routes import BatchService
+from gateway.billing.credits.service import Balance, CreditService
+from gateway.billing.usage.parts import UsageFilter
+from gateway.billing.usage.periods import Span
+from gateway.billing.usage.service import UsageService
+from gateway.console.formats import shortened
+from gateway.console.forms import Form, checked
+from gateway.console.limit_fields import LABELS, shown_limit
+from gateway.console.operators.tenants import read_amount, tenant_fields, tenant_form, tenant_values
+from gateway.console.rendering import confirmation, page
+from gateway.console.routing import (
+    TENANT_PAGES,
+    AnyVisitor,
+    OperatorRoute,
+    SeenTenant,
+    SentForm,
+    redirect,
+    tenant_path,
+)
+from gateway.console.tables import Cell, Column, Table
+from gateway.console.usage_query import total
+from gateway.http.services import AllServices, Services
+from gateway.models.catalogue import Catalogue
+from gateway.models.price_book import PriceBook
+from gateway.platform.database.paging import PageRequest
+from gateway.records.batches import Batch
+from gateway.records.errors import ApiError
+from gateway.records.limits import LimitName, LimitScope
+from gateway.records.money import show_dollars
+from gateway.records.records import Billing, KeyRecord, Plan, Tenant
+from gateway.records.times import month_start, utc_now
+
+CREDITS: Final = 20
+NEWEST: Final = 5
+"""Keys and so on that the page shows."""
+MOST_NAMED: Final = 5
+"""Models that a notice names."""
+NOTICES: Final = {
+    "created": "The tenant is created and active.",
+    "changed": "The tenant is changed on all gateways within a second.",
+    "suspended": "The tenant is suspended on all gateways within a second.",
+    "activated": "The tenant is active again on all gateways within a second.",
+    "credits": "The balance is changed.",
+    "invited": "The tenant is created. Its owner can log in with the e-mail address.",
+    "cancelled": "The batch is cancelled.",
+}
+
+router = APIRouter(prefix=TENANT_PAGES, route_class=OperatorRoute, include_in_schema=False)
+
+Done = Annotated[str, Query(max_length=20)]
+
+
+@router.get("")
+async def show_tenant(
+    request: Request, services: AllServices, tenant: SeenTenant, done: Done = ""
+) -> Response:
+    """Show a tenant with this month's usage, its balance, limits, and what it has."""
+    now, newest = utc_now(), PageRequest(None, NEWEST, is_newest_first=True)
+    home, credit = tenant_path(tenant.id), services.make(CreditService)
+    month, balance, granted, limits = await asyncio.gather(
+        total(
+            services.make(UsageService),
+            UsageFilter(tenant_id=tenant.id),
+            Span(month_start(now), now),
+        ),
+        credit.balance(tenant.id),
+        credit.page(tenant.id, PageRequest(None, CREDITS, is_newest_first=True)),
+        services.make(LimitReports).of_tenant(tenant.id),
+    )
+    plan = await services.make(PlanService).get(tenant.plan_id) if tenant.plan_id else None
+    keys, members, projects, webhooks, batches = await asyncio.gather(
+        services.make(KeyService).page(tenant.id, newest),
+        services.make(MemberService).page(tenant.id, newest),
+        services.make(ProjectService).page(tenant.id, newest),
+        services.make(WebhookService.of).list_of_tenant(tenant.id),
+        services.make(BatchService).page(Owner(tenant.id), newest),
+    )
+    return page(
+        request,
+        "operators/tenant.html",
+        tenant=tenant,
+        month=month,
+        month_name=f"{now:%B %Y}",
+        balance=balance,
+        credits=granted.entries,
+        home=home,
+        limits=_limits(tenant, plan, limits),
+        steps=list(_steps(services, tenant, balance, keys.entries, members.entries)),
+        parts_of_tenant=_parts(
+            home,
+            now,
+            keys=keys.entries,
+            members=members.entries,
+            projects=projects.entries,
+            webhooks=webhooks,
+            batches=batches.entries,
+        ),
+        notice=NOTICES.get(done),
+    )
+
+
+@router.get("/edit")
+async def edit_tenant(request: Request, services: AllServices, tenant: SeenTenant) -> Response:
+    """Show the form that changes a tenant."""
+    return await tenant_form(request, services, Form.of(tenant_fields(tenant)), tenant=tenant)
+
+
+@router.post("/edit")
+async def change_tenant(
+    request: Request,
+    services: AllServices,
+    tenants: Tenants,
+    visitor: AnyVisitor,
+    *,
+    tenant: SeenTenant,
+    form: SentForm,
+) -> Response:
+    """Change a tenant."""
+    try:
+        body = checked(TenantChange, tenant_values(form, is_new=False))
+        await tenants.update(tenant.id, actor=visitor.principal.actor, **body.options())
+    except ApiError as error:
+        return await tenant_form(request, services, form, tenant=tenant, error=error)
+    return redirect(tenant_path(tenant.id), done="changed")
+
+
+@router.get("/suspend")
+async def ask_to_suspend(request: Request, tenant: SeenTenant) -> Response:
+    """Ask for confirmation."""
+    return confirmation(
+        request,
+        tenant_path(tenant.id),
+        "suspend",
+        title=f"Suspend the tenant “{tenant.name}”?",
+        text="All gateways reject its requests within a second. Running requests continue.",
+        button="Suspend the tenant",
+    )
+
+
+@router.post("/suspend")
+async def suspend(tenants: Tenants, visitor: AnyVisitor, tenant: SeenTenant) -> Response:
+    """Suspend a tenant."""
+    await tenants.suspend(tenant.id, actor=visitor.principal.actor)
+    return redirect(tenant_path(tenant.id), done="suspended")
+
+
+@router.post("/activate")
+async def activate(tenants: Tenants, visitor: AnyVisitor, tenant: SeenTenant) -> Response:
+    """Activate a suspended tenant."""
+    await tenants.activate(tenant.id, actor=visitor.principal.actor)
+    return redirect(tenant_path(tenant.id), done="activated")
+
+
+@router.post("/credits")
+async def change_credits(
+    request: Request,
+    services: AllServices,
+    visitor: AnyVisitor,
+    *,
+    tenant: SeenTenant,
+    form: SentForm,
+) -> Response:
+    """Ask for confirmation, then grant credits or adjust the balance."""
+    micros = read_amount("amount", form["amount"])
+    is_grant = form["kind"] == "grant"
+    if not form.is_confirmed:
+        what = "Grant" if is_grant else "Adjust by"
+        return confirmation(
+            request,
+            tenant_path(tenant.id),
+            "credits",
+            title=f"{what} {show_dollars(micros)} to “{tenant.name}”?",
+            facts={"Note": form["note"]} if form["note"] else {},
+            button="Change the balance",
+            fields=form.confirmed("kind", "amount", "note"),
+        )
+    credit, actor = services.make(CreditService), visitor.principal.actor
+    if is_grant:
+        await credit.grant(tenant.id, micros, note=form["note"], actor=actor)
+    else:
+        await credit.adjust(tenant.id, micros, note=form["note"], actor=actor)
+    return redirect(tenant_path(tenant.id), done="credits")
+
+
+@router.get("/batches/{batch_id}/cancel")
+async def ask_to_cancel(
+    request: Request, services: AllServices, tenant: SeenTenant, batch_id: str
+) -> Response:
+    """Ask for confirmation."""
+    batch = await services.make(BatchService).get(Owner(tenant.id), batch_id)
+    return confirmation(
+        request,
+        f"{tenant_path(tenant.id)}/batches/{batch.id}",
+        "cancel",
+        title="Cancel the batch?",
+        facts={"Batch": batch.id, "Status": batch.status, "Lines": _lines(batch)},
+        text="Lines that have not ended are not charged. Results of the others stay readable.",
+        button="Cancel the batch",
+        back=tenant_path(tenant.id),
+    )
+
+
+@router.post("/batches/{batch_id}/cancel")
+async def cancel_batch(services: AllServices, tenant: SeenTenant, batch_id: str) -> Response:
+    """Cancel a batch."""
+    await services.make(BatchService).cancel(Owner(tenant.id), batch_id)
+    return redirect(tenant_path(tenant.id), done="cancelled")
+
+
+def _steps(
+    services: Services,
+    tenant: Tenant,
+    balance: Balance,
+    keys: Sequence[KeyRecord],
+    members: Sequence[object],
+) -> Iterator[Cell]:
+    """Yield what a tenant needs before its customers are served and pay."""
+    home = tenant_path(tenant.id)
+    if tenant.plan_id is None and not tenant.limits:
+        yield Cell("It has neither a plan nor limits of its own.", f"{home}/edit", label="Change")
+    if not keys and not members:
+        yield Cell("Nobody can use it.", f"{home}/keys/new", label="Create a key")
+        yield Cell("Nobody can log in to it.", f"{home}/members", label="Invite an owner")
+    if tenant.billing is Billing.PREPAID and balance.micros <= 0:
+        yield Cell("It has no credits.", "#credits", label="Grant credits")
+    known, prices = services[Catalogue], services[PriceBook]
+    default = tenant.default_model
+    if default is not None and known.known(default) is None:
+        yield Cell(f"No worker has announced the default model {default}.", f"{home}/edit")
+    free = [
+        each
+        for each in sorted(known.names)
+        if prices.find(each, ServiceTier.DEFAULT, utc_now()) is None
+    ]
+    if free:
+        named = ", ".join(free[:MOST_NAMED]) + (" and others" if len(free) > MOST_NAMED else "")
+        link = f"/console/prices/new?{urlencode({'model': free[0]})}"
+        yield Cell(f"Free, for they have no price: {named}.", link, label="Add a price")
+
+
+def _limits(tenant: Tenant, plan: Plan | None, report: LimitsReport) -> Table:
+    [scope] = report.scopes
+    of_plan = {} if plan is None else plan.limits[LimitScope.TENANT]
+
+    def set_by(row: tuple[LimitName, LimitBody]) -> str:
+        if row[0] in tenant.limits:
+            return "the tenant"
+        return "its plan" if row[0] in of_plan else "the deployment"
+
+    columns = (
+        Column("Limit", lambda each: LABELS[each[0]]),
+        Column("Allowed", lambda each: shown_limit(each[0], each[1].limit), "num"),
+        Column(
+            "Used",
+            lambda each: None if each[1].used is None else shown_limit(each[0], each[1].used),
+            "num",
+        ),
+        Column("Resets (UTC)", lambda each: each[1].resets_at, "time"),
+        Column("Set by", set_by),
+    )
+    rows = [(name, body) for name, body in scope.limits.items() if body.limit is not None]
+    return Table("Effective limits", columns, rows, "No limit applies to the tenant.")
+
+
+def _parts(home: str, now: datetime, **rows: Sequence[Any]) -> Iterator[tuple[str, Table]]:
+    """Yield the newest things that a tenant has, and the names of their pages below `home`."""
+
+    def named(path: str, name: str = "name") -> Column:
+        return Column("Name", lambda each: Cell(getattr(each, name), f"{home}/{path}/{each.id}"))
+
+    columns = {
+        "keys": (
+            named("keys"),
+            Column("Key", lambda key: f"sk-{key.prefix}-…", "mono"),
+            Column("Scopes", lambda key: ", ".join(sorted(key.scopes))),
+            Column("State", lambda key: _state(key, now)),
+        ),
+        "members": (
+            named("members"),
+            Column("Role", lambda member: member.role),
+            Column("Subject", lambda member: member.subject or "not logged in yet"),
+        ),
+        "projects": (named("projects"), Column("Status", lambda project: project.status)),
+        "webhooks": (named("webhooks", "url"),),
+        "batches": (
+            Column("Batch", lambda batch: shortened(batch.id), "mono"),
+            Column("Status", lambda batch: batch.status.replace("_", " ")),
+            Column("Lines", _lines),
+            Column("", lambda batch: _cancellation(home, batch)),
+            Column("Deadline (UTC)", lambda batch: batch.expires_at, "time"),
+        ),
+    }
+    created = Column("Created (UTC)", lambda each: each.created_at, "time")
+    for name, known in columns.items():
+        table = Table(f"Newest {name}", (*known, created), rows[name], f"There are no {name}.")
+        yield "" if name == "batches" else name, table
+
+
+def _state(key: KeyRecord, now: datetime) -> Cell:
+    if key.revoked_at is not None:
+        return Cell("revoked", kind="bad")
+    has_expired = key.expires_at is not None and key.expires_at <= now
+    return Cell("expired", kind="warn") if has_expired else Cell("active", kind="good")
+
+
+def _lines(batch: Batch) -> str:
+    if not batch.total:
+        return "not checked yet"
+    failed = f", {batch.failed:,} failed" if batch.failed else ""
+    return f"{batch.completed + batch.failed:,} of {batch.total:,}{failed}"
+
+
+def _cancellation(home: str, batch: Batch) -> Cell | None:
+    if batch.status.is_end:
+        return None
+    return Cell("Cancel", f"{home}/batches/{batch.id}/cancel", label=f"Cancel {batch.id}")

@@ -1,0 +1,59 @@
+"""Tables and forms as data: a page lists its columns and fields, and one template shows them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+
+class Cell(NamedTuple):
+    """What one row has in a column."""
+
+    text: str
+    href: str = ""
+    kind: str = ""
+    """Classes of the text: good, warn, bad or muted."""
+    label: str = ""
+    """What the link does, for those who do not see the row."""
+
+
+class Column(NamedTuple):
+    """A column; the first one of a table names its rows."""
+
+    title: str
+    value: Callable[[Any], Any]
+    """Returns a `Cell` or text of a row; numbers, amounts and times by the kind."""
+    kind: str = ""
+    """`num`, `money` (micro-dollars), `time`, or classes of the cells such as mono or wide."""
+
+
+class Table(NamedTuple):
+    """A table with its rows."""
+
+    label: str
+    columns: Sequence[Column]
+    rows: Sequence[Any]
+    empty: str
+    """What to show without rows."""
+    sums: Any = None
+    """One more row, below a line."""
+
+
+class Field(NamedTuple):
+    """A field of a form."""
+
+    name: str
+    label: str
+    hint: str = ""
+    type: str = "text"
+    """The type of the input, or `textarea` or `checkbox`."""
+    options: Sequence[tuple[str, str]] | None = None
+    """Values and texts of a list to choose from."""
+    is_required: bool = False
+
+
+class Group(NamedTuple):
+    """Fields that belong together."""
+
+    legend: str
+    fields: Sequence[Field]
+    hint: str = ""
+    is_folded: bool = False
