@@ -15,6 +15,16 @@ class Cell(NamedTuple):
     """What the link does, for those who do not see the row."""
 
 
+class Step(NamedTuple):
+    """What is missing, and the link to where it is made."""
+
+    text: str
+    href: str
+    label: str
+    name: str = ""
+    """The link for those who do not see the text, if the label alone is not enough."""
+
+
 class Column(NamedTuple):
     """A column; the first one of a table names its rows."""
 

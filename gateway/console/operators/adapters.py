@@ -7,8 +7,9 @@ from fastapi import APIRouter, Query, Request, Response
 from gateway.accounts.shared import AfterId
 from gateway.adapters.routes import AdapterRegistration, Adapters
 from gateway.console.forms import Form, checked
-from gateway.console.rendering import confirmation, page
+from gateway.console.rendering import confirmation, form_page, page
 from gateway.console.routing import AnyVisitor, OperatorRoute, SentForm, following, redirect
+from gateway.console.tables import Field
 from gateway.http.services import AllServices, Services
 from gateway.models.catalogue import Catalogue
 from gateway.platform.database.paging import PageRequest
@@ -88,11 +89,32 @@ def _form_page(
     request: Request, services: Services, form: Form, error: ApiError | None = None
 ) -> Response:
     models = [each.card.model for each in services[Catalogue].models if each.card.adapters]
-    return page(
+    return form_page(
         request,
-        "operators/adapter_form.html",
-        status=200 if error is None else error.status,
+        title="New adapter",
+        text="Background jobs check the files and copy them to the file store.",
+        fields=[
+            Field("tenant", "Tenant", "Id of the tenant that owns it.", is_required=True),
+            Field("name", "Name", "Selects the adapter in requests.", is_required=True),
+            Field(
+                "base_model",
+                "Base model",
+                "" if models else "No worker serves adapters at the moment.",
+                type="name",
+                options=[(each, each) for each in models],
+                is_required=True,
+            ),
+            Field(
+                "source",
+                "Source",
+                "A folder of the machines that run background jobs, or s3://BUCKET/PREFIX.",
+                is_required=True,
+            ),
+            Field("is_shared", "Every tenant may use it", type="checkbox"),
+        ],
         form=form,
-        models=models,
+        action=f"{HOME}/new",
+        button="Continue",
+        back=HOME,
         error=error,
     )

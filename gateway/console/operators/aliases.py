@@ -9,8 +9,9 @@ from gateway.accounts.aliases import AliasDefinition, AliasService
 from gateway.accounts.shared import MAX_TEXT_CHARACTERS
 from gateway.console.formats import show_time
 from gateway.console.forms import Form, checked
-from gateway.console.rendering import confirmation, page
+from gateway.console.rendering import confirmation, form_page, page
 from gateway.console.routing import AnyVisitor, OperatorRoute, SentForm, redirect
+from gateway.console.tables import Field
 from gateway.http.services import AllServices, made
 from gateway.limits.refusal_log import Period, PeriodCounts
 from gateway.records.aliases import Alias, Sticky, read_weights
@@ -25,6 +26,34 @@ STICKY: Final = [
     (Sticky.TENANT.value, "each tenant"),
     (Sticky.USER.value, "each user of a tenant"),
 ]
+FIELDS: Final = (
+    Field(
+        "name",
+        "Name",
+        "What requests name as the model. An alias of this name is replaced.",
+        is_required=True,
+    ),
+    Field(
+        "models",
+        "Models",
+        "MODEL=WEIGHT on each line. Callers are divided by weight.",
+        "textarea",
+        is_required=True,
+    ),
+    Field("sticky", "Same model for", options=STICKY),
+    Field("fallback", "Fallback", "Model of requests whose own has no worker; empty: none."),
+    Field(
+        "sunset_at",
+        "Requests fail from (UTC)",
+        "Empty: never. Responses name the date before.",
+        "datetime-local",
+    ),
+    Field(
+        "replacement",
+        "Replacement",
+        "What the error then names; empty: the model with the largest weight.",
+    ),
+)
 _TIME: Final = "%Y-%m-%dT%H:%M:%S"
 
 router = APIRouter(route_class=OperatorRoute, prefix=HOME, include_in_schema=False)
@@ -60,7 +89,7 @@ async def list_aliases(
 async def edit_alias(request: Request, aliases: Aliases, name: Name = "") -> Response:
     """Show the form of an alias, or of a new one."""
     form = _fields(await aliases.get(name)) if name else {"sticky": Sticky.TENANT.value}
-    return _form_page(request, Form({field: [value] for field, value in form.items()}))
+    return _form_page(request, Form.of(form))
 
 
 @router.post("/edit")
@@ -79,9 +108,7 @@ async def define(
                 facts=_facts(body),
                 text="Callers that the weights move get another model from their next request on.",
                 button="Define the alias",
-                fields=form.confirmed(
-                    "name", "models", "sticky", "fallback", "sunset_at", "replacement"
-                ),
+                fields=form.confirmed(*(each.name for each in FIELDS)),
             )
         actor = visitor.principal.actor
         values = {field: getattr(body, field) for field in AliasDefinition.model_fields}
@@ -114,12 +141,14 @@ async def remove(aliases: Aliases, visitor: AnyVisitor, form: SentForm) -> Respo
 
 
 def _form_page(request: Request, form: Form, error: ApiError | None = None) -> Response:
-    return page(
+    return form_page(
         request,
-        "operators/alias_form.html",
-        status=200 if error is None else error.status,
+        title=f"Alias “{form['name']}”" if form["name"] else "New alias",
+        fields=FIELDS,
         form=form,
-        sticky=STICKY,
+        action=f"{HOME}/edit",
+        button="Continue",
+        back=HOME,
         error=error,
     )
 

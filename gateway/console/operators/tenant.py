@@ -36,7 +36,7 @@ from gateway.console.routing import (
     redirect,
     tenant_path,
 )
-from gateway.console.tables import Cell, Column, Table
+from gateway.console.tables import Cell, Column, Step, Table
 from gateway.console.usage_query import total
 from gateway.http.services import AllServices, Services
 from gateway.models.catalogue import Catalogue
@@ -232,20 +232,21 @@ def _steps(
     balance: Balance,
     keys: Sequence[KeyRecord],
     members: Sequence[object],
-) -> Iterator[Cell]:
+) -> Iterator[Step]:
     """Yield what a tenant needs before its customers are served and pay."""
     home = tenant_path(tenant.id)
     if tenant.plan_id is None and not tenant.limits:
-        yield Cell("It has neither a plan nor limits of its own.", f"{home}/edit", label="Change")
+        yield Step("It has neither a plan nor limits of its own.", f"{home}/edit", "Change")
     if not keys and not members:
-        yield Cell("Nobody can use it.", f"{home}/keys/new", label="Create a key")
-        yield Cell("Nobody can log in to it.", f"{home}/members", label="Invite an owner")
+        yield Step("Nobody can use it.", f"{home}/keys/new", "Create a key")
+        yield Step("Nobody can log in to it.", f"{home}/members", "Invite an owner")
     if tenant.billing is Billing.PREPAID and balance.micros <= 0:
-        yield Cell("It has no credits.", "#credits", label="Grant credits")
+        yield Step("It has no credits.", "#credits", "Grant credits")
     known, prices = services[Catalogue], services[PriceBook]
     default = tenant.default_model
     if default is not None and known.known(default) is None:
-        yield Cell(f"No worker has announced the default model {default}.", f"{home}/edit")
+        text = f"No worker has announced the default model {default}."
+        yield Step(text, f"{home}/edit", "Change")
     free = [
         each
         for each in sorted(known.names)
@@ -254,7 +255,7 @@ def _steps(
     if free:
         named = ", ".join(free[:MOST_NAMED]) + (" and others" if len(free) > MOST_NAMED else "")
         link = f"/console/prices/new?{urlencode({'model': free[0]})}"
-        yield Cell(f"Free, for they have no price: {named}.", link, label="Add a price")
+        yield Step(f"Free, for they have no price: {named}.", link, "Add a price")
 
 
 def _limits(tenant: Tenant, plan: Plan | None, report: LimitsReport) -> Table:

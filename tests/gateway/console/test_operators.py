@@ -173,10 +173,26 @@ async def test_money_changes_only_after_a_confirmation(operator: Visit) -> None:
     price = {"model": "priced", "prompt_micros": "0.15", "completion_micros": "0.60"}
     asked = await operator.send("/console/prices/new", **price)
     assert "Add this price?" in asked.text
+    assert "No worker has announced the model priced. Check the name." in asked.text
     assert "priced" not in (await operator.get("/console/prices")).text
     await operator.send("/console/prices/new", **price, confirmed="yes")
-    listed = (await operator.get("/console/prices?model=priced&history=true")).text
-    assert ("$0.15" in listed, "$0.60" in listed) == (True, True)
+    listed = (await operator.get("/console/prices?model=priced")).text
+    assert re.findall(
+        r"priced \(unknown\)|\$[\d.]+(?=</td)|\$[\d.]+(?=<span)|in force", listed
+    ) == [*("priced (unknown)", "$0.15", "$0.15", "$0.60", "in force")]
+    # A future price is listed before it applies, unless another one replaces it.
+    for amount, start in (("0.2", "2090-01-01"), ("0.3", "2090-01-01"), ("0.1", "")):
+        later = price | {"prompt_micros": amount, "effective_at": start and f"{start}T00:00:00"}
+        await operator.send("/console/prices/new", **later, confirmed="yes")
+    for query, states in (("", ["future", "in force"]), ("&history=true", ["future", "past"])):
+        listed = (await operator.get(f"/console/prices?model=priced{query}")).text
+        found = re.findall(r"\$([\d.]+)<[^$]*\$[^$]*\$[^$]*>(future|in force|past)<", listed)
+        assert [state for _, state in found][:2] == states
+        assert found[0] == ("0.30", "future")
+    assert [amount for amount, state in found if state == "past"] == ["0.20", "0.15"]
+    assert f'aria-label="Add a price of {MODEL}"' in (await operator.get("/console/prices")).text
+    asked = await operator.send("/console/prices/new", **(price | {"model": MODEL}))
+    assert "has announced" not in asked.text
     refused = await operator.send("/console/prices/new", **(price | {"prompt_micros": "cheap"}))
     assert (refused.status_code, "cheap" in refused.text) == (400, True)
 

@@ -1,0 +1,222 @@
+"""Prices of models and adapters: those in force, future and past ones; add one."""
+
+from collections.abc import Collection, Iterator, Mapping
+from datetime import datetime
+from operator import attrgetter
+from typing import Annotated, Any, Final, NamedTuple
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Query, Request, Response
+
+from contract.tier import ServiceTier
+from gateway.adapters.routes import Adapters
+from gateway.billing.prices import PriceAddition, PriceTable
+from gateway.console.formats import show_time
+from gateway.console.forms import Form, checked
+from gateway.console.rendering import confirmation, form_page, page
+from gateway.console.routing import AnyVisitor, OperatorRoute, SentForm, redirect
+from gateway.console.tables import Cell, Column, Field, Step, Table
+from gateway.http.services import AllServices, Services
+from gateway.models.books import AliasBook
+from gateway.models.catalogue import Catalogue
+from gateway.platform.database.paging import PageRequest
+from gateway.records.errors import ApiError, must
+from gateway.records.money import read_dollars, show_dollars
+from gateway.records.records import Price
+from gateway.records.times import utc_now
+
+HOME: Final = "/console/prices"
+MOST_ADAPTERS: Final = 200
+"""Adapters whose names are known, the newest ones; prices name others by their ids."""
+AMOUNTS: Final = (
+    ("prompt_micros", "Prompt tokens"),
+    ("cached_micros", "Cached prompt tokens"),
+    ("completion_micros", "Completion tokens"),
+)
+
+router = APIRouter(route_class=OperatorRoute, prefix=HOME, include_in_schema=False)
+
+Model = Annotated[str, Query(max_length=300)]
+
+
+class _Listed(NamedTuple):
+    price: Price
+    state: Cell
+
+
+@router.get("")
+async def list_prices(
+    request: Request,
+    services: AllServices,
+    table: PriceTable,
+    adapters: Adapters,
+    *,
+    model: Model = "",
+    history: bool = False,
+    done: bool = False,
+) -> Response:
+    """Show the prices in force and future ones, or all of them; and the models without any."""
+    prices, now = await table.list_history(model or None), utc_now()
+    newest = PageRequest(None, MOST_ADAPTERS, is_newest_first=True)
+    names = {each.id: each.full_name for each in (await adapters.page_of_all(newest)).entries}
+    listed = _listed(prices, now)
+    rows = [each for each in listed if history or each.state.text != "past"]
+    priced = {each.price.model for each in listed if each.state.text == "in force"}
+    known = services[Catalogue].names
+    return page(
+        request,
+        "operators/prices.html",
+        table=Table("Prices", list(_columns(names, known)), rows, "There is no price."),
+        free=[
+            Step(each, f"{HOME}/new?{_query(each)}", "Add a price", f"Add a price of {each}")
+            for each in sorted(known - priced)
+            if model in ("", each)
+        ],
+        model=model,
+        history=history,
+        done=done,
+    )
+
+
+@router.get("/new")
+async def show_new_price(request: Request, services: AllServices, model: Model = "") -> Response:
+    """Show the form of a new price."""
+    return _form(request, services, Form.of({"model": model}))
+
+
+@router.post("/new")
+async def add_price(
+    request: Request, services: AllServices, table: PriceTable, visitor: AnyVisitor, form: SentForm
+) -> Response:
+    """Ask for confirmation, with a warning for an unknown model, then add the price."""
+    try:
+        body = checked(PriceAddition, _values(form))
+        if not form.is_confirmed:
+            return confirmation(
+                request,
+                HOME,
+                "new",
+                title="Add this price?",
+                warning=_warning(services, body.model),
+                facts=_facts(body),
+                text="A price never changes. Another one may follow it.",
+                button="Add the price",
+                fields=form.confirmed(
+                    "model", "service_tier", *(name for name, _ in AMOUNTS), "effective_at"
+                ),
+            )
+        await table.add(**dict(body), actor=visitor.principal.actor)
+    except ApiError as error:
+        return _form(request, services, form, error=error)
+    return redirect(HOME, model=body.model, done="true")
+
+
+def _listed(prices: Collection[Price], now: datetime) -> list[_Listed]:
+    """Return prices by model and tier, each model with its latest price first."""
+    in_force, future = dict[tuple[str, str], Price](), dict[tuple[Any, ...], Price]()
+    for price in prices:
+        name = price.model, price.service_tier
+        if price.effective_at <= now:
+            in_force[name] = price
+        else:
+            # Of two with one start, the one that was added last applies.
+            future[*name, price.effective_at] = price
+    states = {price.id: Cell("in force", kind="good") for price in in_force.values()}
+    states |= {price.id: Cell("future", kind="warn") for price in future.values()}
+    past = Cell("past", kind="muted")
+    newest_first = sorted(prices, key=lambda each: (each.effective_at, each.id), reverse=True)
+    listed = [_Listed(price, states.get(price.id, past)) for price in newest_first]
+    return sorted(listed, key=lambda each: (each.price.model, each.price.service_tier))
+
+
+def _columns(names: Mapping[str, str], known: Collection[str]) -> Iterator[Column]:
+    def name(each: _Listed) -> Cell:
+        model = each.price.model
+        is_unknown = model not in known and model not in names
+        text = f"{names.get(model, model)}{' (unknown)' if is_unknown else ''}"
+        return Cell(text, f"{HOME}?{_query(model)}&history=true", "warn" if is_unknown else "")
+
+    yield Column("Model", name)
+    yield Column("Tier", lambda each: each.price.service_tier)
+    for (amount, _), title in zip(AMOUNTS, ("Prompt", "Cached", "Completion"), strict=True):
+        yield Column(title, attrgetter(f"price.{amount}"), "money")
+    yield Column("From (UTC)", lambda each: each.price.effective_at, "time")
+    yield Column("State", lambda each: each.state)
+
+
+def _query(model: str) -> str:
+    return urlencode({"model": model})
+
+
+def _warning(services: Services, model: str) -> str:
+    """Return what is wrong with the name of a model; empty if it is known."""
+    if model in services[Catalogue].names:
+        return ""
+    alias = services[AliasBook].find(model)
+    if alias is not None or services[Catalogue].known(model) is not None:
+        return f"{model} is an alias: its requests have the prices of its models."
+    return f"No worker has announced the model {model}. Check the name."
+
+
+def _facts(body: PriceAddition) -> dict[str, str]:
+    cached = body.prompt_micros if body.cached_micros is None else body.cached_micros
+    prices = (body.prompt_micros, cached, body.completion_micros)
+    at = body.effective_at
+    return {
+        "Model": f"{body.model}, tier {body.service_tier}",
+        **{
+            label: f"{show_dollars(micros)} per million"
+            for (_, label), micros in zip(AMOUNTS, prices, strict=True)
+        },
+        "From": "at once" if at is None else f"{show_time(at)} UTC",
+    }
+
+
+def _form(
+    request: Request, services: Services, form: Form, error: ApiError | None = None
+) -> Response:
+    unit = "Dollars per million tokens"
+    return form_page(
+        request,
+        title="New price",
+        text="A price applies to requests that are admitted from its start on.",
+        fields=[
+            Field(
+                "model",
+                "Model",
+                type="name",
+                options=[(each, each) for each in sorted(services[Catalogue].names)],
+                is_required=True,
+            ),
+            Field("service_tier", "Service tier", options=[(each, each) for each in ServiceTier]),
+            *(
+                Field(name, label, f"{unit}; empty: as other prompt tokens.")
+                if name == "cached_micros"
+                else Field(name, label, f"{unit}.", is_required=True)
+                for name, label in AMOUNTS
+            ),
+            Field("effective_at", "From (UTC)", "Empty: at once.", "datetime-local"),
+        ],
+        form=form,
+        action=f"{HOME}/new",
+        button="Continue",
+        back=HOME,
+        error=error,
+    )
+
+
+def _values(form: Form) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "model": form["model"],
+        "service_tier": form["service_tier"] or ServiceTier.DEFAULT,
+    }
+    for name, label in AMOUNTS:
+        if not form[name] and name == "cached_micros":
+            continue
+        micros = read_dollars(form[name])
+        if micros is None:
+            raise must(label, "be an amount in dollars such as 0.15", form[name], param=name)
+        values[name] = micros
+    if form["effective_at"]:
+        values["effective_at"] = f"{form['effective_at']}Z"
+    return values
