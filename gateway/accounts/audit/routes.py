@@ -1,6 +1,6 @@
 """Audit log: `GET /v1/audit` of the caller's tenant, `GET /admin/audit` of all tenants."""
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
@@ -16,6 +16,10 @@ OPERATOR: Final = "operator"
 """Actor that customers see instead of any operator."""
 OPERATORS_ACTORS: Final = ("cli:", "operator:")
 """Prefixes of operator actors."""
+_INTERNALS: Final = frozenset({"source", "sha256", "weight", "stripe_customer_id"})
+"""Details of tenants and adapters that are for operators: paths, shares, and other systems' ids."""
+_EXPORTS: Final = "export."
+"""Prefix of actions on billing systems, whose names are for operators, too."""
 MAX_SEQUENCE: Final = 2**53
 
 router = APIRouter(tags=["Audit"])
@@ -90,5 +94,10 @@ def to_list(page: Page[AuditEntryBody], entries: list[AuditEntryBody]) -> AuditL
 
 
 def _for_customers(entry: AuditEntryBody) -> AuditEntryBody:
-    is_operators = entry.actor.startswith(OPERATORS_ACTORS)
-    return entry.model_copy(update={"actor": OPERATOR}) if is_operators else entry
+    details = {name: value for name, value in entry.details.items() if name not in _INTERNALS}
+    changes: dict[str, Any] = {"details": details}
+    if entry.actor.startswith(OPERATORS_ACTORS):
+        changes["actor"] = OPERATOR
+    if entry.action.startswith(_EXPORTS):
+        changes |= {"subject": entry.tenant, "details": {}}
+    return entry.model_copy(update=changes)

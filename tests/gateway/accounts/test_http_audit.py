@@ -60,7 +60,7 @@ async def test_pages_are_contiguous(stack: Stack) -> None:
     assert (rest["has_more"], rest["next"]) == (False, None)
 
 
-async def test_customers_do_not_see_operator_identities(stack: Stack) -> None:
+async def test_customers_do_not_see_operators_and_internals(stack: Stack) -> None:
     customer = await key_with(stack, TENANT, Scope.MEMBERS, Scope.USAGE)
     await asyncio.to_thread(rename, stack)
     shown = (await entries(stack, customer, action="tenant.update"))["data"]
@@ -72,11 +72,13 @@ async def test_customers_do_not_see_operator_identities(stack: Stack) -> None:
     manager = await key_with(stack, OTHER, Scope.ADMIN)
     path = f"/admin/tenants/{TENANT}"
     async with gateway_client(stack.operators, manager) as client:
-        assert (await client.patch(path, json={"name": "Audited plc"})).status_code == 200
+        change = {"name": "Audited plc", "weight": 2, "stripe_customer_id": "cus_1"}
+        assert (await client.patch(path, json=change)).status_code == 200
     [newest, *_] = (await entries(stack, customer, action="tenant.update"))["data"]
-    assert newest["actor"] == "operator"
+    assert (newest["actor"], newest["details"]) == ("operator", {"name": "Audited plc"})
     [newest, *_] = (await entries(stack, operator, "/admin/audit", **asked))["data"]
     assert newest["actor"].startswith("operator:key:key_")
+    assert newest["details"] == change
 
 
 def rename(stack: Stack) -> None:
