@@ -4,6 +4,7 @@ Tenants have these routes at `/v1/invoices`, operators at `/admin/tenants/{tenan
 """
 
 from datetime import datetime
+from decimal import ROUND_HALF_UP, Decimal
 from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Path, Query, Response
@@ -25,6 +26,7 @@ from gateway.records.times import utc_now
 
 MOST_LINES: Final = 100_000
 """More than models and tiers of any deployment: a statement is one query, of one state."""
+_CENT: Final = Decimal("1E4")
 
 
 class LineBody(BaseModel):
@@ -93,6 +95,13 @@ class InvoiceService:
             ],
             total_micros=sum(each.sums.cost_micros for each in report.slices),
         )
+
+
+def with_tax(total_micros: int, percent: Decimal) -> tuple[int, int]:
+    """Return an amount and the tax on it, in micro-dollars, each rounded to cents."""
+    net = Decimal(total_micros).quantize(_CENT, ROUND_HALF_UP)
+    tax = (net * percent / 100).quantize(_CENT, ROUND_HALF_UP)
+    return int(net), int(tax)
 
 
 COLUMNS: Final = ("month", *LineBody.model_fields)

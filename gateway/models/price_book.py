@@ -2,9 +2,10 @@
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from itertools import groupby, product
 from typing import Final, NamedTuple
 
 from sqlalchemy import select
@@ -70,6 +71,20 @@ class PriceBook(TableCopy):
         """Return the price of the first of these names that has one, as `find` does."""
         found = (self.find(name, tier, at) for name in names)
         return next((price for price in found if price is not None), None)
+
+    def in_force(
+        self, names: Sequence[str], tier: ServiceTier, start: datetime, end: datetime
+    ) -> list[Price | None]:
+        """Return what `find_first` returns from `start` to `end`, in order."""
+        changes = {
+            at
+            for key in product(names, {tier, ServiceTier.DEFAULT})
+            if (course := self._courses.get(key)) is not None
+            for at in course.starts
+            if start < at < end
+        }
+        found = (self.find_first(names, tier, at) for at in sorted({start, *changes}))
+        return [price for price, _ in groupby(found)]
 
     def _find(self, model: str, tier: ServiceTier, at: datetime) -> Price | None:
         course = self._courses.get((model, tier))

@@ -63,6 +63,8 @@ async def test_price_depends_on_the_time(database: Database, prices: PriceServic
     assert book.find("m", DEFAULT, second.effective_at - millisecond) == first
     assert book.find("m", DEFAULT, second.effective_at) == corrected
     assert book.find("other", DEFAULT, later) is None
+    assert book.in_force(["x", "m"], FLEX, before, later + HOUR) == [None, first, corrected]
+    assert book.in_force(["m"], DEFAULT, first.effective_at, later) == [first]
 
 
 async def test_tier_without_a_price_has_the_default_price(
