@@ -1,11 +1,14 @@
 """How pages show amounts, counts, ids and times."""
 
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Final
+from itertools import pairwise
+from typing import Any, Final
 
 from msgspec import json
 
 from gateway.records.money import show_dollars
+from gateway.records.times import to_ms, utc_now
 from gateway.records.usage_record import MICRO
 
 _DIGIT: Final = "\N{FIGURE SPACE}"
@@ -13,6 +16,8 @@ _DIGIT: Final = "\N{FIGURE SPACE}"
 _DECIMALS: Final = 6
 _SHORT: Final = 6
 _LETTERS: Final = ((10**15, "P"), (10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
+_BYTES: Final = ((2**50, "PiB"), (2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+_PARTS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
 def number(value: int) -> str:
@@ -59,9 +64,57 @@ def unix(seconds: int) -> str:
     return show_time(datetime.fromtimestamp(seconds, UTC))
 
 
-def plain(value: object) -> str:
-    """Return a stored value as JSON, text without quotes."""
-    return value if isinstance(value, str) else json.encode(value).decode()
+def size(value: int) -> str:
+    """Return a number of bytes with at most four digits, such as 256 MiB."""
+    for unit, name in _BYTES:
+        if value >= unit:
+            return f"{value / unit:.4g} {name}"
+    return f"{value} B"
+
+
+def duration(milliseconds: float) -> str:
+    """Return a time in its two largest units: `250 ms`, `1.25 s`, `4 d 12 h`."""
+    if milliseconds < 1000:
+        return f"{milliseconds:.0f} ms"
+    seconds = int(milliseconds // 1000)
+    for (unit, name), (smaller, other) in pairwise(_PARTS):
+        if seconds >= unit:
+            rest = seconds % unit // smaller
+            return f"{seconds // unit} {name}" + (f" {rest} {other}" if rest else "")
+    return f"{milliseconds // 10 / 100 if seconds < 10 else milliseconds // 100 / 10:g} s"
+
+
+def until(value: datetime) -> str:
+    """Return the time that remains until a moment, such as `in 4 d 12 h`."""
+    seconds = -(-(to_ms(value) - to_ms(utc_now())) // 1000)
+    return f"in {duration(seconds * 1000)}" if seconds > 0 else "now"
+
+
+def details(values: Mapping[str, Any]) -> str:
+    """Return the values of an entry of the audit log as text."""
+    return "; ".join(f"{name}: {text}" for name, text in _details(values))
+
+
+def _details(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value in values.items():
+        words = name.removesuffix("_micros").replace("_", " ")
+        match value:
+            case None:
+                continue
+            case Mapping():
+                yield from _details({each: "none" if v is None else v for each, v in value.items()})
+            case list():
+                yield words, ", ".join(map(str, value)) or "none"
+            case int() if name.endswith("_micros"):
+                yield words, show_dollars(value)
+            case str() if name.endswith("_at"):
+                yield words, f"{show_time(datetime.fromisoformat(value))} UTC"
+            case bool() | float():
+                yield words, json.encode(value).decode()
+            case int():
+                yield words, size(value) if name.endswith("_bytes") else number(value)
+            case _:
+                yield words, str(value)
 
 
 def share(part: int, whole: int) -> float:

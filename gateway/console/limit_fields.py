@@ -1,7 +1,10 @@
 """Fields of forms for limits: a number, `none`, or nothing for the plan's limit."""
 
+from collections.abc import Mapping
 from typing import Final
 
+from gateway.accounts.limits import LimitBody
+from gateway.console.formats import cents, number, size
 from gateway.console.forms import Form
 from gateway.console.tables import Field, Group
 from gateway.records.errors import must
@@ -11,30 +14,57 @@ from gateway.records.money import read_dollars, show_dollars
 NONE: Final = "none"
 PREFIX: Final = "limit_"
 HINT: Final = "A number, “none” for no limit, or empty for the limit of the plan."
-
-LABELS: Final = {
-    LimitName.REQUESTS_PER_MINUTE: "Requests per minute",
-    LimitName.TOKENS_PER_MINUTE: "Tokens per minute",
-    LimitName.PROMPT_TOKENS_PER_MINUTE: "Prompt tokens per minute",
-    LimitName.COMPLETION_TOKENS_PER_MINUTE: "Completion tokens per minute",
-    LimitName.REQUESTS_PER_DAY: "Requests per day",
-    LimitName.TOKENS_PER_DAY: "Tokens per day",
-    LimitName.CONCURRENT_REQUESTS: "Concurrent requests",
-    LimitName.BUDGET: "Budget per month, in dollars",
-    LimitName.STORED_BYTES: "Stored bytes",
+LABELS: Final = {name: name.replace("_", " ").capitalize() for name in LimitName} | {
+    LimitName.BUDGET: "Monthly budget",
     LimitName.BATCH_TOKENS: "Tokens in batches",
-    LimitName.MODEL_SHARE: "Share of a model, in percent",
+    LimitName.MODEL_SHARE: "Share of a model",
 }
+"""Names of limits, in the words of the API's errors."""
+COMMON: Final = (
+    LimitName.REQUESTS_PER_MINUTE,
+    LimitName.TOKENS_PER_MINUTE,
+    LimitName.TOKENS_PER_DAY,
+    LimitName.BUDGET,
+)
+"""Limits that forms show at once; the others are folded away."""
+_UNITS: Final = {
+    LimitName.BUDGET: "in dollars",
+    LimitName.STORED_BYTES: "in bytes",
+    LimitName.MODEL_SHARE: "in percent",
+}
+_SHOWN: Final = {
+    LimitName.BUDGET: cents,
+    LimitName.STORED_BYTES: size,
+    LimitName.MODEL_SHARE: "{} %".format,
+}
+_GROUPS: Final = {
+    "_per_minute": "Per minute",
+    "_per_day": "Per day",
+    "_micros": "Per month",
+    "": "At the same time",
+}
+"""By the end of a limit's name, the period that the limit counts."""
 
 
 def shown_limit(name: LimitName, value: int) -> str:
     """Return a limit or its usage as text."""
-    return show_dollars(value) if name is LimitName.BUDGET else f"{value:,}"
+    return _SHOWN.get(name, number)(value)
+
+
+def grouped(limits: Mapping[LimitName, LimitBody]) -> Mapping[str, list[tuple[str, LimitBody]]]:
+    """Return the limits that are set, by the period that they count."""
+    groups: dict[str, list[tuple[str, LimitBody]]] = {group: [] for group in _GROUPS.values()}
+    for name, body in limits.items():
+        if body.limit is not None:
+            ending = next((each for each in _GROUPS if name.endswith(each)), "")
+            groups[_GROUPS[ending]].append((name, body))
+    return {group: found for group, found in groups.items() if found}
 
 
 def labels_of(scope: LimitScope) -> dict[LimitName, str]:
-    """Return the labels of the limits that a holder can have."""
-    return {name: LABELS[name] for name in names_of(scope)}
+    """Return the labels of the fields for the limits that a holder can have."""
+    units = {name: f", {unit}" for name, unit in _UNITS.items()}
+    return {name: LABELS[name] + units.get(name, "") for name in names_of(scope)}
 
 
 def limit_group(

@@ -19,8 +19,11 @@ def _for_customers(principal: Principal) -> Iterator[tuple[str, str]]:
         yield "/console/requests", "Requests"
     if Scope.USAGE in scopes and is_whole:
         yield "/console/invoices", "Invoices"
+        if principal.is_prepaid:
+            yield "/console/credits", "Credits"
     yield "/console/limits", "Limits"
     if Scope.COMPLETIONS in scopes:
+        yield "/console/models", "Models"
         yield "/console/playground", "Playground"
     if Scope.KEYS in scopes:
         yield "/console/keys", "Keys"

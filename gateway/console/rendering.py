@@ -15,6 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from gateway.console import formats
 from gateway.console.assets import PATHS
+from gateway.console.limit_fields import COMMON, LABELS, grouped, shown_limit
 from gateway.console.navigation import navigation
 from gateway.console.tables import Field, Group
 from gateway.http.services import services_of
@@ -45,18 +46,25 @@ _environment: Final = Environment(
 )
 _environment.filters |= {
     "cents": formats.cents,
+    "details": formats.details,
     "dollars": show_dollars,
+    "duration": formats.duration,
     "number": formats.number,
-    "plain": formats.plain,
     "short": formats.shortened,
+    "size": formats.size,
     "time": formats.show_time,
     "unix": formats.unix,
+    "until": formats.until,
 }
 _environment.globals |= {
     "assets": PATHS,
+    "common_limits": COMMON,
+    "grouped": grouped,
+    "limit_labels": LABELS,
     "navigation": navigation,
     "padding": formats.padding,
     "share": formats.share,
+    "shown_limit": shown_limit,
 }
 # Parts of every page: to compile these and a page at once would hold the event loop for too long.
 for _name in ("base.html", "parts.html"):

@@ -14,6 +14,7 @@ from gateway.console.customers import (
     usage,
     webhooks,
 )
+from gateway.console.customers import models as own_models
 from gateway.console.login import login_router
 from gateway.console.operators import adapters as all_adapters
 from gateway.console.operators import (
@@ -41,6 +42,7 @@ CUSTOMER_PAGES = (
     overview,
     usage,
     invoices,
+    own_models,
     playground,
     account,
 )

@@ -25,13 +25,14 @@ from gateway.records.usage_record import Outcome
 
 DAYS: Final = 30
 """Days of the chart on the first page."""
+WEEK: Final = timedelta(days=7)
 SHORT: Final = timedelta(days=3)
 """The longest period that has a sum for each hour."""
 SERIES: Final = 5
 """Values of a dimension in a chart."""
 PRESETS: Final = {
     "24h": timedelta(hours=24),
-    "7d": timedelta(days=7),
+    "7d": WEEK,
     "30d": timedelta(days=30),
     "month": None,
 }
@@ -69,7 +70,7 @@ class Periods:
         if not series:
             series, rest = [("all", rest)], []
         shown = rest if any(rest) else ()
-        return stacked(f"{title} per {per}", measure, self.names, series, shown)
+        return stacked(f"{title} per {per} (UTC)", measure, self.names, series, shown)
 
 
 def cost(sums: UsageSums) -> int:

@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from decimal import Decimal
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -171,6 +172,22 @@ EXPORT_RETRIES = {
     ExportKind.OPENMETER: timedelta(days=30),
     ExportKind.CLOUDEVENTS: timedelta(days=30),
 }
+
+
+class InvoiceIssuer(BaseModel):
+    """Who issues invoices, as they name it, and the tax on their amounts."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Annotated[str, Field(min_length=1)]
+    address: tuple[str, ...] = ()
+    """Lines."""
+    tax_id: str = ""
+    tax_name: str = "VAT"
+    tax_percent: Annotated[Decimal | None, Field(ge=0, le=100)] = None
+    """Added to the total, rounded to cents; null: invoices name no tax."""
+    note: str = ""
+    """Text below the amounts, such as bank details or the reason why there is no tax."""
 
 
 class ExportSink(BaseModel):
@@ -407,6 +424,8 @@ class Settings(BaseSettings):
     public_url: Annotated[str, AfterValidator(_check_public_url)] | None = None
     """URL under which customers reach gateways, such as `https://api.example.com`. By default the
     console shows the one in the address bar."""
+    invoice_issuer: InvoiceIssuer | None = None
+    """Name, address, tax and note of the pages of invoices, as JSON; none by default."""
     console_idle_timeout: Annotated[Duration, Field(gt=timedelta(0))] = timedelta(minutes=30)
     """How long a session of the console continues without a request."""
     console_session_timeout: Annotated[Duration, Field(gt=timedelta(0))] = timedelta(hours=12)

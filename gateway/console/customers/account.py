@@ -1,7 +1,8 @@
-"""Limits, the audit log, and how to start."""
+"""Limits, credits, the audit log, and how to start."""
 
 import shlex
 from typing import Annotated, Final
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from msgspec import json
@@ -9,16 +10,52 @@ from msgspec import json
 from gateway.accounts.audit.log import AuditService
 from gateway.accounts.audit.routes import MAX_SEQUENCE, own_entries
 from gateway.accounts.limits import LimitReports
-from gateway.console.limit_fields import LABELS, shown_limit
+from gateway.accounts.shared import AfterId
+from gateway.billing.credits.service import CreditService
+from gateway.billing.usage.parts import UsageFilter
+from gateway.billing.usage.periods import Span
+from gateway.billing.usage.service import UsageService
+from gateway.console.customers.invoices import SeesInvoices
+from gateway.console.formats import details, shortened
+from gateway.console.limit_fields import LABELS
 from gateway.console.rendering import page
-from gateway.console.routing import AnyVisitor, CustomerRoute, Visitor, needs, origin_of
+from gateway.console.routing import (
+    AnyVisitor,
+    CustomerRoute,
+    Visitor,
+    following,
+    needs,
+    origin_of,
+)
 from gateway.console.sessions import Audience
+from gateway.console.tables import Column, Table
+from gateway.console.usage_pages import key_names
+from gateway.console.usage_query import WEEK, total
 from gateway.http.services import AllServices
 from gateway.models.catalogue import Catalogue
+from gateway.platform.database.paging import PageRequest
+from gateway.records.limits import LimitName
 from gateway.records.scopes import Scope
+from gateway.records.times import utc_now
 
 ROWS: Final = 50
 _HELLO: Final = {"messages": [{"role": "user", "content": "Hello!"}]}
+
+CREDIT_COLUMNS: Final = (
+    Column("Time (UTC)", lambda each: each.created_at, "time"),
+    Column("Change", lambda each: each.kind),
+    Column("Amount", lambda each: each.amount_micros, "money"),
+    Column("Note", lambda each: each.note, "name"),
+    Column("Expires (UTC)", lambda each: each.expires_at, "time"),
+)
+CHANGE_COLUMNS: Final = (
+    Column("Number", lambda each: each.sequence, "num"),
+    Column("Time (UTC)", lambda each: each.at, "time"),
+    Column("Who", lambda each: each.actor, "mono"),
+    Column("Action", lambda each: each.action),
+    Column("Object", lambda each: each.subject, "mono"),
+    Column("New values", lambda each: details(each.details), "values"),
+)
 
 router = APIRouter(route_class=CustomerRoute, include_in_schema=False)
 
@@ -28,13 +65,53 @@ SeesAudit = Annotated[Visitor, Depends(needs(Scope.MEMBERS, whole=True))]
 @router.get("/console/limits")
 async def limits(request: Request, services: AllServices, visitor: AnyVisitor) -> Response:
     """Show the limits with their usage."""
+    reports = services.make(LimitReports)
+    refusals = await reports.own_refusals(visitor.principal)
+    names = await key_names(services, visitor, {each.key for each in refusals})
     return page(
         request,
         "limits.html",
-        report=await services.make(LimitReports).own_limits(visitor.principal),
-        refusals=await services.make(LimitReports).own_refusals(visitor.principal),
-        labels=LABELS,
-        shown_limit=shown_limit,
+        report=await reports.own_limits(visitor.principal),
+        refusals=Table(
+            "Rejected requests",
+            (
+                Column("Time (UTC)", lambda each: each.at, "time"),
+                Column("Limit", lambda each: f"{_limit(each.limit)} of the {each.scope}"),
+                Column("Key", lambda each: names.get(each.key, shortened(each.key))),
+                Column("Model", lambda each: each.model),
+                Column("Times", lambda each: each.times, "num"),
+                Column("Why", lambda each: each.message, "values"),
+            ),
+            refusals,
+            "No limit has rejected a request in the last seven days.",
+        ),
+    )
+
+
+def _limit(name: str) -> str:
+    return LABELS[LimitName(name)] if name in list(LimitName) else name.capitalize()
+
+
+@router.get("/console/credits")
+async def credit_history(
+    request: Request, services: AllServices, visitor: SeesInvoices, after: AfterId = None
+) -> Response:
+    """Show the balance and its changes, newest first."""
+    service, now = services.make(CreditService), utc_now()
+    limits = await services.make(LimitReports).own_limits(visitor.principal)
+    wanted = PageRequest(after, ROWS, is_newest_first=True)
+    found = await service.page(visitor.tenant_id, wanted)
+    balance = await service.balance(visitor.tenant_id)
+    usage, spent = services.make(UsageService), UsageFilter(tenant_id=visitor.tenant_id)
+    week = await total(usage, spent, Span(now - WEEK, now))
+    return page(
+        request,
+        "credits.html",
+        left=limits.credits.remaining_micros if limits.credits else balance.micros,
+        week_micros=week.cost_micros,
+        balance=balance,
+        table=Table("Credits", CREDIT_COLUMNS, found.entries, "There are no credits."),
+        following=following(found, "/console/credits"),
     )
 
 
@@ -55,8 +132,14 @@ async def audit(
         after=after,
         limit=ROWS,
     )
-    following = None if found.next is None else f"/console/audit?after={found.next}"
-    return page(request, "audit.html", entries=found.data, action=action, following=following)
+    query = urlencode({"action": action, "after": found.next})
+    return page(
+        request,
+        "audit.html",
+        table=Table("Changes", CHANGE_COLUMNS, found.data, "There is no entry."),
+        action=action,
+        following=None if found.next is None else f"/console/audit?{query}",
+    )
 
 
 @router.get("/console/start")

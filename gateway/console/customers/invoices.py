@@ -18,9 +18,9 @@ SeesInvoices = Annotated[Visitor, Depends(needs(Scope.USAGE, whole=True))]
 
 
 @router.get("")
-async def list_months(request: Request, visitor: SeesInvoices) -> Response:
+async def list_months(request: Request, services: AllServices, visitor: SeesInvoices) -> Response:
     """List the latest months."""
-    return statements_list(request, HOME, tenant_id=visitor.tenant_id)
+    return await statements_list(request, services, HOME, tenant_id=visitor.tenant_id)
 
 
 @router.get("/{month}.csv")

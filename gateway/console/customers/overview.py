@@ -8,10 +8,17 @@ from gateway.billing.usage.periods import Span
 from gateway.billing.usage.routes import own_usage
 from gateway.billing.usage.service import UsageService
 from gateway.console.charts import COST, TOKENS, Chart
-from gateway.console.limit_fields import LABELS, shown_limit
 from gateway.console.rendering import page
 from gateway.console.routing import AnyVisitor, CustomerRoute
-from gateway.console.usage_query import NOTHING, by_period, cost, last_days, tokens, total
+from gateway.console.usage_query import (
+    NOTHING,
+    WEEK,
+    by_period,
+    cost,
+    last_days,
+    tokens,
+    total,
+)
 from gateway.http.services import AllServices
 from gateway.records.limits import LimitName
 from gateway.records.scopes import Scope
@@ -26,7 +33,7 @@ async def overview(request: Request, services: AllServices, visitor: AnyVisitor)
     now = utc_now()
     limits = await services.make(LimitReports).own_limits(visitor.principal)
     sees_usage = visitor.has(Scope.USAGE, Scope.COMPLETIONS)
-    month, latency = NOTHING, None
+    month, latency, week_micros = NOTHING, None, 0
     charts: list[Chart] = []
     if sees_usage:
         wanted = own_usage(visitor.principal, UsageFilter(tenant_id=None))
@@ -35,19 +42,20 @@ async def overview(request: Request, services: AllServices, visitor: AnyVisitor)
         periods = await by_period(service, wanted, last_days(now), Dimension.MODEL)
         charts = [periods.chart("Cost", COST, cost), periods.chart("Tokens", TOKENS, tokens)]
         latency = await service.latency(wanted, last_days(now))
+        if limits.credits:
+            week_micros = (await total(service, wanted, Span(now - WEEK, now))).cost_micros
     return page(
         request,
         "overview.html",
         sees_usage=sees_usage,
         month=month,
         latency=latency,
+        week_micros=week_micros,
         month_name=f"{now:%B %Y}",
         budget=_budget(limits),
         limits=limits,
         used=list(_used(limits)),
         charts=charts,
-        labels=LABELS,
-        shown_limit=shown_limit,
         is_whole=visitor.has_whole(Scope.USAGE),
     )
 

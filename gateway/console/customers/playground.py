@@ -2,8 +2,9 @@
 
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 
+from gateway.accounts.shared import MAX_TEXT_CHARACTERS
 from gateway.completions.endpoints.generation import Completions
 from gateway.console.customers.account import base_url
 from gateway.console.rendering import page
@@ -32,14 +33,19 @@ Generates = Annotated[Visitor, Depends(needs(Scope.COMPLETIONS))]
 
 
 @router.get("/console/playground")
-async def playground(request: Request, services: AllServices, visitor: Generates) -> Response:
+async def playground(
+    request: Request,
+    services: AllServices,
+    visitor: Generates,
+    model: Annotated[str, Query(max_length=MAX_TEXT_CHARACTERS)] = "",
+) -> Response:
     """Show the form. One script sends it and shows the stream."""
     models = sorted(filter(visitor.principal.allows_model, services[Catalogue].names))
     return page(
         request,
         "playground.html",
         model_options=[(name, name) for name in models],
-        model=visitor.principal.default_model,
+        model=model or visitor.principal.default_model,
         numbers=NUMBERS,
         base_url=base_url(request),
     )

@@ -182,6 +182,8 @@ def _facts(body: AliasDefinition) -> dict[str, str]:
         "Models": ", ".join(weights),
         "Same model for": dict(STICKY)[body.sticky.value],
         "Fallback": body.fallback or "none",
-        "Requests fail from": "never" if body.sunset_at is None else show_time(body.sunset_at),
+        "Requests fail from": "never"
+        if body.sunset_at is None
+        else f"{show_time(body.sunset_at)} UTC",
         "Replacement": body.replacement or "the model with the largest weight",
     }

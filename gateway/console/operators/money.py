@@ -72,10 +72,12 @@ async def money(
 
 
 @router.get("/console/tenants/{tenant_id}/invoices")
-async def list_months(request: Request, tenants: Tenants, tenant_id: TenantId) -> Response:
+async def list_months(
+    request: Request, services: AllServices, tenants: Tenants, tenant_id: TenantId
+) -> Response:
     """List the latest months of a tenant."""
     tenant = await tenants.get(tenant_id)
-    return statements_list(request, _path(tenant.id), tenant_id=tenant.id)
+    return await statements_list(request, services, _path(tenant.id), tenant_id=tenant.id)
 
 
 @router.get("/console/tenants/{tenant_id}/invoices/{month}.csv")

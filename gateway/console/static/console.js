@@ -1,5 +1,6 @@
-// Charts show the values of a column: under the pointer, after a touch, and after arrow keys.
 "use strict";
+
+// Charts show the values of a column: under the pointer, after a touch, and after arrow keys.
 
 const read = (column) => {
   const figure = column.closest("figure");
@@ -36,3 +37,26 @@ document.addEventListener("keydown", (event) => {
 document.addEventListener("click", (event) => {
   if (menu?.open && !menu.contains(event.target)) menu.open = false;
 });
+
+// Buttons that need this script appear with it: print a page, and copy a secret or code.
+for (const button of document.querySelectorAll("[data-print]")) {
+  button.classList.remove("hidden");
+  button.addEventListener("click", () => window.print());
+}
+
+const copy = async (button, source) => {
+  try {
+    await navigator.clipboard.writeText(source.textContent);
+    button.textContent = "Copied";
+  } catch {
+    // Browsers refuse without https, but not for text that is selected.
+    getSelection().selectAllChildren(source);
+    button.textContent = document.execCommand("copy") ? "Copied" : "Press Ctrl+C";
+  }
+};
+
+for (const source of document.querySelectorAll(".secret, main pre > code")) {
+  const button = Object.assign(document.createElement("button"), { type: "button", className: "plain copy", textContent: "Copy" });
+  button.addEventListener("click", () => copy(button, source));
+  (source.closest("pre") || source).after(button);
+}

@@ -1,6 +1,7 @@
 """A deployment for all tests of the console, and a browser."""
 
 import asyncio
+import json
 import re
 import secrets
 import shutil
@@ -24,12 +25,15 @@ from playwright.async_api import (
 
 from gateway.accounts.aliases import AliasService
 from gateway.accounts.tenants.service import TenantService
+from gateway.billing.credits.service import CreditService
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.claims import Claim
 from gateway.platform.database.engine import Database
 from gateway.platform.database.tables import AdapterRow
 from gateway.platform.redis_client import connect
 from gateway.records.adapters import Adapter, AdapterState
+from gateway.records.limits import LimitName
+from gateway.records.records import Billing
 from gateway.records.scopes import TENANT_SCOPES, Scope
 from gateway.records.times import utc_now
 from tests.support.ledger import use
@@ -42,6 +46,13 @@ CHROMIUM: Final = shutil.which("chromium")
 PATIENCE_MS: Final = 30_000
 TENANT, OTHER = "acme", "other"
 HOSTILE: Final = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
+ISSUER: Final = {
+    "name": "Example Tokens GmbH",
+    "address": ["Long Street 1", "10115 Berlin"],
+    "tax_id": "DE123456789",
+    "tax_percent": 19,
+    "note": "Pay within 14 days.",
+}
 CSRF: Final = re.compile(r'name="csrf" value="([^"]+)"')
 
 
@@ -52,6 +63,7 @@ def stack() -> Iterator[Stack]:
         settings = {
             "SLUICE_ENCRYPTION_KEYS": ENCRYPTION_KEY,
             "SLUICE_WEBHOOK_ALLOW_PRIVATE": "1",
+            "SLUICE_INVOICE_ISSUER": json.dumps(ISSUER),
             "SLUICE_TENANT_DASHBOARD_URL": "https://grafana.example/d/t?var-tenant={tenant}",
             "SLUICE_MODEL_DASHBOARD_URL": "https://grafana.example/d/m?var-model={model}",
             "SLUICE_TRACE_URL": "https://traces.example/find?id={request_id}",
@@ -74,7 +86,11 @@ async def _prepare(stack: Stack) -> None:
     database, redis = Database(stack.database_url), connect(stack.redis.url, max_connections=1)
     try:
         tenants = TenantService(database, ChangeAnnouncer(redis))
-        await tenants.update(TENANT, name=f"Acme {HOSTILE}")
+        limits = {LimitName.BUDGET: 10**12, LimitName.STORED_BYTES: 2**28}
+        name = f"Acme {HOSTILE}"
+        await tenants.update(TENANT, name=name, billing=Billing.PREPAID, limits=limits)
+        credit = CreditService(database, ChangeAnnouncer(redis))
+        await credit.grant(TENANT, 10**11, note=f"Note {HOSTILE}")
         for days in range(12):
             at = utc_now() - timedelta(days=days, minutes=5)
             await use(database, TENANT, 1_250_000 * (1 + days % 4), at=at, is_prepaid=False)
@@ -83,6 +99,8 @@ async def _prepare(stack: Stack) -> None:
             await fail_adapter(database, tenant, "broken")
         aliases = AliasService(database, ChangeAnnouncer(redis))
         await aliases.put(f"alias {HOSTILE}", weights={HOSTILE: 1}, fallback=f"f {HOSTILE}")
+        sunset = utc_now() + timedelta(days=100)
+        await aliases.put(f"old {HOSTILE}", weights={MODEL: 1}, sunset_at=sunset)
     finally:
         await redis.aclose()
         await database.aclose()

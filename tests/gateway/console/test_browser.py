@@ -26,8 +26,20 @@ axe.run({resultTypes: ['violations'], preload: false}).then(found => found.viola
   .filter(each => ['serious', 'critical'].includes(each.impact))
   .map(each => `${each.id}: ${each.nodes[0].html.slice(0, 200)}`))
 """
-PHONE: Final[ViewportSize] = {"width": 390, "height": 800}
-DESKTOP: Final[ViewportSize] = {"width": 1280, "height": 800}
+SIZES: Final[list[ViewportSize]] = [
+    {"width": width, "height": 800} for width in (1280, 1920, 768, 390)
+]
+_FIND_LOCAL_TIMES: Final = r"""
+[...document.querySelectorAll('main *')].flatMap(each => [...each.childNodes])
+  .filter(each => each.nodeType === 3 && /\d{4}-\d\d-\d\d \d\d:\d\d/.test(each.data))
+  .filter(each => {
+    const cell = each.parentElement.closest('td, th');
+    const head = cell && cell.closest('table').tHead.rows[0].cells[cell.cellIndex];
+    const shown = each.parentElement.closest('figure') || each.parentElement;
+    return !(shown.textContent.includes('UTC') || head?.textContent.includes('UTC'));
+  }).map(each => each.data)
+"""
+"""Times that neither their text nor the head of their column calls UTC."""
 MAX_PAGES: Final = 60
 
 OpenTab = Callable[..., Awaitable[Tab]]
@@ -73,7 +85,8 @@ async def test_every_page_is_accessible_at_every_size(
             continue
         seen.add(shape)
         await tab.open(path)
-        for size in (DESKTOP, PHONE):
+        assert await tab.page.evaluate(_FIND_LOCAL_TIMES) == [], path
+        for size in SIZES:
             await tab.page.set_viewport_size(size)
             overflow = await tab.page.evaluate(
                 "document.documentElement.scrollWidth - document.documentElement.clientWidth"
@@ -203,7 +216,8 @@ async def test_viewer_sees_usage_and_nothing_else(stack: Stack, open_tab: OpenTa
     menu = tab.page.get_by_role("navigation", name="Pages").get_by_role("link")
     names = await menu.all_text_contents()
     assert names == [
-        *("Overview", "Usage", "Requests", "Invoices", "Limits", "Getting started", "Status")
+        *("Overview", "Usage", "Requests", "Invoices", "Credits", "Limits"),
+        *("Getting started", "Status"),
     ]
     for name in names:
         await tab.press("link", name)

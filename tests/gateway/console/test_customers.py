@@ -7,11 +7,18 @@ from datetime import timedelta
 from typing import Any
 
 from contract.tier import ServiceTier
+from gateway.accounts.tenants.service import TenantService
+from gateway.billing.credits.service import CreditService
+from gateway.billing.prices import PriceService
 from gateway.console.usage_pages import ROWS
+from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
+from gateway.platform.redis_client import connect
 from gateway.records.limits import LimitName
+from gateway.records.money import show_dollars
+from gateway.records.records import Billing
 from gateway.records.scopes import TENANT_SCOPES, Scope
-from gateway.records.times import utc_now
+from gateway.records.times import month_start, utc_now
 from gateway.records.usage_record import Outcome
 from tests.gateway.conftest import eventually, gateway_client
 from tests.gateway.console.conftest import HOSTILE, fail_adapter, visiting
@@ -107,6 +114,8 @@ async def test_owner_sees_and_removes_adapters(stack: Stack) -> None:
         assert "Requests for it get 404." in asked
         await visit.send(f"/console/adapters/{adapter_id}/remove")
         assert adapter_id not in (await visit.get("/console/adapters")).text
+        log = (await visit.get("/console/audit?action=adapter.delete")).text
+        assert (adapter_id in log, "/nowhere" in log) == (True, False)
 
 
 async def test_rejected_requests_and_their_reasons_are_listed(stack: Stack) -> None:
@@ -179,3 +188,72 @@ async def test_requests_are_filtered_and_read_in_both_directions(stack: Stack) -
         page = (await visit.get("/console/usage?range=24h")).text
         assert "Cost per hour" in page
         assert page.count('class="column"') in (24, 25)
+
+
+async def test_amounts_of_every_page_equal_the_ledger(stack: Stack) -> None:
+    tenant, now = "amounts", utc_now()
+    owner = await asyncio.to_thread(stack.key, tenant, scopes=TENANT_SCOPES)
+    database, redis = Database(stack.database_url), connect(stack.redis.url, max_connections=1)
+    announcer = ChangeAnnouncer(redis)
+    prices = PriceService(database, announcer)
+    first = await prices.add("billed", prompt_micros=90_000, completion_micros=1_500_000)
+    while utc_now() <= first.effective_at:
+        await asyncio.sleep(0.001)
+    await prices.add("billed", prompt_micros=250_000, completion_micros=1_500_000)
+    await TenantService(database, announcer).update(
+        tenant,
+        billing=Billing.PREPAID,
+        limits={LimitName.BUDGET: 100_000_000, LimitName.STORED_BYTES: 2**28},
+    )
+    credit = CreditService(database, announcer)
+    await credit.grant(tenant, 30_000_000, note=HOSTILE)
+    await credit.adjust(tenant, -1_234_567, note="mistake")
+    counts: dict[str, Any] = {"prompt_tokens": 1_000, "cached_tokens": 300}
+    for model, tier, micros in (("billed", "default", 7_000_001), ("billed", "batch", 1_234_567)):
+        changes = {"model": model, "service_tier": ServiceTier(tier), "completion_tokens": 42}
+        await use(database, tenant, micros, at=now, **counts, **changes)
+    await use(database, tenant, 999_999, at=month_start(now) - timedelta(days=1), **counts)
+    month, last = f"{now:%Y-%m}", f"{month_start(now) - timedelta(days=1):%Y-%m}"
+    async with visiting(stack.url, owner) as visit:
+
+        async def shown(path: str) -> str:
+            """Return the text of a page, with exact amounts instead of rounded ones."""
+            text = re.sub(r'<data value="([^"]+)"[^>]*>[^<]*', r"\1", (await visit.get(path)).text)
+            return html.unescape(re.sub(r"<[^>]*>", "|", text).replace("\N{FIGURE SPACE}", ""))
+
+        listed = await shown("/console/invoices")
+        amounts = re.findall(r"\$[\d.,]+", listed)
+        assert amounts == ["$8.234568", "$0.999999", *["$0.00"] * 10]
+        home = f"/console/invoices/{month}"
+
+        async def prices_are_known() -> bool:
+            return "$0.125|" in await shown(home)
+
+        await eventually(prices_are_known, what="the gateway knowing both prices")
+        statement = await shown(home)
+        for part in (
+            *("$7.000001", "$1.234567", "$8.234568", "1,000", "300", "42"),
+            # Net amount and tax, each in cents.
+            *("$8.23", "$1.56", "$9.79", "VAT 19 %", "DE123456789", "Pay within 14 days."),
+            # The price changed in this month, and a batch pays half of it.
+            *("UTC: $0.09", "UTC: $0.25", "UTC: $0.045", "UTC: $0.125", "$1.50", "$0.75"),
+        ):
+            assert f"{part}|" in statement, part
+        assert "$0.999999|" in await shown(f"/console/invoices/{last}")
+        left = 30_000_000 - 1_234_567 - 9_234_567
+        history = await shown("/console/credits")
+        for micros in (left, 28_765_433, 9_234_567, 8_234_568, -1_234_567, 30_000_000):
+            assert f"{show_dollars(micros)}|" in history, micros
+        assert (HOSTILE in history, "Credits are" in history) == (True, False)
+        overview = await shown("/console")
+        for micros in (left, 8_234_568):
+            assert f"{show_dollars(micros)}|" in overview, micros
+        limits = await shown("/console/limits")
+        assert "$8.23 of $100.00|" in limits
+        assert "0 B of 256 MiB|" in limits
+        await credit.adjust(tenant, -left + 1_000, note="mistake")
+        for path in ("/console", "/console/credits"):
+            assert "Credits are low: $0.001 is left, which lasts 1 min" in await shown(path)
+        assert re.search(r"resets \|?in (\d+ d( \d+ h)?|\d+ h|\d+ min)", limits)
+    await redis.aclose()
+    await database.aclose()

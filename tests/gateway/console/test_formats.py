@@ -1,9 +1,12 @@
 """How pages show amounts, ids and scales."""
 
+from datetime import timedelta
+
 import pytest
 
 from gateway.console import formats
 from gateway.console.charts import COST, TOKENS, Measure, stacked
+from gateway.records.times import utc_now
 from tests.support.cases import all_cases
 
 
@@ -31,10 +34,39 @@ def test_amounts_have_two_decimals_from_a_dollar_on(micros: int, shown: str) -> 
     [
         (formats.shortened("cmpl-0123456789abcdef"), "cmpl-…abcdef"),
         (formats.shortened("key_1"), "key_1"),
+        (formats.duration(0), "0 ms"),
+        (formats.duration(999.4), "999 ms"),
+        (formats.duration(1_259), "1.25 s"),
+        (formats.duration(59_999), "59.9 s"),
+        (formats.duration(60_000), "1 min"),
+        (formats.duration(3_599_999), "59 min 59 s"),
+        (formats.duration((4 * 24 + 12) * 3_600_000 + 59_999), "4 d 12 h"),
+        (formats.duration(24 * 3_600_000 + 3_599_000), "1 d"),
+        (formats.size(1023), "1023 B"),
+        (formats.size(2**28), "256 MiB"),
+        (formats.size(2**30 - 1), "1024 MiB"),
+        (formats.size(3 * 2**29), "1.5 GiB"),
+        (formats.until(utc_now() - timedelta(days=1)), "now"),
+        (formats.until(utc_now() + timedelta(hours=25, seconds=30)), "in 1 d 1 h"),
     ],
 )
-def test_ids_are_short(shown: str, expected: str) -> None:
+def test_values_are_short(shown: str, expected: str) -> None:
     assert shown == expected
+
+
+def test_values_of_the_audit_log_are_words_and_units() -> None:
+    values = {
+        "limits": {"budget_micros": 12_500_000, "stored_bytes": 2**28, "tokens_per_day": None},
+        "expires_at": "2027-01-06T12:33:35+01:00",
+        "scopes": ["keys", "usage"],
+        "is_shared": False,
+        "weight": 0.5,
+        "dialect": None,
+    }
+    assert formats.details(values) == (
+        "budget: $12.50; stored bytes: 256 MiB; tokens per day: none; "
+        "expires at: 2027-01-06 11:33:35 UTC; scopes: keys, usage; is shared: false; weight: 0.5"
+    )
 
 
 @pytest.mark.parametrize("exponent", range(19))

@@ -33,7 +33,7 @@ async def test_operator_creates_finds_changes_and_suspends_a_tenant(
     # Signs of patterns are text.
     assert "made-here" not in (await operator.get("/console/tenants?search=1_0")).text
     page = (await operator.get("/console/tenants/made-here")).text
-    assert re.search(r"Budget per month, in dollars</th><td[^>]*>\$12.50</td>", page)
+    assert re.search(r"Monthly budget</th><td[^>]*>\$12.50</td>", page)
     assert "cus_of_made" in page
     changed = await operator.send(
         "/console/tenants/made-here/edit", name="Made", weight="3", limit_budget_micros=""
@@ -120,7 +120,7 @@ async def test_operator_onboards_a_tenant_in_one_flow(stack: Stack, operator: Vi
     assert "5,000" in (await operator.get("/console/plans")).text
     await operator.send("/console/plans/starter", **changed, confirmed="yes")
     page = (await operator.get("/console/tenants/onboarded")).text
-    assert ("Tokens per day" in page, "Budget per month" in page) == (False, True)
+    assert ("Tokens per day" in page, "Monthly budget" in page) == (False, True)
 
 
 async def test_operator_manages_what_a_tenant_has(stack: Stack, operator: Visit) -> None:

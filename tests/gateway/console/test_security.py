@@ -191,8 +191,12 @@ async def test_no_route_reaches_another_tenant(stack: Stack, visit: Visit) -> No
 
 async def test_pages_follow_the_scopes_of_the_key(stack: Stack) -> None:
     allowed = {
-        Scope.COMPLETIONS: {"/console/usage", "/console/requests", "/console/playground"},
-        Scope.USAGE: {"/console/usage", "/console/requests", "/console/invoices"},
+        Scope.COMPLETIONS: {
+            *("/console/usage", "/console/requests", "/console/models", "/console/playground"),
+        },
+        Scope.USAGE: {
+            *("/console/usage", "/console/requests", "/console/invoices", "/console/credits"),
+        },
         Scope.KEYS: {
             "/console/keys",
             "/console/keys/new",
