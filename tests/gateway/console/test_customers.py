@@ -210,7 +210,8 @@ async def test_amounts_of_every_page_equal_the_ledger(stack: Stack) -> None:
     await credit.adjust(tenant, -1_234_567, note="mistake")
     counts: dict[str, Any] = {"prompt_tokens": 1_000, "cached_tokens": 300}
     for model, tier, micros in (("billed", "default", 7_000_001), ("billed", "batch", 1_234_567)):
-        changes = {"model": model, "service_tier": ServiceTier(tier), "completion_tokens": 42}
+        changes: dict[str, Any] = {"model": model, "completion_tokens": 42}
+        changes["service_tier"] = ServiceTier(tier)
         await use(database, tenant, micros, at=now, **counts, **changes)
     await use(database, tenant, 999_999, at=month_start(now) - timedelta(days=1), **counts)
     month, last = f"{now:%Y-%m}", f"{month_start(now) - timedelta(days=1):%Y-%m}"
