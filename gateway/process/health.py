@@ -76,7 +76,8 @@ async def metrics(request: Request) -> Response:
     """
     await _observe(services_of(request))
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
-    return Response(encode(REGISTRY), headers={"content-type": content_type})
+    page = await asyncio.to_thread(encode, REGISTRY)  # Many models have thousands of series.
+    return Response(page, headers={"content-type": content_type})
 
 
 async def _observe(services: Services) -> None:
