@@ -24,15 +24,18 @@ from contract.messages import AdapterRef, GenerationJob, Resumption, SequencePro
 from contract.outcomes import FinishReason
 from contract.prompts import packed
 from contract.queue import COMPLETION_COST, PROMPT_COST, AdapterRoom, JobQueue
+from contract.tier import ServiceTier
 from tests.contract.test_fairness import announce
 from tests.contract.test_queue import LEASE_MS, MODEL, enqueue, job
 from tests.gateway.limits.building import TestClock
 from tests.worker.conftest import MODEL_FOLDER
 from worker.engine.base import EngineAdapter, EngineRequest, EngineStep
 from worker.engine.scripted import Script, ScriptedEngine
-from worker.execution import claims, preemption, sequence
+from worker.execution import claims, generation, preemption, sequence
 from worker.execution.generation import RunningJob
 from worker.execution.runner import Runner
+from worker.execution.sequence import LAST_TOKENS
+from worker.execution.sequence import Sequence as EngineSequence
 from worker.queue.doorbells import WAIT_SECONDS, Bell, Doorbells
 from worker.queue.link import Link
 
@@ -149,6 +152,8 @@ class Pool:
     """The worker that first claimed each job."""
     preempted: list[tuple[int, str, int]] = field(default_factory=list)
     """Milliseconds, workers and sequences."""
+    left: dict[tuple[str, int], int] = field(default_factory=dict)
+    """The tokens with which sequences were last preempted, by job and index."""
     finished: list[str] = field(default_factory=list)
     served: Counter[str] = field(default_factory=Counter)
     """Service units of tenants, as no worker or script counts them."""
@@ -245,17 +250,21 @@ async def pool(
     """Two workers without jobs."""
     pool = Pool(any_redis, JobQueue(any_redis, MODEL), clock)
     time = SimpleNamespace(monotonic=lambda: clock.now_ms / 1000)
-    monkeypatch.setattr(claims, "time", time)
-    monkeypatch.setattr(preemption, "time", time)
+    for module in (claims, generation, preemption, sequence):
+        monkeypatch.setattr(module, "time", time)
     monkeypatch.setattr(claims, "Doorbells", TimedDoorbells)
     preempt = preemption.Preemption._preempt
 
-    def note(self: preemption.Preemption, generation: RunningJob, number: int, source: str) -> None:
-        safe_tokens = vars(sequence)["SAFE_TOKENS"] if generation.attempt > 1 else 0
-        assert all(each.new_tokens >= safe_tokens for each in generation.seated[-number:])
+    def note(
+        self: preemption.Preemption, job: RunningJob, leaving: list[EngineSequence], source: str
+    ) -> None:
+        for each in leaving:
+            # It has progressed since it was preempted before.
+            assert each.tokens > pool.left.get((job.job.id, each.index), -1)
+            pool.left[job.job.id, each.index] = each.tokens
         [name] = [e.name for e in pool.seats if e.runner._claimer._preemption is self]
-        pool.preempted.append((clock.now_ms, name, number))
-        preempt(self, generation, number, source)
+        pool.preempted.append((clock.now_ms, name, len(leaving)))
+        preempt(self, job, leaving, source)
 
     monkeypatch.setattr(preemption.Preemption, "_preempt", note)
     await any_redis.set(keys.gateway_alive("gw-1"), 1)
@@ -365,8 +374,73 @@ async def test_room_is_left_to_its_tenant_until_there_is_enough(pool: Pool) -> N
     assert sum(number for _, _, number in pool.preempted) <= 2
 
 
+@pytest.mark.parametrize("n", [1, SEATS + 3], ids=["streams", "group"])
+async def test_tenant_that_comes_again_and_again_finds_room_at_once(pool: Pool, n: int) -> None:
+    [seat, _] = pool.seats
+    pool.seats, made = [seat], seat.runner._claimer._preemption
+    made._rate = made._allowance = made._most_allowance = 1000.0
+    for _ in range(1 if n > 1 else SEATS + 3):
+        await pool.send("a", tokens=500, n=n)
+    await pool.turn()
+    for _ in range(4 * SEATS):
+        job_id = await pool.send("f", tokens=1)
+        await pool.step()
+        await pool.step()
+        assert pool.waits[job_id] <= 2
+        while job_id not in pool.finished:
+            await pool.step()
+    assert len(pool.preempted) == 4 * SEATS
+
+
+async def test_large_group_leaves_room_to_the_other_jobs_of_its_tenant(pool: Pool) -> None:
+    [seat, _] = pool.seats
+    pool.seats = [seat]
+    group = await pool.send("a", tokens=100, n=SEATS + 3)
+    await pool.turn()
+    assert seat.jobs[group].seats == SEATS
+    first = await pool.send("a", tokens=5)
+    await pool.step()
+    assert pool.waits[first] <= 1
+    while group not in pool.finished:
+        while await pool.waiting("a") < 2:
+            await pool.send("a", tokens=5)
+        await pool.step()
+        # What a claim counts of a job stays, and the rest of the engine is left to the others.
+        assert group not in seat.jobs or seat.jobs[group].seats >= min(
+            SEATS // 4, len(seat.jobs[group].open_sequences)
+        )
+        assert pool.now < 1000
+    assert len(pool.finished) > 100
+    check_preempted_share(pool)
+
+
+async def test_batch_jobs_make_room_before_requests_do_and_within_one_bound(pool: Pool) -> None:
+    [seat, _] = pool.seats
+    pool.seats = [seat]
+    for _ in range(SEATS):
+        await pool.send("z", tokens=500, service_tier=ServiceTier.BATCH)
+    await pool.turn()
+    for _ in range(5):
+        await pool.send("a", tokens=500)
+        await pool.step()
+    while pool.running("a") < 5:
+        await pool.step()
+    assert pool.running("z") == SEATS - 5
+    # There is too little of the preempted share for all of it at once.
+    seat.runner._claimer._preemption._allowance = 1.0
+    await pool.send("f", n=2, tokens=500)
+    while pool.running("f") < 2:
+        await pool.step()
+    assert (pool.running("a"), pool.running("z")) == (5, 1)
+    for _ in range(3):
+        await pool.send("f", tokens=5)
+    for _ in range(40):
+        await pool.step()
+    check_preempted_share(pool)
+
+
 ADVERSARY, HONEST, QUIET = "a", ("g", "h"), "f"
-TOKENS, SAFE, LAST, QUANTUM = 30, 8, 4, 256
+TOKENS, QUANTUM = 30, 256
 Attack = Callable[[Pool], Any]
 
 
@@ -443,8 +517,6 @@ async def test_no_tenant_keeps_others_from_their_shares(
     The bounds are those of docs/queue.md, with two workers of `SEATS` sequences.
     """
     monkeypatch.setattr("contract.queue.AFFINITY_QUANTUM", QUANTUM)
-    monkeypatch.setattr("worker.execution.sequence.SAFE_TOKENS", SAFE)
-    monkeypatch.setattr("worker.execution.sequence.LAST_TOKENS", LAST)
     rng, prompt, due = random.Random(7), 8 * PREFILL, 0
     for seat in pool.seats:
         one_slot(seat)
@@ -452,9 +524,11 @@ async def test_no_tenant_keeps_others_from_their_shares(
     unreported = COMPLETION_COST * 4 * 2 * SEATS
     service = max(PROMPT_COST * prompt, COMPLETION_COST * sequences * TOKENS)
     most_service = 2 * (service + QUANTUM) + 4 * unreported
-    # Until a worker looks, its victims are not safe, and it may preempt: for each tenant before it.
+    # Until a worker looks, its victims have made up for their preemptions or end, and it may
+    # preempt: for each tenant before it.
     looks = (claims.FRESH_SECONDS + claims.CHECK_SECONDS) * 1000 / STEP_MS
-    most_wait = looks + prompt / PREFILL + SAFE + (len(HONEST) + 2) * 1000 / RATE / STEP_MS
+    most_wait = looks + 2 * (prompt + TOKENS) / PREFILL + LAST_TOKENS
+    most_wait += (len(HONEST) + 2) * 1000 / RATE / STEP_MS
     quiet = list[str]()
     for _ in range(900 if request.config.getoption("--long") else 300):
         for tenant in HONEST:

@@ -263,25 +263,25 @@ class RunningJob:
         is_busy = self._to_submit or self.is_parsing or self.backlog
         return self.is_divisible and self._stage is Stage.SUBMITTED and not is_busy
 
-    def park(self, number: int) -> list[Sequence]:
-        """Park the last sequences that are seated, and return them."""
-        leaving = self.seated[-number:] if number else []
+    def park(self, leaving: Iterable[Sequence]) -> None:
+        """Park sequences that are seated."""
         for sequence in leaving:
             if sequence.is_plain:
                 sequence.decode()
             if sequence.piece.token_ids and not self._is_gathered:
                 self._send(sequence)
             sequence.parked_at = time.monotonic()
-        self.parked = leaving + self.parked
+        self.parked = [each for each in self.open_sequences.values() if each.is_parked]
         self._to_submit = [each for each in self._to_submit if not each.is_parked]
-        return leaving
 
     def unpark(self) -> None:
         """Let the first parked sequence be submitted, from its last token on."""
-        sequence = self.parked.pop(0)
+        sequence, new_id = self.parked.pop(0), str(next(_sequence_ids))
         telemetry.SEAT_WAIT.observe(time.monotonic() - sequence.parked_at)
+        if sequence.id == self._first_open and not sequence.continued_at:
+            self._first_open = new_id  # Its prompt was not processed.
         # The engine may still be ending the sequence of the former id.
-        sequence.begin_again(str(next(_sequence_ids)))
+        sequence.begin_again(new_id)
         self.open_sequences = {each.id: each for each in self.sequences if not each.finish_reason}
         self._to_submit.append(sequence)
 
@@ -459,6 +459,7 @@ class RunningJob:
 
     def _note_prefill(self, sequence: Sequence, output: SequenceOutput) -> None:
         is_first = sequence.id == self._first_open
+        sequence.continued_at = sequence.continued_at or time.monotonic()
         if output.prompt_tokens is not None and not self._is_prompt_counted:
             self.prompt_tokens = output.prompt_tokens
         if self.first_token_at is None:

@@ -9,6 +9,7 @@ from worker import telemetry
 from worker.engine.base import SequenceOutput
 from worker.execution import tracing
 from worker.execution.generation import RunningJob, Stage
+from worker.execution.sequence import Sequence
 from worker.queue.leases import Leases
 from worker.queue.replies import UNDECODABLE_MESSAGE
 
@@ -98,9 +99,10 @@ class RunningJobs:
         if not generation.has_ended:
             self.fail(generation, FailureCode.ENGINE_ERROR, message)
 
-    def park(self, generation: RunningJob, number: int) -> None:
-        """Let the last sequences of a job leave the engine, until they are seated again."""
-        for sequence in generation.park(number):
+    def park(self, generation: RunningJob, leaving: list[Sequence]) -> None:
+        """Let some sequences of a job leave the engine, until they are seated again."""
+        generation.park(leaving)
+        for sequence in leaving:
             del self.by_sequence[sequence.id]
             self.to_abort.append(sequence.id)
         self.room_changed.set()

@@ -9,6 +9,7 @@ share.
 
 import time
 from collections.abc import Iterator, Sequence
+from itertools import product
 
 from contract.messages import WHOLE_MODEL, ReturnReason
 from contract.queue import ENGINE_HEADROOM_TOKENS, EngineUse, NextJob, Room
@@ -16,6 +17,8 @@ from worker import telemetry
 from worker.engine.base import Engine
 from worker.execution.generation import RunningJob
 from worker.execution.jobs import RunningJobs
+from worker.execution.sequence import SAFE_TOKENS
+from worker.execution.sequence import Sequence as EngineSequence
 
 BATCH_PROMPT_TOKENS = 2_048
 """Prompt tokens of batch jobs that the engine processes at once.
@@ -53,6 +56,9 @@ MOST_PUBLISHED = 64
 NO_VICTIM = 10**9
 """The cost of making room if that is not possible now."""
 
+Victim = tuple[RunningJob, list[EngineSequence], int]
+"""A job, its sequences that leave the engine, and the KV-cache tokens that they leave."""
+
 
 class _Use:
     """What a tenant's requests use of a model's engines, and what they can give up of this one."""
@@ -76,19 +82,24 @@ class _Use:
         """Count no longer what is given up."""
         self.sequences, self.tokens = self.sequences - sequences, self.tokens - tokens
 
-    def victims(self) -> Iterator[tuple[RunningJob, int, int]]:
-        """Return jobs that give up sequences, youngest first, with the sequences and tokens.
+    def victims(self, *keeping: int) -> Iterator[Victim]:
+        """Return what to give up, of the youngest job first, with the KV-cache tokens.
 
-        The number is one, or that of a job's last ones, with which the job ends here.
+        That is one sequence, or all that are left of a job, with which the job ends here. Each job
+        keeps the first number of sequences, then the next. Sequences that were preempted not long
+        ago are the last ones.
         """
-        for generation in reversed(self.jobs):
-            seated = generation.seated
-            if generation.is_parkable:
-                while len(seated) > 1 and seated[-1].may_be_preempted:
-                    yield generation, 1, seated.pop().held_tokens
-            if seated and all(each.may_be_preempted for each in seated):
-                tokens = sum(each.held_tokens for each in seated)
-                yield generation, len(seated), generation.prompt_tokens + tokens
+        left = {each: each.seated for each in reversed(self.jobs)}
+        for safe_tokens, kept in product(SAFE_TOKENS, keeping):
+            for generation, seated in left.items():
+                leaving = [each for each in seated if each.may_be_preempted(safe_tokens)]
+                while leaving and len(seated) > max(kept, 1) and generation.is_parkable:
+                    seated.remove(leaving[-1])
+                    yield generation, leaving[-1:], leaving.pop().held_tokens
+                if seated and len(leaving) == len(seated) and not kept:
+                    tokens = sum(each.held_tokens for each in seated)
+                    left[generation] = []
+                    yield generation, seated, generation.prompt_tokens + tokens
 
 
 class Preemption:
@@ -102,7 +113,8 @@ class Preemption:
         self._info = engine.info
         self._jobs = jobs
         self._rate = share * engine.info.max_sequences
-        self._allowance = max(self._rate, 1.0) if share else 0.0
+        self._most_allowance = max(self._rate, 1.0)
+        self._allowance = self._most_allowance if share else 0.0
         """Sequences that may be preempted now; negative after a job with more sequences."""
         self._renewed_at = time.monotonic()
         self._cost = NO_VICTIM
@@ -131,7 +143,7 @@ class Preemption:
         victims = self._victims(NextJob("", 1.0, ENGINE_HEADROOM_TOKENS, 1))
         self._cost = NO_VICTIM
         if victims and self._renewed_allowance() >= 1.0:
-            self._cost = 1 + sum(_repeated_tokens(*each) for each in victims)
+            self._cost = 1 + sum(_repeated_tokens(*each[:2]) for each in victims)
         most = sorted(uses.values(), key=self._level)[-MOST_PUBLISHED:]
         tenants = {each.tenant: (each.sequences, each.tokens) for each in most}
         use = EngineUse(info.max_sequences, info.kv_cache_tokens, tenants)
@@ -180,11 +192,13 @@ class Preemption:
         free = self._free_sequences() + sum(each.seats for each in started)
         for generation in started:
             if generation.is_divisible:
-                generation.park(max(generation.seats - max(free, 1), 0))
+                generation.park(generation.seated[max(free, 1) :])
                 share = generation.job.model_share
                 use = self._use_of(generation.job.tenant) if share < WHOLE_MODEL else _Use("")
                 while generation.seats > 1 and self._exceeds(use, share):
-                    use.take(1, generation.park(1)[0].held_tokens)
+                    *_, last = generation.seated
+                    generation.park([last])
+                    use.take(1, last.held_tokens)
             free -= generation.seats
         self.keep_shares(started)
 
@@ -202,66 +216,78 @@ class Preemption:
         for tenant in self._limited():
             use = self._use_of(tenant, has_batch=True)
             share = max(each.job.model_share for each in use.jobs)
-            victims = (each for each in use.victims() if each[0] not in started)
+            victims = (each for each in use.victims(0) if each[0] not in started)
             while self._exceeds(use, share) and self._renewed_allowance() >= 1.0:
-                generation, number, tokens = next(victims, (None, 0, 0))
+                generation, leaving, tokens = next(victims, (None, [], 0))
                 if generation is None:
                     break
-                if number < use.sequences:
-                    use.take(number, tokens)
-                    self._preempt(generation, number, "share")
+                if len(leaving) < use.sequences:
+                    use.take(len(leaving), tokens)
+                    self._preempt(generation, leaving, "share")
                     is_changed = True
         return is_changed
 
-    def make_room_for(self, job: NextJob) -> int | None:
+    def make_room_for(self, job: NextJob, *, is_parked: bool = False) -> int | None:
         """Preempt sequences of tenants that use more of the engine, if that makes room for a job.
 
         A tenant's use is its share of the sequences or of the KV cache of the model's full engines,
         whichever is larger, divided by its weight. Tenants give up sequences only while they use
         MARGIN times what the job's tenant would, so that no two tenants preempt each other in
-        turns. Return how many sequences were preempted now, or None if the job has no right to
-        room. If they do not suffice, others follow as the preempted share allows, unless that takes
-        longer than GATHER_SECONDS.
+        turns. Batch jobs go before. Unless the job `is_parked`, larger jobs of its own tenant give
+        up what claims do not count of them. Return how many sequences were preempted now, or None
+        if the job has no right to room. If they do not suffice, others follow as the preempted
+        share allows, unless that takes longer than GATHER_SECONDS.
         """
-        victims = self._victims(job)
-        missing = sum(number for _, number in victims or ()) - self._renewed_allowance()
+        victims = self._victims(job, is_parked=is_parked)
+        missing = sum(len(leaving) for _, leaving, _ in victims or ()) - self._renewed_allowance()
         if victims is None or missing > GATHER_SECONDS * self._rate:
             return None
         preempted = 0
-        for generation, number in victims:
+        for generation, leaving, _ in victims:
             if self._allowance < 1.0:
                 break
-            self._preempt(generation, number, "tenant")
-            preempted += number
+            self._preempt(generation, leaving, "batch" if generation.is_preemptible else "tenant")
+            preempted += len(leaving)
         return preempted
 
-    def _victims(self, job: NextJob) -> list[tuple[RunningJob, int]] | None:
-        """Return what makes room for a job, as jobs and sequences; None if it has no right."""
+    def _victims(self, job: NextJob, *, is_parked: bool = False) -> list[Victim] | None:
+        """Return what makes room for a job; None if it has no right."""
         if not self._allows(job):
             return None
         counted = min(job.sequences, self._most_sequences)
         sequences = counted - self._free_sequences()
         tokens = job.tokens - self._free_tokens()
+        givers, chosen = self._givers(job, counted, is_parked=is_parked), list[Victim]()
+        while sequences > 0 or tokens > 0:
+            if (victim := next(givers, None)) is None:
+                return None
+            chosen.append(victim)
+            sequences, tokens = sequences - len(victim[1]), tokens - victim[2]
+        return chosen
+
+    def _givers(self, job: NextJob, counted: int, *, is_parked: bool) -> Iterator[Victim]:
+        """Return all that may leave the engine for a job, which counts for so many sequences."""
+        for each in reversed(self._jobs.batch.values()):
+            yield each, each.seated, each.held_tokens
         uses = self._uses()
         mine = uses.pop(job.tenant, _Use(job.tenant, self._others))
+        own = mine.victims(self._most_sequences)
         mine.weight = max(mine.weight, job.weight)
-        mine.sequences, mine.tokens = mine.sequences + counted, mine.tokens + job.tokens
+        mine.take(-counted, -job.tokens)
         limit = MARGIN * self._level(mine)
-        sources = {each.tenant: each.victims() for each in uses.values()}
-        chosen = list[tuple[RunningJob, int]]()
-        while sequences > 0 or tokens > 0:
-            use = max(uses.values(), key=self._level, default=None)
-            if use is None or self._level(use) <= limit:
-                return None
-            victim = next(sources[use.tenant], None)
-            if victim is None:
+        sources = {each.tenant: each.victims(self._most_sequences, 0) for each in uses.values()}
+        while uses:
+            use = max(uses.values(), key=self._level)
+            if self._level(use) <= limit:
+                break
+            if (victim := next(sources[use.tenant], None)) is None:
                 del uses[use.tenant]
-                continue
-            generation, number, freed = victim
-            chosen.append((generation, number))
-            use.take(number, freed)
-            sequences, tokens = sequences - number, tokens - freed
-        return chosen
+            else:
+                use.take(len(victim[1]), victim[2])
+                yield victim
+        # A tenant must not use up what is preempted for others.
+        if not is_parked and 2 * self._renewed_allowance() >= self._most_allowance:
+            yield from own
 
     def seat(self, next_jobs: Sequence[NextJob]) -> list[RunningJob]:
         """Give parked sequences the free room, and return their jobs, to be submitted.
@@ -269,9 +295,9 @@ class Preemption:
         Tenants that use least go first, also those whose `next_jobs` wait in the queue. Batch jobs
         have what they may use when no request has parked sequences.
         """
-        jobs = self._jobs.parked
+        jobs, waiting = self._jobs.parked, [each for each in next_jobs if self._allows(each)]
         telemetry.PARKED_SEQUENCES.set(sum(len(each.parked) for each in jobs))
-        lines = [each for each in jobs if each.is_parkable and self._may_return(each)]
+        lines = [each for each in jobs if each.is_parkable and self._may_return(each, waiting)]
         parked = [each for each in lines if not each.is_preemptible]
         if not lines:
             return []
@@ -284,12 +310,12 @@ class Preemption:
         elif free <= 0:
             wanting = min((uses[each.job.tenant] for each in parked), key=self._level)
             one = NextJob(wanting.tenant, wanting.weight, ENGINE_HEADROOM_TOKENS, 1)
-            if not self.make_room_for(one):
+            if not self.make_room_for(one, is_parked=True):
                 return []
-            return self.seat([one])
-        others, allowed = self._others, filter(self._allows, next_jobs)
-        waiting = [uses.get(each.tenant, _Use(each.tenant, others)) for each in allowed]
-        limit = min(map(self._level, waiting), default=float("inf"))
+            parked = [each for each in parked if each.job.tenant == one.tenant]
+            waiting, uses, free = [one], self._uses(), self._free_sequences()
+        others = [uses.get(each.tenant, _Use(each.tenant, self._others)) for each in waiting]
+        limit = min(map(self._level, others), default=float("inf"))
         tokens = self._free_tokens()
         while free > 0 and tokens > 0 and parked:
             generation = min(parked, key=lambda each: self._level(uses[each.job.tenant]))
@@ -300,7 +326,7 @@ class Preemption:
             use.sequences += 1
             free, tokens = free - 1, tokens - generation.seated[-1].held_tokens
             seated[generation.job.id] = generation
-            parked = [each for each in parked if each.parked and self._may_return(each)]
+            parked = [each for each in parked if each.parked and self._may_return(each, waiting)]
         return list(seated.values())
 
     def _return_batch(self, sequences: int, tokens: int) -> None:
@@ -309,21 +335,21 @@ class Preemption:
                 return
             sequences -= generation.seats
             tokens -= generation.held_tokens
-            self._preempt(generation, generation.seats, "batch")
+            self._preempt(generation, generation.seated, "batch")
 
-    def _preempt(self, generation: RunningJob, number: int, source: str) -> None:
+    def _preempt(self, generation: RunningJob, leaving: list[EngineSequence], source: str) -> None:
+        number, tokens = len(leaving), sum(each.tokens for each in leaving)
         self._allowance -= number
-        tokens = sum(each.tokens for each in generation.seated[-number:])
         generation.preemptions += number
         generation.recomputed_tokens += tokens
         telemetry.PREEMPTED_SEQUENCES.labels(source).inc(number)
         telemetry.PREEMPTED_TOKENS.labels(source).inc(tokens)
         # The engine reports what is free with its next step. Until then, nobody shall give up more.
         if generation.first_token_at is not None:
-            freed = _repeated_tokens(generation, number) / self._info.kv_cache_tokens
+            freed = _repeated_tokens(generation, leaving) / self._info.kv_cache_tokens
             self._jobs.kv_usage = max(self._jobs.kv_usage - freed, 0.0)
         if number < generation.seats:
-            self._jobs.park(generation, number)
+            self._jobs.park(generation, leaving)
         else:
             self._jobs.return_job(generation, ReturnReason.PREEMPTED)
 
@@ -375,12 +401,16 @@ class Preemption:
         use = self._use_of(job.tenant) if job.model_share < WHOLE_MODEL else _Use(job.tenant)
         return not self._exceeds(use, job.model_share, job.sequences, job.tokens)
 
-    def _may_return(self, generation: RunningJob) -> bool:
+    def _may_return(self, generation: RunningJob, waiting: Sequence[NextJob]) -> bool:
         """Return whether the next parked sequence would keep its tenant within its model share.
 
-        That includes room for its next tokens, so that it does not have to leave again at once.
+        That includes room for its next tokens, so that it does not have to leave again at once. If
+        another job of the tenant waits, the job may use no more than claims count.
         """
         sequence, tenant = generation.parked[0], generation.job.tenant
+        is_large = generation.seats >= self._most_sequences
+        if is_large and any(each.tenant == tenant for each in waiting):
+            return False
         tokens = sequence.tokens + sequence.headroom
         return self._allows(NextJob(tenant, 1.0, tokens, 1, generation.job.model_share))
 
@@ -391,7 +421,7 @@ class Preemption:
     def _renewed_allowance(self) -> float:
         now = time.monotonic()
         renewed = self._allowance + (now - self._renewed_at) * self._rate
-        self._allowance = min(renewed, max(self._rate, 1.0))
+        self._allowance = min(renewed, self._most_allowance)
         self._renewed_at = now
         return self._allowance
 
@@ -426,8 +456,7 @@ class Preemption:
         return int(tokens - used - jobs.reserved_tokens)
 
 
-def _repeated_tokens(generation: RunningJob, number: int) -> int:
-    """Return the tokens that are processed again if a job gives up its last sequences."""
-    seated = generation.seated
-    prompt_tokens = generation.prompt_tokens if number == len(seated) else 0
-    return prompt_tokens + sum(each.tokens for each in seated[-number:])
+def _repeated_tokens(generation: RunningJob, leaving: list[EngineSequence]) -> int:
+    """Return the tokens that are processed again if a job gives up sequences."""
+    prompt_tokens = generation.prompt_tokens if len(leaving) == generation.seats else 0
+    return prompt_tokens + sum(each.tokens for each in leaving)

@@ -17,8 +17,12 @@ from worker.parsing.reader import ParsedOutput, Reader
 REPETITION = "repetition"
 """The stop reason of a sequence that ended because it repeated itself."""
 
-SAFE_TOKENS = 64
-"""Tokens that a sequence generates after a preemption before it may be preempted again."""
+SAFE_TOKENS = (64, 8, 1)
+"""Tokens that a sequence has generated since a preemption when it may be preempted again.
+
+The later numbers count only if no other sequences make room. Then it must have generated for as
+long as it took to process its earlier tokens again.
+"""
 
 LAST_TOKENS = 8
 """A sequence with no more tokens than this left is not preempted."""
@@ -83,7 +87,12 @@ class Sequence:
     """Number of tokens of a plain sequence's piece whose text is in it."""
     _sent: list[int] | None = None
     """The tokens before the piece, if the sequence may leave the engine and return."""
-    _safe_until: int = 0
+    continued_at: float = 0.0
+    """`time.monotonic` when it had its first token after `_returned_at`, or 0."""
+    _returned_at: float = 0.0
+    """`time.monotonic` when it returned after a preemption, or 0."""
+    _returned_with: int = 0
+    """Its tokens then."""
 
     def __post_init__(
         self, stops: StopStrings | None, parser: Parser | None, is_again: bool
@@ -105,7 +114,8 @@ class Sequence:
         if job.sequences > 1:
             self._sent = [*resumed]
         # Also if it lost its room before its first token: it would process its prompt for ever.
-        self._safe_until = len(resumed) + SAFE_TOKENS if is_again else 0
+        self._returned_at = time.monotonic() if is_again else 0.0
+        self._returned_with = len(resumed)
         if self._resumed is not None:
             self._resume(self._resumed)
 
@@ -134,15 +144,20 @@ class Sequence:
         """Whether it waits for room in the engine."""
         return self.parked_at > 0
 
-    @property
-    def may_be_preempted(self) -> bool:
-        """Whether it was not preempted just now, and will not end soon."""
-        return self._safe_until <= self.tokens < self._job.max_tokens - LAST_TOKENS
+    def may_be_preempted(self, safe_tokens: int) -> bool:
+        """Whether it was not preempted just now (see SAFE_TOKENS), and will not end soon."""
+        if self.tokens >= self._job.max_tokens - LAST_TOKENS:
+            return False
+        new, since = self.tokens - self._returned_with, self.continued_at
+        if not self._returned_at or new >= SAFE_TOKENS[0]:
+            return True
+        has_made_up = since and time.monotonic() - since >= since - self._returned_at
+        return new >= safe_tokens and bool(has_made_up)
 
     def begin_again(self, sequence_id: str) -> None:
         """Return to the engine with another id."""
-        self.id, self.parked_at = sequence_id, 0.0
-        self._safe_until = self.tokens + SAFE_TOKENS
+        self.id, self.parked_at, self.continued_at = sequence_id, 0.0, 0.0
+        self._returned_at, self._returned_with = time.monotonic(), self.tokens
 
     @property
     def new_tokens(self) -> int:
