@@ -322,10 +322,6 @@ class JobFinished(OfAttempt, frozen=True, omit_defaults=True):
     """The returned sequences, the best first, if sequences are ranked; else empty."""
     engine: str = ""
     """Name and version of the engine, as in `WorkerCard.engine`."""
-    preemptions: int = 0
-    """How often sequences of the job left the engine in this attempt, to make room for others."""
-    recomputed_tokens: int = 0
-    """Their completion tokens at these moments, which an engine processes again."""
 
 
 class ContextExcess(msgspec.Struct, frozen=True, array_like=True):
@@ -369,9 +365,18 @@ class JobReturned(OfAttempt, frozen=True):
     reason: ReturnReason
     has_progressed: bool
     """Whether this attempt has generated a token."""
-    preemptions: int = 0
-    """As in `JobFinished`."""
-    recomputed_tokens: int = 0
+
+
+class JobPreempted(OfAttempt, frozen=True):
+    """Sequences of a job left the engine, to make room for others."""
+
+    sequences: int
+    recomputed_tokens: int
+    """Their completion tokens, which an engine processes again."""
+
+
+AttemptMessage = JobMessage | JobReturned | JobPreempted
+"""What a worker sends about an attempt of a job."""
 
 
 class JobLost(OfAttempt, frozen=True):
@@ -434,6 +439,8 @@ class Frame(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     cancels: list[CancelResponse] = []
     taken_over: list[int] = []
     """Handles of jobs that the sender has taken over: later replies to them do not count."""
+    preempted: list[JobPreempted] = []
+    """Applied before all others."""
 
 
 class WorkerState(StrEnum):

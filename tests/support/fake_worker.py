@@ -17,6 +17,7 @@ from contract.messages import (
     Frame,
     JobFailed,
     JobFinished,
+    JobPreempted,
     JobReturned,
     ReturnReason,
     TokenLogprob,
@@ -178,13 +179,18 @@ class FakeWorker:
         reason: ReturnReason,
         *,
         has_progressed: bool = False,
-        preempted: tuple[int, int] = (0, 0),
     ) -> None:
         """Return a job to the queue, and end its lease."""
         handle, attempt = claim.job.handle, claim.attempt
-        returned = JobReturned(handle, attempt, reason, has_progressed, *preempted)
+        returned = JobReturned(handle, attempt, reason, has_progressed)
         await self.send(claim.job.gateway, returned=[returned])
         await self.lose(claim, tokens=self.sent_tokens(claim))
+
+    async def preempt(self, claim: JobClaim, sequences: int, tokens: int) -> None:
+        """Report that sequences of a job left the engine, with so many tokens."""
+        job = claim.job
+        preempted = JobPreempted(job.handle, claim.attempt, sequences, tokens)
+        await self.send(job.gateway, preempted=[preempted])
 
     def _sent_by(self, claim: JobClaim) -> dict[int, int]:
         job = claim.job

@@ -27,6 +27,7 @@ from contract.messages import (
     GenerationJob,
     JobFailed,
     JobFinished,
+    JobPreempted,
     JobReturned,
     Resumption,
     SequenceProgress,
@@ -206,6 +207,11 @@ class Gateway:
     def returned(self, job: GenerationJob) -> list[JobReturned]:
         return [
             each for frame in self.frames for each in frame.returned if each.handle == job.handle
+        ]
+
+    def preempted(self, job: GenerationJob) -> list[JobPreempted]:
+        return [
+            each for frame in self.frames for each in frame.preempted if each.handle == job.handle
         ]
 
     def token_ids(self, job: GenerationJob, choice: int = 0) -> list[int]:

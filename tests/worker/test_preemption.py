@@ -12,7 +12,13 @@ from redis.asyncio import Redis
 from typing_extensions import override
 
 from contract import keys
-from contract.messages import GenerationJob, JobFinished, JobReturned, ReturnReason
+from contract.messages import (
+    GenerationJob,
+    JobFinished,
+    JobPreempted,
+    JobReturned,
+    ReturnReason,
+)
 from contract.queue import RequeueResult
 from contract.sampling import SamplingSpec
 from contract.tier import Lane, ServiceTier
@@ -51,7 +57,8 @@ async def requeue(gateway: Gateway, *jobs: GenerationJob) -> None:
     for job in jobs:
         [returned] = gateway.returned(job)
         sent = len(gateway.token_ids(job))
-        assert returned == JobReturned(job.handle, 1, ReturnReason.PREEMPTED, True, 1, sent)
+        assert returned == JobReturned(job.handle, 1, ReturnReason.PREEMPTED, True)
+        assert gateway.preempted(job) == [JobPreempted(job.handle, 1, 1, sent)]
         result = await gateway.queue.requeue(resumed(gateway, job), 1, is_returned=True)
         assert result is RequeueResult.REQUEUED
 
@@ -258,8 +265,10 @@ async def test_job_with_many_sequences_gives_them_up_one_by_one(
     assert isinstance(first, JobFinished)
     assert isinstance(second, JobFinished)
     assert first.completion_tokens == second.completion_tokens
-    assert 0 < first.preemptions <= first.recomputed_tokens
-    assert not second.preemptions
+    preempted = gateway.preempted(group)
+    assert sum(each.sequences for each in preempted) > 0
+    assert all(each.recomputed_tokens >= each.sequences for each in preempted)
+    assert not gateway.preempted(undisturbed)
     assert first.chosen == second.chosen
 
 

@@ -134,8 +134,6 @@ class RunningJob:
         """Prompt tokens as the engine first counted them: an image takes more than its
         placeholders."""
         self._cached_tokens = resumption.cached_tokens
-        self.preemptions = self.recomputed_tokens = 0
-        """As in `JobFinished`."""
         self._stops = StopStrings(job.stop) if job.stop else None
         self._make_parser = None if job.parsing is None else _prepare(parsers, job, job.parsing)
         hides_all = (
@@ -422,8 +420,7 @@ class RunningJob:
     def return_job(self, reason: ReturnReason) -> None:
         """Send pending output, and return the job with its lease for another worker."""
         self.send_pending()
-        counts = self.preemptions, self.recomputed_tokens
-        returned = JobReturned(self.job.handle, self.attempt, reason, self.has_progressed, *counts)
+        returned = JobReturned(self.job.handle, self.attempt, reason, self.has_progressed)
         self.outbox.return_job(returned, self.report)
 
     def _update(self, sequence: Sequence, *, is_due: bool) -> bool:
@@ -536,8 +533,6 @@ class RunningJob:
             generation_ms=earlier_ms + (time.monotonic() - first_token_at) * 1000,
             chosen=self._chosen() if self._is_ranked else [],
             engine=self.engine,
-            preemptions=self.preemptions,
-            recomputed_tokens=self.recomputed_tokens,
         )
         self.outbox.finish(finished, self.report, is_streamed=self.job.stream)
 

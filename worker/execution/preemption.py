@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import product
 
-from contract.messages import WHOLE_MODEL, ReturnReason
+from contract.messages import WHOLE_MODEL, JobPreempted, ReturnReason
 from contract.queue import ENGINE_HEADROOM_TOKENS, EngineUse, NextJob, Room
 from worker import telemetry
 from worker.engine.base import Engine
@@ -92,11 +92,13 @@ class _Use:
         left = {each: each.seated for each in reversed(self.jobs)}
         for safe_tokens, kept in product(SAFE_TOKENS, keeping):
             for generation, seated in left.items():
+                if len(seated) <= kept:
+                    continue
                 leaving = [each for each in seated if each.may_be_preempted(safe_tokens)]
                 while leaving and len(seated) > max(kept, 1) and generation.is_parkable:
                     seated.remove(leaving[-1])
                     yield generation, leaving[-1:], leaving.pop().held_tokens
-                if seated and len(leaving) == len(seated) and not kept:
+                if len(leaving) == len(seated) and not kept:
                     tokens = sum(each.held_tokens for each in seated)
                     left[generation] = []
                     yield generation, seated, generation.prompt_tokens + tokens
@@ -340,8 +342,8 @@ class Preemption:
     def _preempt(self, generation: RunningJob, leaving: list[EngineSequence], source: str) -> None:
         number, tokens = len(leaving), sum(each.tokens for each in leaving)
         self._allowance -= number
-        generation.preemptions += number
-        generation.recomputed_tokens += tokens
+        noted = JobPreempted(generation.job.handle, generation.attempt, number, tokens)
+        generation.outbox.preempted.append(noted)
         telemetry.PREEMPTED_SEQUENCES.labels(source).inc(number)
         telemetry.PREEMPTED_TOKENS.labels(source).inc(tokens)
         # The engine reports what is free with its next step. Until then, nobody shall give up more.

@@ -23,6 +23,7 @@ from contract.messages import (
     Frame,
     JobFailed,
     JobFinished,
+    JobPreempted,
     JobReturned,
     JobStarted,
     PromptScored,
@@ -58,7 +59,7 @@ BYTES_OF_LOGPROB = 16
 """Approximate size of one log-probability: a short text and a number."""
 
 UNDECODABLE_MESSAGE = "The output could not be decoded."
-_OF_JOBS = ("started", "prompts", "deltas", "finished", "failed", "returned")
+_OF_JOBS = ("started", "prompts", "deltas", "finished", "failed", "returned", "preempted")
 """The lists in a frame of a worker."""
 
 
@@ -112,6 +113,7 @@ class ReplyOutbox:
     finished: list[JobFinished] = field(default_factory=list)
     failed: list[JobFailed] = field(default_factory=list)
     returned: list[JobReturned] = field(default_factory=list)
+    preempted: list[JobPreempted] = field(default_factory=list)
     _started: dict[int, JobStarted] = field(default_factory=dict)
     _started_due_at: float = math.inf
     to_end: list[LeaseReport] = field(default_factory=list)
@@ -132,6 +134,7 @@ class ReplyOutbox:
             or self.prompts
             or self.finished
             or self.failed
+            or self.preempted
             or self.to_release
             or (self._started and time.monotonic() >= self._started_due_at)
         )
@@ -196,9 +199,10 @@ class ReplyOutbox:
             self.finished,
             self.failed,
             self.returned,
+            preempted=self.preempted,
         )
         taken = Taken(self.gateway, frame, self.to_end, self.to_release)
-        self.finished, self.failed, self.returned = [], [], []
+        self.finished, self.failed, self.returned, self.preempted = [], [], [], []
         self.to_end, self.to_release = [], []
         return taken
 

@@ -16,7 +16,7 @@ from contract.messages import (
     JobFailed,
     JobFinished,
     JobMessage,
-    JobReturned,
+    JobPreempted,
     JobStarted,
     PromptScored,
 )
@@ -100,7 +100,6 @@ class Generation:
             self.received_tokens[prompt_index] += len(message.token_ids)
         elif isinstance(message, JobFinished):
             self.finished[prompt_index] = message
-            self.note_preemptions(message)
         elif isinstance(message, JobStarted):
             self.started[prompt_index] = message
             if not self.delivers_starts:
@@ -116,9 +115,9 @@ class Generation:
             return True
         return self._keep(prompt_index, message)
 
-    def note_preemptions(self, message: JobFinished | JobReturned) -> None:
-        """Count the preemptions of an attempt that is over."""
-        self.preempted[0] += message.preemptions
+    def note_preempted(self, message: JobPreempted) -> None:
+        """Count sequences that left an engine."""
+        self.preempted[0] += message.sequences
         self.preempted[1] += message.recomputed_tokens
 
     def delivered_tokens(self, prompt_index: int) -> int:

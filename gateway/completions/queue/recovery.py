@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 
 from common import clock
 from common.tasks import Backoff, TaskSet, raise_if_cancelled
-from contract.messages import JobMessage, JobReturned, about
+from contract.messages import AttemptMessage, about
 from contract.outcomes import FailureCode
 from contract.queue import RequeueResult
 from gateway.completions.queue.jobs import JobsInFlight
@@ -35,7 +35,7 @@ class Recoveries:
 
     _catalogue: Catalogue
     _jobs: JobsInFlight
-    _replay: Callable[[str, JobMessage | JobReturned], None]
+    _replay: Callable[[str, AttemptMessage], None]
     """Applies a message of a worker whose attempt turns out not to be over."""
 
     def __post_init__(self) -> None:

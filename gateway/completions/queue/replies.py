@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from common.tasks import in_background
 from contract.messages import (
+    AttemptMessage,
     Delta,
     Frame,
     JobFailed,
     JobFinished,
-    JobMessage,
+    JobPreempted,
     JobReturned,
     JobStarted,
     PromptScored,
@@ -41,6 +42,8 @@ class Replies:
         """Apply the messages of one worker, or the notice that other gateways shed jobs."""
         now = time.monotonic()
         worker = frame.worker
+        for preempted in frame.preempted:
+            self._receive_any(worker, preempted)
         for started in frame.started:
             self._receive(worker, started, now)
         for scored in frame.prompts:
@@ -131,15 +134,19 @@ class Replies:
         if ticket is None or not self._is_current(ticket, worker, returned):
             return
         ticket.last_reply_at = now
-        ticket.generation.note_preemptions(returned)
         self.lost_prompts += returned.reason is ReturnReason.PROMPT_LOST
         if returned.reason is ReturnReason.ENGINE_DIED and returned.has_progressed:
             ticket.retries.engine_deaths = 0
         self.recoveries.retry(ticket, returned.reason.value)
 
-    def _receive_any(self, worker: str, message: JobMessage | JobReturned) -> None:
+    def _receive_any(self, worker: str, message: AttemptMessage) -> None:
         now = time.monotonic()
-        if isinstance(message, JobReturned):
+        if isinstance(message, JobPreempted):
+            ticket = self._tickets.get(message.handle)
+            if ticket is not None and self._is_current(ticket, worker, message):
+                ticket.last_reply_at = now
+                ticket.generation.note_preempted(message)
+        elif isinstance(message, JobReturned):
             self._take_back(worker, message, now)
         elif isinstance(message, Delta):
             self._receive_deltas(worker, [message], now)
@@ -152,7 +159,7 @@ class Replies:
         if ticket is not None and ticket.worker is None and ticket.attempt == failed.attempt:
             self._jobs.end(ticket, failed)
 
-    def _is_current(self, ticket: Ticket, worker: str, message: JobMessage | JobReturned) -> bool:
+    def _is_current(self, ticket: Ticket, worker: str, message: AttemptMessage) -> bool:
         """Whether a message belongs to the ticket's attempt, which may begin with it."""
         if message.attempt == ticket.attempt and worker == ticket.worker:
             return True

@@ -14,7 +14,7 @@ from opentelemetry.trace import Span, SpanContext
 
 from common import tracing as names
 from common.tracing import traceparent_of
-from contract.messages import GenerationJob, JobMessage, JobReturned
+from contract.messages import AttemptMessage, GenerationJob
 from contract.outcomes import FailureCode
 from gateway.completions.queue.generation import Generation
 from gateway.completions.queue.output import JobOutput
@@ -231,10 +231,10 @@ class Recovery:
     """Whether the job is enqueued whatever Redis stores about it."""
     has_gap: bool
     """Whether a message of it was lost."""
-    kept: list[tuple[str, JobMessage | JobReturned]] = field(default_factory=list)
+    kept: list[tuple[str, AttemptMessage]] = field(default_factory=list)
     """Later messages of the attempt and their workers; applied if the attempt still runs."""
 
-    def keep(self, worker: str, message: JobMessage | JobReturned) -> bool:
+    def keep(self, worker: str, message: AttemptMessage) -> bool:
         """Keep a message of this attempt. Return False if the message can no longer count."""
         if self.is_revival or message.attempt != self.attempt or self.worker not in {None, worker}:
             return False

@@ -416,7 +416,7 @@ async def test_record_counts_preemptions_of_all_attempts_and_their_tokens_once(
     redis_server: RedisServer,
     tmp_path: Path,
 ) -> None:
-    worker = FakeWorker(redis, MODEL)
+    worker, usage = FakeWorker(redis, MODEL), keys.usage(keys.bucket_of("acme"))
     await worker.announce()
     settings = Settings(
         database_url=SecretStr(copy_sqlite(tmp_path / "preempted.db")), redis_url=redis_server.url
@@ -428,15 +428,38 @@ async def test_record_counts_preemptions_of_all_attempts_and_their_tokens_once(
         asked = asyncio.create_task(gateway.call(key, "POST", "/v1/completions", asking()))
         claim = await worker.claim_one()
         await worker.say(claim, "a")
-        await worker.give_back(claim, ReturnReason.PREEMPTED, has_progressed=True, preempted=(1, 1))
+        await worker.preempt(claim, 1, 1)
+        await worker.give_back(claim, ReturnReason.PREEMPTED, has_progressed=True)
         again = await worker.claim_one()
         assert (again.attempt, again.job.model_share) == (2, 25)
+        await worker.preempt(again, 2, 4)
         await worker.say(again, "b", finish=FinishReason.STOP)
-        await worker.finish(again, preemptions=2, recomputed_tokens=4)
+        await worker.finish(again)
         assert (await asked).status_code == 200
-    entries: Any = await redis.xrange(keys.usage(keys.bucket_of("acme")))
-    [record] = [decode_usage(fields[b"u"]) for _, fields in entries]
-    assert (record.preemptions, record.recomputed_tokens, record.completion_tokens) == (3, 5, 2)
+        # Also of requests that do not finish.
+        asked = asyncio.create_task(gateway.call(key, "POST", "/v1/completions", asking()))
+        claim = await worker.claim_one()
+        await worker.preempt(claim, 3, 7)
+        await worker.fail(claim, FailureCode.ENGINE_ERROR)
+        assert (await asked).is_server_error
+        asked = asyncio.create_task(gateway.call(key, "POST", "/v1/completions", asking()))
+        claim = await worker.claim_one()
+        await worker.preempt(claim, 4, 9)
+        await worker.say(claim, "a")
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+        await eventually(lambda: redis.llen(keys.control(MODEL, worker.name)), what="the end")
+        await worker.drop(claim, tokens=1)
+
+        async def records() -> list[UsageRecord]:
+            entries: Any = await redis.xrange(usage)
+            some = [decode_usage(fields[b"u"]) for _, fields in entries]
+            return some if len(some) == 3 else []
+
+        await eventually(records, what="the records")
+        ended = await records()
+    counts = [(e.preemptions, e.recomputed_tokens, e.completion_tokens) for e in ended]
+    assert counts == [(3, 5, 2), (3, 7, 0), (4, 9, 1)]
 
 
 async def test_invalid_request_uses_no_limit(customer: Customer) -> None:
