@@ -259,8 +259,9 @@ async def pool(
         self: preemption.Preemption, job: RunningJob, leaving: list[EngineSequence], source: str
     ) -> None:
         for each in leaving:
-            # It has progressed since it was preempted before.
-            assert each.tokens > pool.left.get((job.job.id, each.index), -1)
+            # It has generated for as many steps as what it had when it was preempted took again.
+            if (before := pool.left.get((job.job.id, each.index))) is not None:
+                assert each.tokens - before >= -(-(job.prompt_tokens + before) // PREFILL)
             pool.left[job.job.id, each.index] = each.tokens
         [name] = [e.name for e in pool.seats if e.runner._claimer._preemption is self]
         pool.preempted.append((clock.now_ms, name, len(leaving)))
