@@ -70,7 +70,7 @@ _PAUSE_SIGMA: Final = math.log(81 / 5.2) / 2.326
 _COMPLETION_TOKENS: Final = 16
 """Few, where the turn's cost is measured and not that of its tokens."""
 SHORT: Final = "short request"
-_SHORTS: Final = 200
+_SHORTS: Final = 1_000
 _SHORT_EVERY_SECONDS: Final = 0.05
 _STEP_SECONDS: Final = 0.005
 """Time between two steps of the engine beside sessions: without it, a response of a thousand tokens
