@@ -54,7 +54,10 @@ def command(sluice: tuple[str, ...], /, *, one_of_many: str | None, **options: s
     """Run a gateway until SIGTERM or Ctrl-C; open streams may then continue for a while."""
     settings = load_settings(**options)
     if one_of_many is not None:
-        _serve(settings, msgspec.json.decode(one_of_many, type=OneOfMany))
+        one = msgspec.json.decode(one_of_many, type=OneOfMany)
+        if one.serving is None:
+            asyncio.run(_check(settings))
+        _serve(settings, one)
         return
     asyncio.run(_check(settings))
     if settings.processes == 1:

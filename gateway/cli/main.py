@@ -22,6 +22,7 @@ folder called `gateway` in the current folder."""
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "up": (".launch.up", "Start everything on this machine, to try it out."),
+    "console": (".launch.links", "Print links that log in to the console."),
     "gateway": (".gateway", "Run a gateway."),
     "worker": (".worker", "Run a worker."),
     "host": (".worker:host", "Run a host: serve several models in turns."),

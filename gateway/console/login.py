@@ -86,7 +86,14 @@ def login_router(audience: Audience) -> APIRouter:
         services = services_of(request)
         login = await use_link(services[Redis], token)
         if login is None:
-            error = AuthenticationError("The link has been used or has expired. Log in with a key.")
+            # Such as the second load of the page by a browser that has logged in with the link.
+            token = request.cookies.get(cookie_name(request, audience), "")
+            if await sessions_of(services).find(token, audience) is not None:
+                return redirect(HOME)
+            error = AuthenticationError(
+                "The link has been used, or is older than an hour. Log in with a key, or run "
+                "`sluice console link` where Sluice runs: it prints new links."
+            )
             return login_page(request, audience, following=HOME, error=error)
         principal = await principal_of(request, login, audience)
         subject = admitted_principal(principal, audience).actor

@@ -5,7 +5,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -34,6 +34,7 @@ from gateway.records.errors import ApiError, NotFoundError, StartupError
 from gateway.records.scopes import DEFAULT_SCOPES, Scope
 
 TENANT_ID: Final = "demo"
+DEMO_FILE: Final = "demo.env"
 
 
 class DemoKeys(NamedTuple):
@@ -112,6 +113,18 @@ REMINDER_SECONDS: Final = 15.0
 REQUEST_TIMEOUT_SECONDS: Final = 10.0
 POLL_SECONDS: Final = 0.2
 COMPLETIONS_PATH: Final = "/v1/completions"
+DEMO_PRICE: Final = {
+    "prompt_micros": 150_000,
+    "cached_micros": 50_000,
+    "completion_micros": 600_000,
+}
+BATCH_SCRIPT: Final = r"""cd "$(dirname "$0")" && . ./demo.env
+FILE=$(curl -sS "$SLUICE_URL/v1/files" -H "Authorization: Bearer $SLUICE_KEY" \
+  -F purpose=batch -F file=@batch.jsonl | grep -o "file-[0-9a-f]*")
+curl -sS "$SLUICE_URL/v1/batches" -H "Authorization: Bearer $SLUICE_KEY" \
+  -H "Content-Type: application/json" \
+  -d "{\"input_file_id\": \"$FILE\", \"completion_window\": \"24h\", \"endpoint\": \"PATH\"}"
+"""
 
 T = TypeVar("T")
 
@@ -121,7 +134,7 @@ class BringUp:
 
     def __init__(self, plan: LaunchPlan) -> None:
         self._plan = plan
-        self._demo = EnvFile(plan.folder / "demo.env")
+        self._demo = EnvFile(plan.folder / DEMO_FILE)
         """The only place that stores the demo key."""
         self._commands = LiveEnvFile(plan.folder / COMMANDS_FILE.name)
         self._started_at = time.monotonic()
@@ -137,6 +150,8 @@ class BringUp:
             await unless(self._stop_asked, self._serve(supervisor))
         finally:
             self._stop_asked.set()
+            # The ports refuse connections as soon as the gateways have closed them too.
+            self._plan.close_sockets()
             await supervisor.stop()
             self._commands.remove()
         self._report("All processes have stopped.")
@@ -178,6 +193,8 @@ class BringUp:
             await wait_until_ready(port)
             self._report(f"A gateway is ready on port {port}.")
         path = await self._wait_for_model(key)
+        if plan.adapters is not None:
+            await furnish(plan.operator_ports[0], admin_key, plan.model_name, plan.adapters)
         links = await make_console_links(plan.redis_url, admin_key)
         self._finish(key, admin_key, path, links)
 
@@ -220,19 +237,26 @@ class BringUp:
                 "SLUICE_KEY": key,
                 "SLUICE_MODEL": model,
                 "SLUICE_ADMIN_KEY": admin_key,
+                "SLUICE_OPERATOR_URL": operators,
             }
         )
+        (self._plan.folder / "batch.jsonl").write_bytes(_batch(path, model))
+        script = self._plan.folder / "batch.sh"
+        script.write_text(BATCH_SCRIPT.replace("PATH", path))
         self._report("Everything is ready. Ctrl-C stops it.")
         _echo(
             f"\n  Base URL   {url}/v1\n  API key    {key}\n  Model      {model}\n"
             f"  Operators  {operators} (metrics, Admin API)\n"
             f"  Files      {self._plan.folder} (demo.env with these values, logs)\n\n"
-            "Open the console in a browser. Each link logs in once, within an hour:\n\n"
+            "Open the console in a browser. Each link logs in once, within an hour; "
+            f"`{_program()} console link` prints new ones:\n\n"
             f"  For customers  {url}{links.customers}\n"
             f"  For operators  {operators}{links.operators}\n\n"
             f"Try it:\n\n{_curl_line(url + path, key, _trial(path, model, 40))}\n\n"
             "Manage it in another terminal, from this folder:\n\n"
-            f"{_program()} keys create --tenant {TENANT_ID} --name second\n"
+            f"{_program()} keys create --tenant {TENANT_ID} --name second\n\n"
+            "Run a batch there, which the console then shows:\n\n"
+            f"sh {shlex.quote(str(script))}\n"
         )
 
     def _report(self, text: str) -> None:
@@ -250,6 +274,42 @@ def _echo(text: str) -> None:
     except OSError:
         # The terminal is gone, but running processes must still be stopped in order.
         return
+
+
+async def furnish(port: int, admin_key: str, model: str, adapters: Mapping[str, str]) -> None:
+    """Add what a demo of the model needs and lacks: a price, the alias `demo`, and adapters.
+
+    Args:
+        port: The operators' port of a gateway.
+        admin_key: A key with the scope `admin`.
+        model: The model's name.
+        adapters: Folders of adapters by name, for the demo tenant. Background jobs validate them.
+    """
+
+    async def call(method: str, path: str, body: Any = None) -> Any:
+        async def send() -> Any:
+            status, reply = await _request(port, method, f"/admin/{path}", key=admin_key, body=body)
+            return reply if status not in (0, 503) else None
+
+        return await _until(send)
+
+    if not (await call("GET", f"prices?model={model}"))["data"]:
+        await call("POST", "prices", {"model": model, **DEMO_PRICE})
+    if model not in (await call("GET", "aliases/demo")).get("weights", ()):
+        await call("PUT", "aliases/demo", {"weights": {model: 1}})
+    for name, folder in adapters.items():
+        # Status 409 if it is registered.
+        body = {"name": name, "base_model": model, "source": folder}
+        await call("POST", f"tenants/{TENANT_ID}/adapters", body)
+
+
+def _batch(path: str, model: str) -> bytes:
+    """Return a file with a request of a batch in each line."""
+    lines = [
+        {"custom_id": text, "method": "POST", "url": path, "body": _trial(path, model, 20, text)}
+        for text in ("The capital of France is", "The quick brown fox", "1, 2, 3, 4,")
+    ]
+    return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
 
 
 def _curl_line(url: str, key: str, body: dict[str, Any]) -> str:
@@ -316,9 +376,10 @@ async def _served_path(port: int, key: str, model: str) -> str:
     return str(found["endpoints"][0]) if found.get("ready") else ""
 
 
-def _trial(path: str, model: str, max_tokens: int) -> dict[str, Any]:
+def _trial(
+    path: str, model: str, max_tokens: int, text: str = "Once upon a time"
+) -> dict[str, Any]:
     """Return a request to try an endpoint."""
-    text = "Once upon a time"
     if path == COMPLETIONS_PATH:
         return {"model": model, "prompt": text, "max_tokens": max_tokens}
     return {"model": model, "input": text}

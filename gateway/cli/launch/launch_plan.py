@@ -1,24 +1,26 @@
 """The plan of `sluice up`: programs, ports and files.
 
-The programs listen later, on sockets of their own. So this process holds the UDP port with the
-number of each TCP port: another `sluice up` then takes the TCP port as occupied.
+Gateways inherit sockets that listen already, so no other program can get their ports meanwhile.
 """
 
+import base64
 import importlib.util
 import secrets
 import shutil
 import socket
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import msgspec
 from sqlalchemy.engine import URL
 
 from gateway.cli import worker
-from gateway.platform.settings import Settings
-from gateway.process.supervision.processes import stop_seconds
+from gateway.platform.env_file import EnvFile
+from gateway.platform.settings import ENCRYPTION_KEY_BYTES, Settings
+from gateway.process.supervision.processes import OneOfMany, stop_seconds
 from gateway.process.supervision.supervisor import ChildSpec
 from gateway.records.errors import StartupError
 
@@ -26,32 +28,32 @@ LOOPBACK: Final = "127.0.0.1"
 TRIED_PORTS: Final = 100
 
 
-def require_ports(first: int, count: int, *, held: ExitStack, option: str = "--port") -> list[int]:
-    """Return `count` ports from `first`, which `held` releases.
+def require_ports(
+    first: int, count: int, *, held: ExitStack, option: str = "--port"
+) -> list[socket.socket]:
+    """Return sockets that listen on `count` ports from `first`, which `held` closes.
 
     Raises StartupError if one is in use, with `option`.
     """
-    ports = list(range(first, first + count))
-    for port in ports:
-        if not _hold(port, held):
+    sockets = []
+    for port in range(first, first + count):
+        try:
+            sockets.append(held.enter_context(socket.create_server((LOOPBACK, port))))
+        except (OSError, OverflowError) as error:
             raise StartupError(
                 f"Port {port} is in use. Choose another one with {option}, or omit {option} to use "
                 "the next free port."
-            )
-    return ports
+            ) from error
+    return sockets
 
 
-def find_ports(first: int, count: int, *, held: ExitStack) -> list[int]:
-    """Return `count` consecutive free ports, at `first` or soon after it, which `held` releases.
-
-    Raises StartupError if there are none.
-    """
+def find_ports(first: int, count: int, *, held: ExitStack) -> list[socket.socket]:
+    """Return sockets as `require_ports` does, on the first free ports from `first` on."""
     for start in range(first, first + TRIED_PORTS):
-        ports = list(range(start, start + count))
-        with ExitStack() as group:
-            if all(_hold(port, group) for port in ports):
-                held.push(group.pop_all())
-                return ports
+        with ExitStack() as group, suppress(StartupError):
+            sockets = require_ports(start, count, held=group)
+            held.push(group.pop_all())
+            return sockets
     raise StartupError(
         f"There are no {count} consecutive free ports from {first} to {first + TRIED_PORTS}. "
         "Choose others with --port."
@@ -59,28 +61,13 @@ def find_ports(first: int, count: int, *, held: ExitStack) -> list[int]:
 
 
 def any_port(*, held: ExitStack) -> int:
-    """Return a free port chosen by the system, which `held` releases."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind((LOOPBACK, 0))
-            port: int = probe.getsockname()[1]
-        if _hold(port, held):
-            return port
-
-
-def _hold(port: int, held: ExitStack) -> bool:
-    """Hold a port if it is free, and return whether it is."""
-    claim = held.enter_context(socket.socket(type=socket.SOCK_DGRAM))
-    with socket.socket() as probe:
-        # Without this, a port whose last connections are still closing would look occupied.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            claim.bind((LOOPBACK, port))
-            probe.bind((LOOPBACK, port))
-            probe.listen(1)
-        except (OSError, OverflowError):
-            return False
-        return True
+    """Return a free port for a server that opens it itself; no other program gets it meanwhile."""
+    claim = held.enter_context(socket.socket())
+    claim.bind((LOOPBACK, 0))
+    # While no socket listens, Linux lets a server with this option, such as Redis, share the port.
+    claim.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    port: int = claim.getsockname()[1]
+    return port
 
 
 DEFAULT_PORT: Final = 8080
@@ -91,6 +78,9 @@ DEMO_EMBEDDER_NAME: Final = "sluice-tiny-embedding"
 """The same model with the pooling runner."""
 DEMO_PARSERS: Final = ("--tool-parser", "hermes", "--reasoning-parser", "qwen3")
 """Parsers for the output of the demo model."""
+DEMO_SLOTS: Final = ("--adapter-slots", "2")
+DEMO_ADAPTERS: Final = ("golden", "blue")
+"""Those of the demo model's adapters that the demo tenant gets."""
 REDIS_MEMORY: Final = "512mb"
 REDIS_STOP_SECONDS: Final = 5.0
 WORKER_STOP_SECONDS: Final = 45.0
@@ -137,6 +127,10 @@ class LaunchPlan:
     workers: list[ChildSpec]
     command_variables: Mapping[str, str] = field(repr=False)
     """Environment variables for commands that manage this deployment."""
+    adapters: Mapping[str, str] | None = None
+    """Folders of the demo model's adapters by name; None if another model is served."""
+    close_sockets: Callable[[], None] = lambda: None
+    """Ends the parent's hold of the ports, when the gateways are about to stop."""
 
 
 def make_plan(options: UpOptions, folder: Path, settings: Settings, held: ExitStack) -> LaunchPlan:
@@ -147,10 +141,18 @@ def make_plan(options: UpOptions, folder: Path, settings: Settings, held: ExitSt
         "SLUICE_REDIS_URL": redis_url,
         "SLUICE_DATABASE_URL": database_url,
         "SLUICE_FILE_STORE": _file_store(folder, settings),
+        _KEYS: _encryption_keys(folder, settings),
+        # Webhooks may lead to this machine, unless the environment decides.
+        "SLUICE_WEBHOOK_ALLOW_PRIVATE": str(
+            settings.webhook_allow_private
+            or "webhook_allow_private" not in settings.model_fields_set
+        ),
     }
     # Workers restart together with the gateways, so a new salt loses no cached prefix.
     salt = settings.cache_salt_secret.get_secret_value() or secrets.token_hex(16)
-    ports, operator_ports = _choose_ports(options, held)
+    sockets, operator_sockets = _choose_ports(options, held)
+    ports = [each.getsockname()[1] for each in sockets]
+    operator_ports = [each.getsockname()[1] for each in operator_sockets]
     model_path, model_name = _choose_model(options)
     return LaunchPlan(
         folder=folder,
@@ -178,7 +180,8 @@ def make_plan(options: UpOptions, folder: Path, settings: Settings, held: ExitSt
         gateways=[
             ChildSpec(
                 name=_name("gateway", number, options.gateways),
-                command=(*options.sluice, *_gateway_arguments(port, operator_port)),
+                command=(*options.sluice, *_gateway_arguments(number, own, operators)),
+                descriptors=(own.fileno(), operators.fileno()),
                 environment=environment
                 # Always on loopback: these ports are for users of this machine.
                 | {"SLUICE_OPERATOR_HOST": LOOPBACK, "SLUICE_CACHE_SALT_SECRET": salt}
@@ -187,28 +190,40 @@ def make_plan(options: UpOptions, folder: Path, settings: Settings, held: ExitSt
                 log=folder / "logs" / f"gateway-{number}.log",
                 stop_seconds=stop_seconds(settings),
             )
-            for number, (port, operator_port) in enumerate(
-                zip(ports, operator_ports, strict=True), start=1
+            for number, (own, operators) in enumerate(
+                zip(sockets, operator_sockets, strict=True), start=1
             )
         ],
         workers=[
             ChildSpec(
                 name=_name("worker", number, options.workers),
                 command=_worker_command(options, model_path, model_name),
-                environment={"SLUICE_REDIS_URL": redis_url},
+                environment={
+                    name: environment[name] for name in ("SLUICE_REDIS_URL", "SLUICE_FILE_STORE")
+                },
                 log=folder / "logs" / f"worker-{number}.log",
                 stop_seconds=WORKER_STOP_SECONDS,
             )
             for number in range(1, options.workers + 1)
         ],
         # The commands encrypt and verify with the keys of the background jobs.
-        command_variables=environment
-        | {
-            "SLUICE_ENCRYPTION_KEYS": ",".join(settings.plain_encryption_keys()),
-            "SLUICE_AUDIT_KEY": ",".join(settings.audit_keys),
-            "SLUICE_WEBHOOK_ALLOW_PRIVATE": str(settings.webhook_allow_private),
-        },
+        command_variables=environment | {"SLUICE_AUDIT_KEY": ",".join(settings.audit_keys)},
+        adapters=_demo_adapters(options, Path(model_path)),
+        close_sockets=held.close,
     )
+
+
+_KEYS: Final = "SLUICE_ENCRYPTION_KEYS"
+
+
+def _encryption_keys(folder: Path, settings: Settings) -> str:
+    """Return the keys of the settings, or else the folder's own, which lasts as its database."""
+    file = EnvFile(folder / "keys.env")
+    keys = ",".join(settings.plain_encryption_keys()) or file.read().get(_KEYS, "")
+    if not keys:
+        keys = base64.b64encode(secrets.token_bytes(ENCRYPTION_KEY_BYTES)).decode()
+        file.write({_KEYS: keys})
+    return keys
 
 
 def _file_store(folder: Path, settings: Settings) -> str:
@@ -266,8 +281,10 @@ def redis_server() -> str:
     return found
 
 
-def _choose_ports(options: UpOptions, held: ExitStack) -> tuple[list[int], list[int]]:
-    """Return the ports for customers and those for operators, one of each for a gateway."""
+def _choose_ports(
+    options: UpOptions, held: ExitStack
+) -> tuple[list[socket.socket], list[socket.socket]]:
+    """Return the sockets for customers and those for operators, one of each for a gateway."""
     count, first = options.gateways, options.operator_port
     if options.port is None:
         ports = find_ports(DEFAULT_PORT, count, held=held)
@@ -275,7 +292,7 @@ def _choose_ports(options: UpOptions, held: ExitStack) -> tuple[list[int], list[
         ports = require_ports(options.port, count, held=held)
     if first is None:
         return ports, find_ports(DEFAULT_OPERATOR_PORT, count, held=held)
-    if both := {*range(first, first + count)} & {*ports}:
+    if both := {*range(first, first + count)} & {each.getsockname()[1] for each in ports}:
         raise StartupError(
             f"--port and --operator-port must not overlap. Both include port {min(both)}."
         )
@@ -293,9 +310,24 @@ def _choose_model(options: UpOptions) -> tuple[str, str]:
     return str(folder), DEMO_MODEL_NAME if options.runner == "generate" else DEMO_EMBEDDER_NAME
 
 
-def _gateway_arguments(port: int, operator_port: int) -> tuple[str, ...]:
-    ports = ("--port", str(port), "--operator-port", str(operator_port))
-    return ("gateway", "--host", LOOPBACK, *ports)
+def _demo_adapters(options: UpOptions, checkpoint: Path) -> dict[str, str] | None:
+    """Return the adapters that the demo registers; none for a model that does not run them."""
+    if options.model is not None:
+        return None
+    folder = checkpoint.parent / "adapters"
+    names = DEMO_ADAPTERS if options.runner == "generate" else ()
+    return {name: str(folder / name) for name in names}
+
+
+def _gateway_arguments(
+    number: int, own: socket.socket, operators: socket.socket
+) -> tuple[str, ...]:
+    inherited = OneOfMany(number=number, customers=[own.fileno()], operators=[operators.fileno()])
+    return (
+        *("gateway", "--host", LOOPBACK, "--port", str(own.getsockname()[1])),
+        *("--operator-port", str(operators.getsockname()[1])),
+        *("--one-of-many", msgspec.json.encode(inherited).decode()),
+    )
 
 
 def _worker_command(options: UpOptions, model_path: str, model_name: str) -> tuple[str, ...]:
@@ -307,7 +339,11 @@ def _worker_command(options: UpOptions, model_path: str, model_name: str) -> tup
         *("--engine", options.engine),
         *("--runner", options.runner),
         *(() if window is None else ("--context-window", str(window))),
-        *(DEMO_PARSERS if options.model is None and options.runner == "generate" else ()),
+        *(
+            (*DEMO_PARSERS, *DEMO_SLOTS)
+            if options.model is None and options.runner == "generate"
+            else ()
+        ),
         *options.worker_arguments,
     )
 

@@ -21,7 +21,7 @@ from gateway.completions.stored.service import Responses
 from gateway.http.draining import Draining
 from gateway.http.services import Services
 from gateway.platform.settings import Settings
-from gateway.process.supervision.processes import OneOfMany
+from gateway.process.supervision.processes import OneOfMany, inherited
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 LINGER_SECONDS: Final = 0.1
@@ -60,7 +60,7 @@ class GracefulServer(uvicorn.Server):
         operators: uvicorn.Server | None,
         one: OneOfMany | None,
     ) -> None:
-        """Do not serve yet. `one` describes this process if it is one of several."""
+        """Do not serve yet. `one` describes this process if it inherits sockets of its parent."""
         super().__init__(config)
         self._operators = operators
         self._one = one
@@ -100,7 +100,7 @@ class GracefulServer(uvicorn.Server):
         config.load()
         operators.lifespan = config.lifespan_class(config)
         try:
-            await operators.startup()
+            await operators.startup(None if self._one is None else inherited(self._one.operators))
         except SystemExit:
             # The port is in use, which uvicorn has logged.
             await self.lifespan.shutdown()

@@ -398,6 +398,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         content = error.content(self.bounds.error_style)
         headers = {
             **error.headers(),
+            **error.link(),
             "content-type": "application/json",
             "content-length": str(len(content)),
             "x-request-id": f"req_{secrets.token_hex(12)}",

@@ -16,7 +16,7 @@ from gateway.platform.settings import Settings
 from gateway.process.app import create_app, create_operator_app
 from gateway.process.server.graceful import GracefulServer
 from gateway.process.server.protocol import allow_connections, http_protocol
-from gateway.process.supervision.processes import OneOfMany
+from gateway.process.supervision.processes import OneOfMany, inherited
 
 KEEP_ALIVE_SECONDS = 75
 """Longer than the usual idle timeouts of load balancers, so that they close connections first."""
@@ -36,7 +36,7 @@ _MAPPED_PREFIX_BITS = 96
 def run(settings: Settings, one: OneOfMany | None) -> None:
     """Serve until SIGTERM or SIGINT, then drain. Raises SystemExit after an internal failure.
 
-    `one` describes this process if it is one of several.
+    `one` describes this process if it inherits sockets of its parent.
     """
     configure_logs(
         settings.log_format, level=logging.INFO, process=None if one is None else one.number
@@ -57,7 +57,7 @@ def run(settings: Settings, one: OneOfMany | None) -> None:
     gc.set_threshold(5_000, 10, 50)
     config = _config(settings, app, settings.host, settings.port, settings.max_connections)
     server = GracefulServer(config, app, settings, operators=operators, one=one)
-    server.run(None if one is None else one.sockets())
+    server.run(None if one is None else inherited(one.customers))
     if app.state.drain.has_failed:
         sys.exit(EXIT_FAILED)
 

@@ -1,4 +1,4 @@
-"""Several gateway processes that share the listening sockets of their parent."""
+"""Gateway processes that inherit the listening sockets of their parent, and may share them."""
 
 import asyncio
 import logging
@@ -21,26 +21,30 @@ from gateway.records.errors import StartupError
 
 
 class OneOfMany(msgspec.Struct, frozen=True, kw_only=True):
-    """One of several gateway processes that share their listening sockets."""
+    """A gateway process whose listening sockets are its parent's."""
 
     number: int
     """From 1; a process that replaces another one has the same number."""
     customers: list[int]
     """File descriptors of the customers' sockets."""
-    serving: int
-    """File descriptor of a pipe to the parent."""
-
-    def sockets(self) -> list[socket.socket]:
-        """Return the customers' sockets, which no child of this process inherits."""
-        sockets = [socket.socket(fileno=descriptor) for descriptor in self.customers]
-        for each in sockets:
-            each.set_inheritable(False)
-        return sockets
+    operators: list[int] = []
+    """File descriptors of the operators' sockets; if there are none, the process opens one."""
+    serving: int | None = None
+    """File descriptor of a pipe to a parent that has checked the settings; None for another."""
 
     def report(self) -> None:
         """Report to the parent that this process serves."""
-        os.write(self.serving, b".")
-        os.close(self.serving)
+        if self.serving is not None:
+            os.write(self.serving, b".")
+            os.close(self.serving)
+
+
+def inherited(descriptors: list[int]) -> list[socket.socket] | None:
+    """Return the parent's sockets, which no child of this process inherits; None without any."""
+    sockets = [socket.socket(fileno=descriptor) for descriptor in descriptors]
+    for each in sockets:
+        each.set_inheritable(False)
+    return sockets or None
 
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)

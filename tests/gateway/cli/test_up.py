@@ -138,13 +138,17 @@ class Up:
 def first_port(number: int) -> int:
     """Return the first of consecutive free ports, without holding them."""
     with ExitStack() as held:
-        return find_ports(free_port(), number, held=held)[0]
+        port: int = find_ports(free_port(), number, held=held)[0].getsockname()[1]
+        return port
 
 
-def _page(link: str) -> str:
-    """Return the title of the page that a link leads to."""
-    opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
-    with opener.open(link, timeout=PATIENCE_SECONDS) as response:
+def _browser() -> urllib.request.OpenerDirector:
+    return urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+
+
+def _page(link: str, browser: urllib.request.OpenerDirector | None = None) -> str:
+    """Return the title of the page that a link leads to, by default in a new browser."""
+    with (browser or _browser()).open(link, timeout=PATIENCE_SECONDS) as response:
         text: str = response.read().decode()
     return text.partition("<title>")[2].partition("</title>")[0]
 
@@ -237,10 +241,14 @@ def test_everything_starts_and_serves_requests(running: Up) -> None:
     links = re.findall(r"http\S+/console/enter\?token=\S+", running.output)
     assert [link.startswith(operators) for link in links] == [False, True]
     for link in links:
-        assert _page(link) == "Overview · Sluice"
-        # It logs in once.
-        with pytest.raises(urllib.error.HTTPError, match="401"):
+        browser = _browser()
+        assert _page(link, browser) == "Overview · Sluice"
+        # It logs in once; the browser that is logged in may load it again.
+        assert _page(link, browser) == "Overview · Sluice"
+        with pytest.raises(urllib.error.HTTPError, match="401") as used:
             _page(link)
+        with used.value as refusal:
+            assert "run `sluice console link`" in refusal.read().decode()
     logs = "".join(log.read_text() for log in (running.demo.parent / "logs").iterdir())
     assert variables["SLUICE_KEY"][16:] not in logs
     assert len(running.children()) == running.processes
@@ -271,6 +279,17 @@ def test_other_commands_in_the_folder_manage_it(
     models = sluice("models", "list", "--json")
     assert [each["model"] for each in json.loads(models.stdout)] == ["sluice-tiny"]
     assert models.stderr == ""
+    assert sluice("aliases", "list").stdout.splitlines()[1].split()[:2] == ["demo", "sluice-tiny=1"]
+    assert "$0.60 " in sluice("prices", "list").stdout
+    adapters = json.loads(sluice("adapters", "list", "--tenant", "demo", "--json").stdout)
+    assert [each["name"] for each in adapters] == ["golden", "blue"]
+    hook = sluice("webhooks", "create", "demo", "http://127.0.0.1:9/hook")
+    assert hook.exit_code == 0, hook.output
+    for link in re.findall(r"http\S+", sluice("console", "link").stdout):
+        assert _page(link) == "Overview · Sluice"
+    script = running.demo.with_name("batch.sh")
+    batch = subprocess.run(["/bin/sh", script], capture_output=True, text=True, check=True).stdout
+    assert json.loads(batch)["endpoint"] == "/v1/completions"
     # One option is enough to use nothing of the file.
     other = sluice("models", "list", "--redis-url", "redis://127.0.0.1:1/0")
     assert (other.exit_code, "cli.env" in other.stderr) == (1, False)
@@ -510,7 +529,7 @@ def test_next_free_port_is_used_unless_one_was_requested() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert find_ports(port, 1, held=held)[0] > port
+        assert find_ports(port, 1, held=held)[0].getsockname()[1] > port
         # Another process on this machine may use the next lower port too.
         with pytest.raises(StartupError, match=f"Port ({port - 1}|{port}) is in use"):
             require_ports(port - 1, 2, held=held)
