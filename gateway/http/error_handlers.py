@@ -82,7 +82,7 @@ def to_response(error: ApiError, style: ErrorStyle = ErrorStyle.OPENAI) -> Respo
     return Response(
         content,
         status_code=error.status_for(style),
-        headers=dict(error.headers()),
+        headers={**error.headers(), **error.link()},
         media_type="application/json",
     )
 
@@ -122,7 +122,9 @@ def _on_api_error(request: Request, error: ApiError) -> Response:
         events = failed_stream(error, RESPONSES.new_id(), exchange.stream_model)
         if events is not None:
             tracing.note({ERROR_TYPE: error.code})
-            return Response(events, headers=dict(error.headers()), media_type="text/event-stream")
+            return Response(
+                events, headers={**error.headers(), **error.link()}, media_type="text/event-stream"
+            )
     return to_response(error, error_style_of(request))
 
 

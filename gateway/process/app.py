@@ -7,8 +7,6 @@ from typing import Any, Final
 
 import msgspec
 from fastapi import APIRouter, Depends, FastAPI
-from fastapi.openapi.docs import get_swagger_ui_html
-from fastapi_offline import FastAPIOffline
 from starlette.datastructures import State
 from starlette.routing import Route
 from starlette.types import ASGIApp
@@ -39,12 +37,13 @@ from gateway.http.cors import CorsMiddleware
 from gateway.http.draining import Draining, DrainMiddleware
 from gateway.http.error_handlers import install_error_handlers
 from gateway.http.front import FrontMiddleware
-from gateway.http.front_page import FixedPage
+from gateway.http.front_page import FixedPages
 from gateway.platform import tracing
 from gateway.platform.settings import Settings
 from gateway.process import health
-from gateway.process.openapi.document import install_documentation
+from gateway.process.openapi.document import install_documentation, parameter_groups
 from gateway.process.openapi.operations import GENERATION_TAGS
+from gateway.process.openapi.reference import Reference
 from gateway.process.openapi.schemas import RESPONSE_HEADERS
 from gateway.process.services import open_services
 
@@ -67,7 +66,6 @@ for own in (limits, usage, audit):
 
 
 _OPENAPI: Final = "/openapi.json"
-_STATIC: Final = "/static-offline-docs"
 CUSTOMER_ROUTERS = (
     generation.router,
     stored.router,
@@ -161,12 +159,10 @@ def _application(
     generates: bool,
     lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | None = None,
 ) -> FastAPI:
-    # FastAPIOffline: the files of the /docs page, which loads nothing from other servers.
-    app = FastAPIOffline(
+    app = FastAPI(
         docs_url=None,
         title=title,
         openapi_url=_OPENAPI,
-        static_url=_STATIC,
         version=version("sluice"),
         description="A multi-tenant completions gateway with batched GPU workers.",
         lifespan=lifespan,
@@ -180,8 +176,12 @@ def _application(
     for router in routers:
         app.include_router(router)
     install_documentation(app, generates=generates)
-    document = FixedPage(lambda: msgspec.json.encode(app.openapi()), media_type="application/json")
-    docs = FixedPage(lambda: _docs(title), media_type="text/html")
+    document = FixedPages(
+        lambda: {_OPENAPI: msgspec.json.encode(app.openapi())}, media_type="application/json"
+    )
+    docs = FixedPages(
+        lambda: Reference(app.openapi(), parameter_groups()).pages(), media_type="text/html"
+    )
     # FastAPI's own route encodes the document for each request.
     app.router.routes[:] = [
         Route(_OPENAPI, document.respond, include_in_schema=False)
@@ -189,21 +189,9 @@ def _application(
         else route
         for route in app.routes
     ]
-    app.add_route("/docs", docs.respond, include_in_schema=False)
+    for path in ("/docs", "/docs/{page:path}"):
+        app.add_route(path, docs.respond, include_in_schema=False)
     return app
-
-
-def _docs(title: str) -> bytes:
-    page = get_swagger_ui_html(
-        openapi_url=_OPENAPI,
-        title=f"{title} - Swagger UI",
-        swagger_js_url=f"{_STATIC}/swagger-ui-bundle.js",
-        swagger_css_url=f"{_STATIC}/swagger-ui.css",
-        swagger_favicon_url=f"{_STATIC}/favicon.png",
-        # Show request bodies as parameter lists with descriptions instead of examples.
-        swagger_ui_parameters={"defaultModelRendering": "model", "defaultModelExpandDepth": 2},
-    )
-    return bytes(page.body)
 
 
 class _PlainState(State):

@@ -211,6 +211,10 @@ class ApiError(Exception):
         """Return the envelope as JSON."""
         return msgspec.json.encode(self.body(style))
 
+    def link(self) -> Mapping[str, str]:
+        """Return the header that leads to the page of the code."""
+        return {"link": f'</docs/errors/{self.code}>; rel="help"'}
+
     def headers(self) -> Mapping[str, str]:
         """Return the headers, from which OpenAI's clients read whether and when to retry."""
         retries = self.should_retry

@@ -1,10 +1,11 @@
 """The OpenAPI documents: FastAPI's own, completed with errors, credentials and headers."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from gateway.completions.endpoints.tokenize import (
@@ -48,6 +49,14 @@ BODY_ERRORS: Final = {
     "415": "The body is not JSON.",
 }
 """Errors of routes that read a body."""
+
+COMMON: Final = (
+    *("model", "prompt", "messages", "input", "query", "documents", "text_1", "text_2"),
+    *("max_tokens", "max_completion_tokens", "max_output_tokens", "stream"),
+    *("system", "instructions", "temperature", "top_p", "n", "stop", "seed"),
+    *("tools", "tool_choice", "response_format"),
+)
+"""Parameters that most requests have, in the order of the reference."""
 
 METHODS: Final = ("get", "post", "put", "patch", "delete")
 
@@ -175,8 +184,23 @@ def _plain(model: Schema) -> Schema:
     """
     if "properties" not in model:
         return model
-    properties = {name: _plain_property(each) for name, each in model["properties"].items()}
+    given = model["properties"]
+    names = [*(name for name in COMMON if name in given), *given]
+    properties = {name: _plain_property(given[name]) for name in dict.fromkeys(names)}
     return {**model, "properties": properties}
+
+
+def parameter_groups() -> dict[str, dict[str, str]]:
+    """Return the titles of the groups of rare parameters by the name of the body's schema."""
+    return {model.__name__: dict(_grouped(model)) for model in _REQUESTS}
+
+
+def _grouped(model: type[BaseModel]) -> Iterator[tuple[str, str]]:
+    for part in model.__mro__:
+        title = (part.__doc__ or "").split("\n")[0]
+        for name in vars(part).get("__annotations__", {}):
+            if name in model.model_fields and name not in COMMON:
+                yield name, title
 
 
 def _plain_property(schema: Schema) -> Schema:

@@ -486,6 +486,7 @@ LIMIT_TEXT: Final = {
 ID_TEXT: Final = {"x-request-id": HEADER_TEXT["x-request-id"]}
 
 _RETRY_TEXT = ID_TEXT | {
+    "link": 'The page of the error\'s code, with `rel="help"`.',
     "x-should-retry": "`true` if a retry of the same request may succeed, else `false`.",
     "retry-after": "Seconds after which to retry, if a retry may succeed.",
     "retry-after-ms": "The same in milliseconds.",

@@ -3,13 +3,18 @@
 import json
 import re
 from functools import cache
+from html import unescape
 from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
 
+from gateway.http.allowances import FailedLogins, UnpaidRequests
+from gateway.limits.refusals import _CODES
 from gateway.platform.settings import Settings
 from gateway.process.app import create_app, create_operator_app
-from gateway.process.openapi.document import BODY_ERRORS, ERRORS, METHODS
+from gateway.process.openapi.document import BODY_ERRORS, ERRORS, METHODS, parameter_groups
+from gateway.process.openapi.reference import Reference
+from gateway.records import errors
 
 BY_HAND = (
     *("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses"),
@@ -113,6 +118,60 @@ def test_usage_is_described_with_its_bounds_and_as_csv() -> None:
     assert set(operation["responses"]["200"]["content"]) == {"application/json", "text/csv"}
     admin = pages()[1]["paths"]["/admin/usage"]["get"]["parameters"]
     assert {each["name"] for each in admin} == {*parameters, "tenant"}
+
+
+@cache
+def reference() -> dict[str, str]:
+    """Return the pages of both references by audience and path."""
+    return {
+        f"{audience}{path}": content.decode()
+        for audience, document in enumerate(pages())
+        for path, content in Reference(document, parameter_groups()).pages().items()
+    }
+
+
+def test_every_link_of_the_reference_has_a_target() -> None:
+    anchors = {path: {*re.findall(r'id="([^"]+)"', text)} for path, text in reference().items()}
+    for path, text in reference().items():
+        for link in re.findall(r'href="([^"]+)"', text):
+            target, _, anchor = link.partition("#")
+            if target not in ("/", "/openapi.json"):
+                place = f"{path[0]}{target}" if target else path
+                assert place in anchors, (path, link)
+                assert not anchor or anchor in anchors[place], (path, link)
+
+
+def test_reference_begins_with_what_every_request_has_and_ends_with_what_is_rejected() -> None:
+    for topic, first in (("completions", "prompt"), ("chat", "messages")):
+        section = reference()[f"0/docs/{topic}"].partition("</section>")[0]
+        opened = re.sub(r"<details>.*?</details>", "", section, flags=re.DOTALL)
+        names = re.findall(r"<dt><code>(\w+)</code>", opened)
+        assert [*names[:3], names[4]] == ["model", first, "max_tokens", "stream"]
+        assert not {"mirostat", "truncation_side", "functions", "x-api-dialect"} & {*names}
+        folded = re.findall(r"<summary>(.*?)</summary>", section, re.DOTALL)
+        assert any("mirostat_tau" in each for each in folded)
+        assert [each.strip() for each in folded[-2:-1]] == ["Rejected"]
+        assert f'"{first}": ' in unescape(opened)
+        response = re.findall(r"<pre[^>]*><code>(.*?)</code>", opened, re.DOTALL)[1]
+        assert json.loads(unescape(response))["usage"]["completion_tokens"] == 40
+    # The schemas of other tools have the same order.
+    [*names] = page()["components"]["schemas"]["CompletionRequest"]["properties"]
+    assert names[:3] == ["model", "prompt", "max_tokens"]
+
+
+def test_every_error_code_has_a_page() -> None:
+    classes = [errors.ApiError]
+    for each in classes:
+        classes += each.__subclasses__()
+    dynamic = {*_CODES.values(), FailedLogins.code, UnpaidRequests.code}
+    codes = {each.code for each in classes} | dynamic
+    assert {path.rpartition("/")[2] for path in reference() if "/errors/" in path} == codes | {
+        "budget_exceeded",
+        "insufficient_credits",
+    }
+    text = reference()["0/docs/errors/context_length_exceeded"]
+    assert "Shorten the prompt" in text
+    assert "422 in the style of mistralrs" in text
 
 
 def test_operation_ids_are_unique() -> None:

@@ -5,6 +5,7 @@ import base64
 import hashlib
 import json
 import re
+from html import unescape
 from importlib.metadata import version
 from typing import Any
 
@@ -261,7 +262,7 @@ async def test_probes_need_no_key(stack: Stack) -> None:
         assert set(allowed.split(", ")) == {"GET", "HEAD", "POST"}
 
 
-@all_cases("path", ["/openapi.json", "/docs"])
+@all_cases("path", ["/openapi.json", "/docs", "/docs/completions"])
 async def test_documents_are_not_sent_again_to_those_who_have_them(stack: Stack, path: str) -> None:
     async with gateway_client(stack.url, None) as anonymous:
         page = await anonymous.get(path)
@@ -304,6 +305,13 @@ async def test_front_page_links_to_endpoints_that_exist(stack: Stack) -> None:
             digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
             assert policy.startswith(f"default-src 'none'; style-src 'sha256-{digest}';")
             assert f"curl {url}{example}" in page.text
+            if url == stack.url:
+                # The example works as it is, but for the key.
+                named = re.findall(r'-d \'{"model": "([^"]+)", "prompt"', unescape(page.text))
+                states = (await anonymous.get("/status.json")).json()["models"]
+                ready = {each["model"] for each in states if each["state"] == "operational"}
+                assert len(named) == 1
+                assert named[0] in ready
             paths = re.findall(r'href="([^"]+)"', page.text)
             assert "/docs" in paths
             for path in paths:
@@ -314,6 +322,27 @@ async def test_front_page_links_to_endpoints_that_exist(stack: Stack) -> None:
             assert body["version"] == version("sluice")
             assert set(paths) < set(body.values())
             assert (await anonymous.head("/")).content == b""
+
+
+async def test_errors_lead_to_the_page_of_their_code(
+    stack: Stack, client: httpx.AsyncClient
+) -> None:
+    for sent in (
+        client.post("/v1/completions", json=asking(temperature=3)),
+        client.post("/v1/completions", json=asking(temperature=3, stream=True)),
+        client.get("/v1/nothing"),
+        client.get("/docs/nothing"),
+        client.get("/v1/models", headers={"authorization": "Bearer sk-made-up"}),
+    ):
+        refused = await sent
+        code = refused.json()["error"]["code"]
+        assert refused.headers["link"] == f'</docs/errors/{code}>; rel="help"'
+        for url in (stack.url, stack.operators):
+            async with gateway_client(url, None) as anonymous:
+                page = await anonymous.get(f"/docs/errors/{code}")
+                assert f"<h1><code>{code}</code></h1>" in page.text
+                assert "script-src" not in page.headers["content-security-policy"]
+                assert "<script" not in page.text
 
 
 async def test_front_page_repeats_plain_hosts_only(stack: Stack) -> None:
