@@ -248,6 +248,12 @@ class LimitReports:
         ]
         return await self.report(found, subjects)
 
+    async def of_keys(self, tenant_id: str, keys: Sequence[KeyRecord]) -> list[Limits]:
+        """Return the limits that apply to keys of a tenant: their own, else those of its plan."""
+        async with self._database.reading() as transaction:
+            defaults = defaults_of(await plan_of(transaction, tenant_id), LimitScope.KEY)
+        return [Limits.from_values(each.limits, defaults) for each in keys]
+
     async def report(self, tenant: Tenant, subjects: Sequence[SubjectLimits]) -> LimitsReport:
         """Return the usage of these limits; with the tenant's own limits, also its credits."""
         has_tenant = any(each.scope is LimitScope.TENANT for each in subjects)

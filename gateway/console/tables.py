@@ -32,8 +32,8 @@ class Column(NamedTuple):
     value: Callable[[Any], Any]
     """Returns a `Cell` or text of a row; numbers, amounts and times by the kind."""
     kind: str = ""
-    """`num`, `money` or `price` (micro-dollars; a price exactly), `time`, or classes of the cells
-    such as mono or wide."""
+    """`num`, `money` or `price` (micro-dollars; a price exactly), `budget` (the spent and
+    the allowed amount), `time`, or classes of the cells such as mono or wide."""
 
 
 class Table(NamedTuple):

@@ -123,7 +123,7 @@ async def pickers(
     if visitor.is_operator:
         tenant_id = query.form["tenant"]
         tenants = await services.make(TenantService).page(wanted)
-        found["tenant"] = _options(tenants)
+        found["tenant"] = options_of(tenants)
     else:
         grantor = visitor.principal.grant
     found |= {"key": None, "project": None}
@@ -131,7 +131,7 @@ async def pickers(
         with suppress(NotFoundError):
             keys = await services.make(KeyService).page(tenant_id, wanted, grantor=grantor)
             projects = await services.make(ProjectService).page(tenant_id, wanted, grantor=grantor)
-            found |= {"key": _options(keys), "project": _options(projects)}
+            found |= {"key": options_of(keys), "project": options_of(projects)}
     known = {"tier": ServiceTier, "outcome": Outcome}
     found |= {name: [(each, each.replace("_", " ")) for each in known[name]] for name in more}
     return [
@@ -140,7 +140,8 @@ async def pickers(
     ]
 
 
-def _options(found: Page[Any]) -> list[tuple[str, str]] | None:
+def options_of(found: Page[Any]) -> list[tuple[str, str]] | None:
+    """Return the ids and names of a list; None if it has a second page."""
     return None if found.has_more else [(each.id, each.name) for each in found.entries]
 
 

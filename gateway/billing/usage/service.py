@@ -1,6 +1,6 @@
 """Usage reports: sums by time, key, model and so on, and single requests."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple
@@ -35,6 +35,7 @@ from gateway.platform.database.paging import PART, Page
 from gateway.platform.database.tables import (
     FAILED_OUTCOMES,
     FIRST_TOKENS,
+    ApiKeyRow,
     DirtyHourRow,
     LedgerRow,
     RollupPeriod,
@@ -360,6 +361,29 @@ class UsageService:
             dirty = await store.dirty_hours(asked.span)
             sources = choose_sources(asked.span, dirty, by_hour=asked.bucket is Bucket.HOUR)
             return await store.report(asked, sources, after=after, limit=limit)
+
+    async def of_keys(
+        self, wanted: UsageFilter, span: Span, key_ids: Sequence[str]
+    ) -> dict[str, UsageSums]:
+        """Return the sums of those of these keys that sent requests."""
+        by_key = ReportRequest(
+            wanted=wanted,
+            span=span,
+            bucket=Bucket.TOTAL,
+            dimensions=(Dimension.KEY,),
+            values=tuple(key_ids),
+        )
+        report = await self.report(by_key, after=None, limit=len(key_ids))
+        return {each.values[Dimension.KEY]: each.sums for each in report.slices}
+
+    async def last_used(self, key_ids: Collection[str]) -> dict[str, datetime | None]:
+        """Return when the newest request of each of these keys was admitted."""
+        # For each key a query of its own, which reads one entry of the index.
+        newest = select(func.max(LedgerRow.created_at))
+        newest = newest.where(LedgerRow.credential_id == ApiKeyRow.id)
+        asked = select(ApiKeyRow.id, newest.scalar_subquery()).where(ApiKeyRow.id.in_(key_ids))
+        async with self._database.reading() as transaction:
+            return dict((await transaction.execute(asked)).all())
 
     async def series(
         self, asked: ReportRequest, *, count: int, limit: int

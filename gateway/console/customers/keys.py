@@ -1,27 +1,38 @@
 """Keys: list, create, change, rotate and revoke."""
 
 from collections import defaultdict
-from collections.abc import Mapping
-from datetime import timedelta
-from typing import Annotated, Any, Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Annotated, Any, Final, NamedTuple
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from gateway.accounts.keys.routes import KeyChange, KeyCreation, KeyId, KeyRotation, Keys
 from gateway.accounts.keys.rules import MadeKeys
+from gateway.accounts.limits import LimitReports
+from gateway.accounts.projects.service import ProjectService
 from gateway.accounts.shared import AfterId
+from gateway.billing.usage.parts import UsageFilter, UsageSums
+from gateway.billing.usage.periods import Span
+from gateway.billing.usage.routes import own_usage
+from gateway.billing.usage.service import UsageService
+from gateway.console.formats import shortened, until
 from gateway.console.forms import Form, checked, number
 from gateway.console.limit_fields import fields_of, labels_of, read_limits
 from gateway.console.rendering import confirmation, page
 from gateway.console.routing import SentForm, TenantRoute, Visitor, following, needs, redirect
-from gateway.http.services import AllServices
+from gateway.console.tables import Cell, Column, Table
+from gateway.console.usage_pages import MOST_OPTIONS, options_of
+from gateway.console.usage_query import NOTHING, cost
+from gateway.http.services import AllServices, Services
+from gateway.models.books import AdapterBook, AliasBook
 from gateway.models.catalogue import Catalogue
 from gateway.platform.database.paging import PageRequest
 from gateway.records.errors import ApiError
-from gateway.records.limits import LimitScope
+from gateway.records.limits import Limits, LimitScope
 from gateway.records.records import KeyRecord
 from gateway.records.scopes import TENANT_SCOPES, Scope
-from gateway.records.times import utc_now
+from gateway.records.times import month_start, utc_now
 
 ROWS: Final = 50
 GRACES: Final = (
@@ -44,6 +55,7 @@ ManagesKeys = Annotated[Visitor, Depends(needs(Scope.KEYS))]
 @router.get("")
 async def list_keys(
     request: Request,
+    services: AllServices,
     keys: Keys,
     visitor: ManagesKeys,
     after: AfterId = None,
@@ -52,11 +64,17 @@ async def list_keys(
     """List keys, newest first."""
     wanted = PageRequest(after, ROWS, is_newest_first=True)
     found = await keys.page(visitor.tenant_id, wanted, grantor=visitor.caller.grant)
+    limits = await services.make(LimitReports).of_keys(visitor.tenant_id, found.entries)
+    columns = _columns(
+        visitor,
+        await _use_of(services, visitor, found.entries),
+        limits=dict(zip((each.id for each in found.entries), limits, strict=True)),
+        projects=dict(await _projects(services, visitor) or ()),
+    )
     return page(
         request,
         "keys.html",
-        keys=found.entries,
-        now=utc_now(),
+        table=Table("Keys", list(columns), found.entries, "There is no key yet."),
         following=following(found, f"{visitor.home}/keys"),
         notice=NOTICES.get(done),
     )
@@ -65,8 +83,8 @@ async def list_keys(
 @router.get("/new")
 async def show_new_key(request: Request, services: AllServices, visitor: ManagesKeys) -> Response:
     """Show the form of a new key."""
-    form = {"scopes": [Scope.COMPLETIONS]}
-    return _key_form(request, visitor, models=list(services[Catalogue].names), form=form)
+    form = {"scopes": [Scope.COMPLETIONS], "models": []}
+    return await _key_form(request, services, visitor, form=form)
 
 
 @router.post("/new")
@@ -82,9 +100,7 @@ async def create_key(
             **visitor.caller.key_by,
         )
     except ApiError as error:
-        return _key_form(
-            request, visitor, models=list(services[Catalogue].names), form=_shown(form), error=error
-        )
+        return await _key_form(request, services, visitor, form=_shown(form), error=error)
     return page(request, "key_secret.html", key=created.record, secret=created.key.reveal())
 
 
@@ -99,14 +115,8 @@ async def show_key(
 ) -> Response:
     """Show a key and the form that changes it."""
     key = await keys.get(visitor.tenant_id, key_id, grantor=visitor.caller.grant)
-    return _key_form(
-        request,
-        visitor,
-        models=list(services[Catalogue].names),
-        form=_fields(key),
-        key=key,
-        notice=NOTICES.get(done),
-    )
+    notice = NOTICES.get(done)
+    return await _key_form(request, services, visitor, form=_fields(key), key=key, notice=notice)
 
 
 @router.post("/{key_id}")
@@ -130,14 +140,7 @@ async def change_key(
             **visitor.caller.key_by,
         )
     except ApiError as error:
-        return _key_form(
-            request,
-            visitor,
-            models=list(services[Catalogue].names),
-            form=_shown(form),
-            key=key,
-            error=error,
-        )
+        return await _key_form(request, services, visitor, form=_shown(form), key=key, error=error)
     return redirect(f"{visitor.home}/keys/{key.id}", done="changed")
 
 
@@ -194,40 +197,127 @@ async def revoke_key(keys: Keys, visitor: ManagesKeys, key_id: KeyId, form: Sent
     return redirect(f"{visitor.home}/keys", done="revoked")
 
 
-def _key_form(
+async def _key_form(
     request: Request,
+    services: Services,
     visitor: Visitor,
     *,
-    models: list[str],
     form: Mapping[str, Any],
     key: KeyRecord | None = None,
     error: ApiError | None = None,
     notice: str | None = None,
 ) -> Response:
-    principal = visitor.principal
-    scopes = TENANT_SCOPES if visitor.tenant else principal.scopes & TENANT_SCOPES
+    scopes = TENANT_SCOPES if visitor.tenant else visitor.principal.scopes & TENANT_SCOPES
     if visitor.tenant and key is not None:
         scopes |= key.scopes
+    projects, use, used = await _projects(services, visitor), None, None
+    if key is not None:
+        use = (await _use_of(services, visitor, [key])).get(key.id)
+        reports = services.make(LimitReports)
+        used = (await reports.of_tenant(visitor.tenant_id, key=key.id)).scopes[0]
     return page(
         request,
         "key.html",
         status=200 if error is None else error.status,
         key=key,
+        use=use,
         form=defaultdict(str, form),
         error=error,
         notice=notice,
         limits=labels_of(LimitScope.KEY),
-        scopes=[each for each in Scope if each in scopes],
-        models=sorted(each for each in models if visitor.tenant or principal.allows_model(each)),
-        now=utc_now(),
+        used_limits=used,
+        scopes=[(each, each) for each in Scope if each in scopes],
+        models=[(each, each) for each in _models(services, visitor, form["models"])],
+        projects=None if projects is None else [("", "none"), *projects],
+        project_names=dict(projects or ()),
     )
+
+
+def _models(services: Services, visitor: Visitor, chosen: Iterable[str]) -> list[str]:
+    """Return the names that a key may be bound to: the chosen ones, and all unless too many."""
+    known = {
+        *services[Catalogue].names,
+        *(alias.name for alias in services[AliasBook].aliases),
+        *(each.name for each in services[AdapterBook].visible_to(visitor.tenant_id)),
+    }
+    allowed = {each for each in known if visitor.tenant or visitor.principal.allows_model(each)}
+    return sorted({*chosen} | (allowed if len(allowed) <= MOST_OPTIONS else set()))
+
+
+async def _projects(services: Services, visitor: Visitor) -> list[tuple[str, str]] | None:
+    """Return the ids and names of the projects that the visitor sees; None if there are many."""
+    wanted = PageRequest(None, MOST_OPTIONS, is_newest_first=True)
+    projects = services.make(ProjectService)
+    return options_of(await projects.page(visitor.tenant_id, wanted, grantor=visitor.caller.grant))
+
+
+class _Use(NamedTuple):
+    """What a key was used for."""
+
+    last_used: datetime | None
+    month: UsageSums
+
+
+async def _use_of(
+    services: Services, visitor: Visitor, keys: Sequence[KeyRecord]
+) -> dict[str, _Use]:
+    """Return the use of those of these keys whose usage the visitor sees."""
+    wanted, now = UsageFilter(tenant_id=visitor.tenant_id), utc_now()
+    if not visitor.is_operator:
+        wanted = own_usage(visitor.principal, wanted)
+    ids = [each.id for each in keys if wanted.credential_id in (None, each.id)]
+    usage = services.make(UsageService)
+    sums = await usage.of_keys(wanted, Span(month_start(now), now), ids)
+    last_used = await usage.last_used(ids)
+    return {each: _Use(last_used.get(each), sums.get(each, NOTHING)) for each in ids}
+
+
+def _columns(
+    visitor: Visitor,
+    use: Mapping[str, _Use],
+    *,
+    limits: Mapping[str, Limits],
+    projects: Mapping[str, str],
+) -> Iterator[Column]:
+    now, none = utc_now(), _Use(None, NOTHING)
+
+    def spend(key: KeyRecord) -> tuple[int, int | None] | None:
+        found = use.get(key.id)
+        return None if found is None else (cost(found.month), limits[key.id].budget_micros)
+
+    def models(key: KeyRecord) -> str:
+        return "all" if key.allowed_models is None else ", ".join(sorted(key.allowed_models))
+
+    def project(key: KeyRecord) -> str:
+        return projects.get(key.project_id or "", shortened(key.project_id or ""))
+
+    yield Column("Name", lambda key: Cell(key.name, f"{visitor.home}/keys/{key.id}"), "name")
+    yield Column("Key", lambda key: f"sk-{key.prefix}-…", "mono wide")
+    yield Column("State", lambda key: key_state(key, now))
+    yield Column("Spend this month", spend, "budget")
+    yield Column("Last used (UTC)", lambda key: use.get(key.id, none).last_used, "time wide")
+    yield Column("Project", project, "wide")
+    yield Column("Scopes", lambda key: ", ".join(sorted(key.scopes)), "wide")
+    yield Column("Models", models, "name wide")
+    yield Column("Created (UTC)", lambda key: key.created_at, "time wide")
+
+
+def key_state(key: KeyRecord, now: datetime) -> Cell:
+    """Return whether a key works."""
+    if key.revoked_at is not None:
+        return Cell("revoked", kind="bad")
+    if key.expires_at is None:
+        return Cell("active", kind="good")
+    if key.expires_at <= now:
+        return Cell("expired", kind="warn")
+    return Cell(f"expires {until(key.expires_at)}", kind="good")
 
 
 def _values(form: Form, *, is_new: bool) -> dict[str, Any]:
     """Return the request body that a form stands for."""
     values: dict[str, Any] = {"name": form["name"], "scopes": form.all("scopes")}
     bounds: dict[str, Any] = {
-        "allowed_models": form.words("models"),
+        "allowed_models": [*form.all("models"), *form.words("more_models")],
         "allowed_addresses": form.words("addresses"),
         "expires_at": f"{form['expires_at']}Z" if form["expires_at"] else "",
     }
@@ -252,7 +342,7 @@ def _fields(key: KeyRecord) -> dict[str, Any]:
         "name": key.name,
         "scopes": list(key.scopes),
         "project_id": key.project_id or "",
-        "models": " ".join(sorted(key.allowed_models or ())),
+        "models": sorted(key.allowed_models or ()),
         "addresses": " ".join(map(str, key.allowed_addresses or ())),
         "expires_at": "" if key.expires_at is None else key.expires_at.strftime(_TIME),
         **fields_of(key.limits),
@@ -260,4 +350,4 @@ def _fields(key: KeyRecord) -> dict[str, Any]:
 
 
 def _shown(form: Form) -> dict[str, Any]:
-    return {**{name: form[name] for name in form}, "scopes": form.all("scopes")}
+    return dict(form) | {name: form.all(name) for name in ("scopes", "models")}

@@ -22,6 +22,7 @@ from gateway.billing.credits.service import Balance, CreditService
 from gateway.billing.usage.parts import UsageFilter
 from gateway.billing.usage.periods import Span
 from gateway.billing.usage.service import UsageService
+from gateway.console.customers.keys import key_state
 from gateway.console.formats import shortened
 from gateway.console.forms import Form, checked
 from gateway.console.limit_fields import LABELS, shown_limit
@@ -293,7 +294,7 @@ def _parts(home: str, now: datetime, **rows: Sequence[Any]) -> Iterator[tuple[st
             named("keys"),
             Column("Key", lambda key: f"sk-{key.prefix}-…", "mono"),
             Column("Scopes", lambda key: ", ".join(sorted(key.scopes))),
-            Column("State", lambda key: _state(key, now)),
+            Column("State", lambda key: key_state(key, now)),
         ),
         "members": (
             named("members"),
@@ -314,13 +315,6 @@ def _parts(home: str, now: datetime, **rows: Sequence[Any]) -> Iterator[tuple[st
     for name, known in columns.items():
         table = Table(f"Newest {name}", (*known, created), rows[name], f"There are no {name}.")
         yield "" if name == "batches" else name, table
-
-
-def _state(key: KeyRecord, now: datetime) -> Cell:
-    if key.revoked_at is not None:
-        return Cell("revoked", kind="bad")
-    has_expired = key.expires_at is not None and key.expires_at <= now
-    return Cell("expired", kind="warn") if has_expired else Cell("active", kind="good")
 
 
 def _lines(batch: Batch) -> str:

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from contract.tier import ServiceTier
+from gateway.accounts.keys.service import KeyService
 from gateway.accounts.tenants.service import TenantService
 from gateway.billing.credits.service import CreditService
 from gateway.billing.prices import PriceService
@@ -208,7 +209,12 @@ async def test_amounts_of_every_page_equal_the_ledger(stack: Stack) -> None:
     credit = CreditService(database, announcer)
     await credit.grant(tenant, 30_000_000, note=HOSTILE)
     await credit.adjust(tenant, -1_234_567, note="mistake")
+    made = await KeyService(database, announcer).create(
+        tenant, name="shop", limits={LimitName.BUDGET: 20_000_000}
+    )
+    key_id = made.record.id
     counts: dict[str, Any] = {"prompt_tokens": 1_000, "cached_tokens": 300}
+    counts["credential_id"] = key_id
     for model, tier, micros in (("billed", "default", 7_000_001), ("billed", "batch", 1_234_567)):
         changes: dict[str, Any] = {"model": model, "completion_tokens": 42}
         changes["service_tier"] = ServiceTier(tier)
@@ -249,6 +255,12 @@ async def test_amounts_of_every_page_equal_the_ledger(stack: Stack) -> None:
         overview = await shown("/console")
         for micros in (left, 8_234_568):
             assert f"{show_dollars(micros)}|" in overview, micros
+        listed = await shown("/console/keys")
+        row = re.sub(r"[|\s]+", "|", listed.partition("|shop|")[2])
+        assert row.startswith(f"|sk-{made.key.prefix}-…|active|$8.234568|of|$20.00|{now:%Y-%m-%d}|")
+        key = await shown(f"/console/keys/{key_id}")
+        assert "$8.234568| for 2 requests, 2,084 tokens|" in key
+        assert "$8.23 of $20.00|" in key
         limits = await shown("/console/limits")
         assert "$8.23 of $100.00|" in limits
         assert "0 B of 256 MiB|" in limits
