@@ -161,6 +161,8 @@ class NextJob(NamedTuple):
     sequences: int
     model_share: int = messages.WHOLE_MODEL
     """As in `GenerationJob`."""
+    lacks_slot: bool = False
+    """Whether a slot must be freed for its adapter, too."""
 
 
 class EngineUse(msgspec.Struct, frozen=True, array_like=True):
@@ -183,7 +185,7 @@ class ClaimResult(NamedTuple):
     blocked: Lane | None = None
     """The lane whose next job waits for more room, if any."""
     next_jobs: Sequence[NextJob] = ()
-    """The next jobs of some tenants in fair order, if they wait for more room."""
+    """The next jobs of some tenants in fair order, if they wait for more room or for a slot."""
     others: Sequence[EngineUse] | None = None
     """The other full engines, if this one is blocked or its use was published."""
     kept_seconds: float = 0.0
@@ -462,9 +464,8 @@ class JobQueue:
             claims,
             _LANES.get(blocked),
             [
-                NextJob(tenant.decode(), float(weight), *map(int, numbers))
-                for tenant, weight, *numbers in _grouped(next_jobs, 5)
-                if _LANES.get(blocked) is Lane.REQUESTS
+                NextJob(tenant.decode(), float(weight), *map(int, numbers), bool(lacks_slot))
+                for tenant, weight, *numbers, lacks_slot in _grouped(next_jobs, 6)
             ],
             None
             if room.use is None and _LANES.get(blocked) is not Lane.REQUESTS

@@ -1,25 +1,32 @@
 -- The next jobs of tenants: a full worker may make room for one of them.
 -- @include room
 
-local most_next_jobs = 8
+local most_next_jobs, next_job_fields = 8, 6
 
--- Return tenant, weight, KV-cache tokens, sequences and model share of the next job of each tenant
--- from this index on, whose counter is at most this limit. A job that lacks a slot is left out.
-local function next_jobs(lane, index, limit, job_prefix, room)
-  local out = {}
-  local tenants = call('ZRANGE', lane.active, index, index + most_next_jobs - 1, 'WITHSCORES')
-  for i = 1, #tenants, 2 do
-    local tenant, counter = tenants[i], tonumber(tenants[i + 1])
-    local id = counter <= limit and call('ZRANGE', lane.queue .. tenant, 0, 0)[1]
-    local weight, tokens, sequences, adapter, share = unpack(id and call('HMGET', job_prefix .. id,
-      'weight', 'need_tokens', 'sequences', 'adapter', 'share') or {})
-    if weight and may_have_slot(room, adapter) then
-      for _, each in ipairs({tenant, weight, tokens, sequences, share or 100}) do
-        out[#out + 1] = each
-      end
+-- Add tenant, weight, KV-cache tokens, sequences and model share of the next job of a tenant, and 1 if
+-- a slot must be freed for it, else 0. A job that may have no slot after another one is left out.
+local function add_next_job(out, lane, tenant, job_prefix, room)
+  if #out == most_next_jobs * next_job_fields then return end
+  local id = call('ZRANGE', lane.queue .. tenant, 0, 0)[1]
+  local weight, tokens, sequences, adapter, share = unpack(id and call('HMGET', job_prefix .. id,
+    'weight', 'need_tokens', 'sequences', 'adapter', 'share') or {})
+  if not weight then return end
+  local lacks_slot = adapter and not room.has_slot[adapter] and room.free_slots == 0
+  if lacks_slot or may_have_slot(room, adapter) then
+    for _, each in ipairs({tenant, weight, tokens, sequences, share or 100, lacks_slot and 1 or 0}) do
+      out[#out + 1] = each
     end
   end
-  return out
+end
+
+-- Add the next job of each tenant from this index on, whose counter is at most this limit.
+local function add_next_jobs(out, lane, index, limit, job_prefix, room)
+  local tenants = call('ZRANGE', lane.active, index, index + most_next_jobs - 1, 'WITHSCORES')
+  for i = 1, #tenants, 2 do
+    if tonumber(tenants[i + 1]) <= limit then
+      add_next_job(out, lane, tenants[i], job_prefix, room)
+    end
+  end
 end
 
 -- A worker that is full, or has requests that wait for shares, waits for its own doorbell. It rings

@@ -8,8 +8,8 @@
 -- Beyond that, no job is kept: a worker is idle for a kept job only if nobody else waits.
 --
 -- If the next job of a tenant needs a slot for its adapter and none is free, later tenants go first,
--- but none of their jobs with an adapter: a running one then leaves a slot for it. A worker without
--- adapters leaves all of these jobs to others. A tenant at its share of the engine waits (see _shares).
+-- but none of their jobs with an adapter: a running one then leaves a slot for it, or the worker frees
+-- one. A worker without adapters leaves all of these jobs to others. A tenant at its share of the engine waits (see _shares).
 --
 -- Batch jobs are claimed only when no request waits but kept ones, in the same order by counters of
 -- their own. The room of running batch jobs counts as free for requests: the worker gives them back.
@@ -31,7 +31,7 @@
 --   free_slots: for adapters; -1: the worker has none; then the digests of adapters with a slot
 -- Output {blocked, claimed requests, milliseconds until a kept job may be claimed, jobs first passed
 -- over by this call, jobs kept by this call, 1 if a job waits for a slot, else 0, milliseconds that
--- claimed jobs waited because of affinity, next jobs if there is no room, uses of other engines if
+-- claimed jobs waited because of affinity, next jobs that lack a slot or room, uses of other engines if
 -- there is none or `use` is given, lanes that wait for shares, id, attempt, milliseconds that it
 -- waited, payload, weight, ...}: blocked is 1 if the next job does not fit and is a request, 2 if it
 -- is a batch job; lanes are sums of these; 0 milliseconds: none is kept; requests first; -1 unknown
@@ -81,7 +81,7 @@ end
 local function claim_from(lane, code, may_keep)
   -- The tenants before this index have only kept jobs, or wait for a slot or a share. Others overtake
   -- those with kept jobs up to the ceiling.
-  local index, kept, slotless, ceiling, visits = 0, 0, 0, math.huge, 0
+  local index, kept, slotless, ceiling, visits, lowest = 0, 0, 0, math.huge, 0, nil
   if only ~= '' then index = call('ZRANK', lane.active, only) or 0 end
   while room.jobs < room.most_jobs and visits < most_visits do
     visits = visits + 1
@@ -91,12 +91,14 @@ local function claim_from(lane, code, may_keep)
     if not tenant or slotless == most_slotless_tenants then
       return index > 0, index > 0 and slotless == 0
     end
-    if only ~= '' then
-      local lowest = call('ZRANGE', lane.active, 0, 0, 'WITHSCORES')[2]
-      if tenant ~= only or counter - lowest > tonumber(quantum) then return true, false end
+    if index == 0 then lowest = counter end
+    if only ~= '' then lowest = call('ZRANGE', lane.active, 0, 0, 'WITHSCORES')[2] end
+    if only ~= '' and (tenant ~= only or counter - lowest > tonumber(quantum)) then
+      return true, false
     end
     if kept > 0 and (tonumber(counter) > ceiling or kept == most_kept_tenants) then
       index, kept, slotless, affinity.keeps_jobs, affinity.kept_ms = 0, 0, 0, false, 0
+      claim.out[8] = {}
       tenant, counter = unpack(call('ZRANGE', lane.active, 0, 0, 'WITHSCORES'))
     end
     local queue = lane.queue .. tenant
@@ -110,14 +112,19 @@ local function claim_from(lane, code, may_keep)
       if kept == 0 then ceiling = counter + quantum end
       index, kept = index + 1, kept + 1
     elseif lacks == 'slots' then
+      if code == 1 and counter - lowest <= tonumber(quantum) then
+        add_next_job(claim.out[8], lane, tenant, job_prefix, room)
+      end
       index, slotless = index + 1, slotless + 1
     elseif lacks == 'share' then
       index, lane.capped[tenant] = index + 1, tonumber(counter)
     elseif lacks then
       lane.reached = tonumber(counter)
       if lacks == 'room' then
-        blocked, claim.out[8] = code,
-          next_jobs(lane, index, math.min(counter + quantum, ceiling), job_prefix, room)
+        blocked = code
+        if code == 1 then
+          add_next_jobs(claim.out[8], lane, index, math.min(counter + quantum, ceiling), job_prefix, room)
+        end
       end
       return true, false
     else

@@ -70,16 +70,20 @@ async def test_slot_is_left_for_the_tenant_whose_turn_it_is(queue: JobQueue) -> 
     assert await claim(queue, free=1) == (["a2"], False)
 
 
-async def test_nobody_makes_room_for_a_job_that_lacks_a_slot(queue: JobQueue) -> None:
+async def test_full_worker_learns_which_jobs_lack_a_slot(queue: JobQueue) -> None:
     await enqueue(queue, adapted("a1", "a", "red"))
     await enqueue(queue, job("b1", "b"))
     await enqueue(queue, adapted("c1", "c", "blue"))
+    await enqueue(queue, adapted("d1", "d", "green"))
     full, used = PLENTY._replace(sequences=0), AdapterRoom(["blue"], 0)
     result = await queue.claim("w1", full, most_jobs=9, lease_ms=LEASE_MS, adapters=used)
-    assert ([each.tenant for each in result.next_jobs], result.waits_for_slot) == (["b"], True)
+    # `c` would keep the slot in use that `a` waits for.
+    lack = [(each.tenant, each.lacks_slot) for each in result.next_jobs]
+    assert (lack, result.waits_for_slot) == ([("a", True), ("b", False), ("d", True)], True)
     free = AdapterRoom(["blue"], 1)
     result = await queue.claim("w1", full, most_jobs=9, lease_ms=LEASE_MS, adapters=free)
-    assert [each.tenant for each in result.next_jobs] == ["a", "b", "c"]
+    lack = [(each.tenant, each.lacks_slot) for each in result.next_jobs]
+    assert lack == [(tenant, False) for tenant in "abcd"]
 
 
 async def test_load_is_charged_to_the_tenant_of_a_leased_job(

@@ -29,7 +29,7 @@ from tests.contract.test_fairness import announce
 from tests.contract.test_queue import LEASE_MS, MODEL, enqueue, job
 from tests.gateway.limits.building import TestClock
 from tests.worker.conftest import MODEL_FOLDER
-from worker.engine.base import EngineAdapter, EngineRequest, EngineStep
+from worker.engine.base import AdapterLimits, EngineAdapter, EngineRequest, EngineStep
 from worker.engine.scripted import Script, ScriptedEngine
 from worker.execution import claims, generation, preemption, sequence
 from worker.execution.generation import RunningJob
@@ -50,7 +50,9 @@ class SteppedEngine(ScriptedEngine):
     """Makes a step when the test asks for it, and processes prompts in some steps."""
 
     def __init__(self) -> None:
-        super().__init__(MODEL_FOLDER, Script(max_sequences=SEATS, context_window=10**6))
+        limits = AdapterLimits(slots=2, loaded=2, max_rank=8, modules={})
+        script = Script(max_sequences=SEATS, context_window=10**6, adapters=limits)
+        super().__init__(MODEL_FOLDER, script)
         self._prefill = dict[str, int]()
 
     @override
@@ -233,6 +235,7 @@ class Pool:
             self.received[delta.handle][delta.choice] += delta.token_ids
             if delta.finish_reason is not None:
                 self.ends[delta.handle, delta.choice] = delta.finish_reason
+        assert not taken.frame.failed
         for finished in taken.frame.finished:
             self.finished.append(self.sent[finished.handle].id)
         for each in taken.frame.returned:
@@ -485,13 +488,13 @@ async def holds_slots(pool: Pool) -> None:
         await pool.send(ADVERSARY, tokens=TOKENS, adapter=adapter)
 
 
-def one_slot(seat: Seat) -> None:
-    """Let a worker load one adapter, which has no files."""
+def give_slots(seat: Seat, number: int = 1) -> None:
+    """Let a worker load adapters, which have no files."""
     adapters: Any = seat.runner._adapters
 
     def room() -> AdapterRoom:
         used = {each.job.adapter.digest for each in seat.jobs.values() if each.job.adapter}
-        return AdapterRoom([*used], 1 - len(used))
+        return AdapterRoom([*used], number - len(used))
 
     async def load(generation: RunningJob) -> EngineAdapter:
         assert generation.job.adapter is not None
@@ -500,6 +503,37 @@ def one_slot(seat: Seat) -> None:
         return adapter
 
     adapters.room, adapters.load, adapters.is_loaded = room, load, lambda _: True
+
+
+@pytest.mark.parametrize("others", [0, SEATS - 3], ids=["room", "full"])
+async def test_tenant_with_most_slots_gives_up_the_one_that_repeats_least(
+    pool: Pool, others: int
+) -> None:
+    [seat, _] = pool.seats
+    pool.seats = [seat]
+    give_slots(seat, 2)
+    red, blue, green, gray = (AdapterRef(digit * 64, 8, 1000) for digit in "1234")
+    for adapter in (red, blue, blue):
+        await pool.send("a", tokens=500, adapter=adapter)
+    for _ in range(others):
+        await pool.send("b", tokens=500)
+    await pool.turn()
+    for _ in range(20):
+        await pool.step()
+    first = await pool.send("f", tokens=30, adapter=green)
+    for _ in range(8):
+        await pool.step()
+    assert pool.waits[first] <= 4
+    assert (pool.running("a"), pool.running("b"), pool.running("f")) == (2, others, 1)
+    # Nobody has two slots now, so the next tenant waits for the end of a job.
+    second = await pool.send("g", tokens=5, adapter=gray)
+    while first not in pool.finished:
+        assert second not in pool.waits
+        await pool.step()
+    while pool.running("a") < 3:
+        await pool.step()
+    assert second in pool.finished
+    assert sum(number for _, _, number in pool.preempted) == 1
 
 
 @pytest.mark.parametrize(
@@ -520,7 +554,7 @@ async def test_no_tenant_keeps_others_from_their_shares(
     monkeypatch.setattr("contract.queue.AFFINITY_QUANTUM", QUANTUM)
     rng, prompt, due = random.Random(7), 8 * PREFILL, 0
     for seat in pool.seats:
-        one_slot(seat)
+        give_slots(seat)
     sequences = 2 * SEATS + (2 * (SEATS + 3) if attack is splits else 0)
     unreported = COMPLETION_COST * 4 * 2 * SEATS
     service = max(PROMPT_COST * prompt, COMPLETION_COST * sequences * TOKENS)
@@ -550,6 +584,7 @@ async def test_no_tenant_keeps_others_from_their_shares(
     # Nobody loses work for good, and all tokens arrive once.
     ended = Counter(job_id[0] for job_id in pool.finished)
     assert min(ended[tenant] for tenant in HONEST) > 10
+    assert pool.served[ADVERSARY] > 0
     for handle, sent in pool.sent.items():
         if sent.id in pool.finished:
             assert [len(each) for each in pool.received[handle]] == [sent.max_tokens] * sent.n

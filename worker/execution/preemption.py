@@ -8,6 +8,7 @@ share.
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import product
 
@@ -236,13 +237,14 @@ class Preemption:
         whichever is larger, divided by its weight. Tenants give up sequences only while they use
         MARGIN times what the job's tenant would, so that no two tenants preempt each other in
         turns. Batch jobs go before. Unless the job `is_parked`, larger jobs of its own tenant give
-        up what claims do not count of them. Return how many sequences were preempted now, or None
+        up what claims do not count of them. Slots for adapters are given up in the same way, if all
+        that use one may leave at once. Return how many sequences were preempted now, or None
         if the job has no right to room. If they do not suffice, others follow as the preempted
         share allows, unless that takes longer than GATHER_SECONDS.
         """
         victims = self._victims(job, is_parked=is_parked)
         missing = sum(len(leaving) for _, leaving, _ in victims or ()) - self._renewed_allowance()
-        if victims is None or missing > GATHER_SECONDS * self._rate:
+        if victims is None or missing > GATHER_SECONDS * self._rate * (not job.lacks_slot):
             return None
         preempted = 0
         for generation, leaving, _ in victims:
@@ -253,9 +255,11 @@ class Preemption:
         return preempted
 
     def _victims(self, job: NextJob, *, is_parked: bool = False) -> list[Victim] | None:
-        """Return what makes room for a job; None if it has no right."""
+        """Return what makes room or leaves a slot for a job; None if it has no right."""
         if not self._allows(job):
             return None
+        if job.lacks_slot:
+            return self._holders_of_a_slot(job)
         counted = min(job.sequences, self._most_sequences)
         sequences = counted - self._free_sequences()
         tokens = job.tokens - self._free_tokens()
@@ -266,6 +270,33 @@ class Preemption:
             chosen.append(victim)
             sequences, tokens = sequences - len(victim[1]), tokens - victim[2]
         return chosen
+
+    def _holders_of_a_slot(self, job: NextJob) -> list[Victim] | None:
+        """Return the jobs of one adapter that leave a slot, which repeat fewest tokens.
+
+        Their tenants use MARGIN times as many slots, divided by weight, as the job's tenant would.
+        """
+        holders, uses = defaultdict[str, list[RunningJob]](list), self._uses()
+        for each in self._jobs.by_id.values():
+            if each.job.adapter is not None:
+                holders[each.job.adapter.digest].append(each)
+
+        def slots(tenant: str) -> set[str]:
+            jobs = uses[tenant].jobs if tenant in uses else []
+            return {each.job.adapter.digest for each in jobs if each.job.adapter is not None}
+
+        limit = MARGIN * (len(slots(job.tenant)) + 1) / job.weight
+        exceeds = {tenant: len(slots(tenant)) / use.weight > limit for tenant, use in uses.items()}
+        for safe_tokens in SAFE_TOKENS:
+            leaving = [
+                [(each, each.seated, each.held_tokens) for each in jobs]
+                for jobs in holders.values()
+                if all(each.is_preemptible or exceeds[each.job.tenant] for each in jobs)
+                and not any(one.is_safe(safe_tokens) for each in jobs for one in each.seated)
+            ]
+            if leaving:
+                return min(leaving, key=lambda some: sum(_repeated_tokens(*e[:2]) for e in some))
+        return None
 
     def _givers(self, job: NextJob, counted: int, *, is_parked: bool) -> Iterator[Victim]:
         """Return all that may leave the engine for a job, which counts for so many sequences."""
@@ -297,7 +328,8 @@ class Preemption:
         Tenants that use least go first, also those whose `next_jobs` wait in the queue. Batch jobs
         have what they may use when no request has parked sequences.
         """
-        jobs, waiting = self._jobs.parked, [each for each in next_jobs if self._allows(each)]
+        jobs = self._jobs.parked
+        waiting = [each for each in next_jobs if not each.lacks_slot and self._allows(each)]
         telemetry.PARKED_SEQUENCES.set(sum(len(each.parked) for each in jobs))
         lines = [each for each in jobs if each.is_parkable and self._may_return(each, waiting)]
         parked = [each for each in lines if not each.is_preemptible]

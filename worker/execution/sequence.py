@@ -145,14 +145,17 @@ class Sequence:
         return self.parked_at > 0
 
     def may_be_preempted(self, safe_tokens: int) -> bool:
-        """Whether it was not preempted just now (see SAFE_TOKENS), and will not end soon."""
-        if self.tokens >= self._job.max_tokens - LAST_TOKENS:
-            return False
+        """Whether it was not preempted just now, and will not end soon."""
+        ends_soon = self.tokens >= self._job.max_tokens - LAST_TOKENS
+        return not ends_soon and not self.is_safe(safe_tokens)
+
+    def is_safe(self, safe_tokens: int) -> bool:
+        """Whether it was preempted just now (see SAFE_TOKENS)."""
         new, since = self.tokens - self._returned_with, self.continued_at
         if not self._returned_at or new >= SAFE_TOKENS[0]:
-            return True
+            return False
         has_made_up = since and time.monotonic() - since >= since - self._returned_at
-        return new >= safe_tokens and bool(has_made_up)
+        return new < safe_tokens or not has_made_up
 
     def begin_again(self, sequence_id: str) -> None:
         """Return to the engine with another id."""
