@@ -464,8 +464,8 @@ class JobQueue:
             claims,
             _LANES.get(blocked),
             [
-                NextJob(tenant.decode(), float(weight), *map(int, numbers), bool(lacks_slot))
-                for tenant, weight, *numbers, lacks_slot in _grouped(next_jobs, 6)
+                NextJob(tenant.decode(), float(weight), *map(int, numbers), lacks_slot=bool(lacks))
+                for tenant, weight, *numbers, lacks in _grouped(next_jobs, 6)
             ],
             None
             if room.use is None and _LANES.get(blocked) is not Lane.REQUESTS
