@@ -464,8 +464,15 @@ class JobQueue:
             claims,
             _LANES.get(blocked),
             [
-                NextJob(tenant.decode(), float(weight), *map(int, numbers), lacks_slot=bool(lacks))
-                for tenant, weight, *numbers, lacks in _grouped(next_jobs, 6)
+                NextJob(
+                    tenant.decode(),
+                    float(weight),
+                    int(tokens),
+                    int(sequences),
+                    int(share),
+                    lacks == 1,
+                )
+                for tenant, weight, tokens, sequences, share, lacks in _grouped(next_jobs, 6)
             ],
             None
             if room.use is None and _LANES.get(blocked) is not Lane.REQUESTS
