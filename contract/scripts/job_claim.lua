@@ -9,7 +9,7 @@
 --
 -- If the next job of a tenant needs a slot for its adapter and none is free, later tenants go first,
 -- but none of their jobs with an adapter: a running one then leaves a slot for it, or the worker frees
--- one. A worker without adapters leaves all of these jobs to others. A tenant at its share of the engine waits (see _shares).
+-- one. A worker without adapters leaves these to others. A tenant at its share waits (see _shares).
 --
 -- Batch jobs are claimed only when no request waits but kept ones, in the same order by counters of
 -- their own. The room of running batch jobs counts as free for requests: the worker gives them back.
@@ -18,9 +18,8 @@
 --   each lane (see _lanes): of requests, and of batch jobs
 -- ARGV tokens, sequences: free KV-cache tokens and sequences of the engine
 --   most_sequences: that one job is counted for  is_empty: 1 if the engine is empty
---   most_prompt_tokens: of all claimed jobs, if there are several
 --   preemptible_tokens, preemptible_sequences: more for requests: of batch jobs, or left free by them
---   batch_prompt_tokens: of batch jobs after which no more of them are claimed
+--   most_prompt_tokens, batch_prompt_tokens: at which claiming ends, of all jobs and of batch jobs
 --   held_prefix, use_prefix, doorbell_prefix: of what workers hold, of uses, and of own doorbells
 --   session_prefix: of the tenants' sessions  quantum: in service units  engine: for receipts
 --   patience, longest_keep: milliseconds from when a job is first passed over, or kept; 0: no affinity
@@ -104,9 +103,7 @@ local function claim_from(lane, code, may_keep)
     local queue = lane.queue .. tenant
     local entries = call('ZRANGE', queue, 0, 1, 'WITHSCORES')
     local id, place, cached, is_last, lacks = entries[1], entries[2], 0, not entries[3], nil
-    if affinity and id then
-      id, place, cached = choose(affinity, queue, entries, room, may_keep)
-    end
+    if affinity and id then id, place, cached = choose(affinity, queue, entries, room, may_keep) end
     if id then lacks = lease(claim, lane, tenant, id, cached, is_last) end
     if entries[1] and not id then
       if kept == 0 then ceiling = counter + quantum end
@@ -120,11 +117,9 @@ local function claim_from(lane, code, may_keep)
       index, lane.capped[tenant] = index + 1, tonumber(counter)
     elseif lacks then
       lane.reached = tonumber(counter)
-      if lacks == 'room' then
-        blocked = code
-        if code == 1 then
-          add_next_jobs(claim.out[8], lane, index, math.min(counter + quantum, ceiling), job_prefix, room)
-        end
+      if lacks == 'room' then blocked = code end
+      if blocked == 1 then
+        add_next_jobs(claim.out[8], lane, index, math.min(counter + quantum, ceiling), job_prefix, room)
       end
       return true, false
     else
@@ -133,10 +128,8 @@ local function claim_from(lane, code, may_keep)
         remove(lane, tenant, queue, id, place, is_last)
         if affinity then delay_ms = delay_ms + delay_of(affinity, id) end
       end
-      if is_last then
-        end_waiting(claim, lane, tenant)
-        if is_only then return false, false end
-      end
+      if is_last then end_waiting(claim, lane, tenant) end
+      if is_last and is_only then return false, false end
     end
   end
   return visits > 0 or call('ZCARD', lane.active) > 0, false
