@@ -138,6 +138,6 @@ async def get_statement(
 def statement_csv(statement: StatementBody) -> Response:
     """Return a statement as CSV, one row for each line."""
     rows = ((statement.month, *line.model_dump().values()) for line in statement.lines)
-    name = f"invoice-{statement.month}.csv"
+    name = f"{statement.tenant}-invoice-{statement.month}.csv"
     headers = {"content-disposition": f'attachment; filename="{name}"'}
     return Response(to_csv(COLUMNS, rows), media_type="text/csv", headers=headers)

@@ -35,7 +35,7 @@ tenants = Calls(
     f"""\
   sluice tenants create "Acme" --id acme --weight 2 --plan starter
   sluice tenants set acme --dialect llamacpp --strict --default-model llama-8b
-  sluice tenants set acme --limit requests_per_minute=600 --limit budget_micros=none
+  sluice tenants set acme --limit requests_per_minute=600 --limit budget=500
   sluice tenants set acme --billing prepaid --service-tier priority --show-cost
   sluice tenants set acme --cors-origin https://app.example.com
   sluice tenants set acme --stripe-customer cus_NciAYcXfLnqBoz

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 from pydantic import ValidationError
 from typing_extensions import override
 
@@ -63,6 +64,9 @@ Examples:
 Each setting is also an environment variable SLUICE_*. Without SLUICE_REDIS_URL and
 SLUICE_DATABASE_URL, commands manage the `sluice up` that runs in the current folder; with --url,
 or --profile, they manage the deployment of a gateway from any machine.
+
+Complete commands and options in bash (or zsh, fish) with: eval "$(_SLUICE_COMPLETE=bash_source
+sluice)"
 """
 
 
@@ -87,6 +91,13 @@ class SluiceGroup(click.Group):
             ) from error
         command: click.Command = getattr(module, name or "command")
         return command
+
+    @override
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        # click would import every command for its help.
+        names = [name for name in COMMANDS if name.startswith(incomplete)]
+        items = [CompletionItem(name, help=COMMANDS[name][1]) for name in names]
+        return [*items, *click.Command.shell_complete(self, ctx, incomplete)]
 
     @override
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

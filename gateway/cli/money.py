@@ -18,6 +18,7 @@ from gateway.cli.terminal import (
     default_limit_option,
     option,
     print_table,
+    show,
 )
 from gateway.records.limits import LimitScope
 from gateway.records.money import Dollars
@@ -30,7 +31,7 @@ plans = Calls(
     "Create, change and list plans: default limits for groups of tenants.",
     f"""\
   sluice plans create starter --key-limit requests_per_minute=60
-  sluice plans set starter --tenant-limit budget_micros=50000000
+  sluice plans set starter --tenant-limit budget=50
   sluice plans set starter --key-limit requests_per_minute=none
   sluice plans list
 
@@ -43,9 +44,10 @@ _PLAN_LIMITS: Final = tuple(map(default_limit_option, ("tenant", "project", "key
 def _print_limits(plan: Entity) -> None:
     click.echo(f"{plan['id']}: {plan['name']}")
     rows = [
-        (scope.value, name, str(value))
+        (scope.value, *pair.partition("=")[::2])
         for scope in LimitScope
-        for name, value in plan[f"{scope}_limits"].items()
+        for pair in show(plan[f"{scope}_limits"], missing="").split(",")
+        if pair
     ]
     print_table(("SCOPE", "LIMIT", "VALUE"), rows)
 
@@ -94,11 +96,11 @@ prices.add("list", "GET /admin/prices", _PRICE, "List the prices in force.",
 credits_ = Calls(
     "credits", "gateway.billing.credits.routes", "Grant, adjust and show prepaid credits.",
     """\
-  sluice credits grant acme 100
-  sluice credits grant acme 25 --note "trial" --expires-at 2027-01-01
-  sluice credits adjust acme -3.50 --note "granted twice"
-  sluice credits balance acme
-  sluice credits list acme
+  sluice credits grant --tenant acme 100
+  sluice credits grant --tenant acme 25 --note "trial" --expires-at 2027-01-01
+  sluice credits adjust --tenant acme -3.50 --note "granted twice"
+  sluice credits balance --tenant acme
+  sluice credits list --tenant acme
 
 Amounts are in dollars, with at most six decimals. Credits apply to tenants with prepaid billing.
 """)
@@ -112,12 +114,12 @@ def _amount(least_micros: int) -> click.Argument:
                     type=Dollars(least_micros, MAX_AMOUNT_MICROS))
 
 
-credits_.add("grant TENANT", f"POST {_CREDITS}", _CREDIT,
-             "Grant AMOUNT dollars to TENANT (its id).", _amount(1),
+credits_.add("grant --tenant", f"POST {_CREDITS}", _CREDIT,
+             "Grant AMOUNT dollars to a tenant.", _amount(1),
              option("--note", "Purpose of the grant.", default=""),
              option("--expires-at", "When the rest of the grant expires.", type=Time()))
-credits_.add("adjust TENANT", f"POST {_CREDITS}", _CREDIT,
-             "Add AMOUNT dollars to the balance of TENANT (its id), or deduct them if negative.",
+credits_.add("adjust --tenant", f"POST {_CREDITS}", _CREDIT,
+             "Add AMOUNT dollars to the balance of a tenant, or deduct them if negative.",
              _amount(-MAX_AMOUNT_MICROS), option("--note", "Why.", required=True),
              kind="adjustment")
 for _name in ("grant", "adjust"):
@@ -131,11 +133,11 @@ async def _balance(client: AdminClient, tenant: str) -> dict[str, Any]:
 
 
 credits_.add_call(
-    "balance TENANT", _balance,
+    "balance --tenant", _balance,
     columns("TENANT=tenant GRANTED=granted_micros SPENT=spent_micros BALANCE=balance_micros"),
-    "Show the balance of TENANT (its id). Usage is included a few seconds after it ends.")
-credits_.add("list TENANT", f"GET {_CREDITS}", _CREDIT,
-             "List the changes to the balance of TENANT (its id), except usage.", pages=PAGE)
+    "Show the balance of a tenant. Usage is included a few seconds after it ends.")
+credits_.add("list --tenant", f"GET {_CREDITS}", _CREDIT,
+             "List the changes to the balance of a tenant, except usage.", pages=PAGE)
 
 exports = Calls(
     "exports", "gateway.billing.exports.routes",
@@ -165,8 +167,8 @@ exports.add(
     "List all sinks, and how far the export is.")
 exports.add(
     "batches SINK", f"GET {_SINK}/batches",
-    columns("BATCH=id STATE=state ROWS=rows EVENT=identifier TENANT=tenant_id MICROS=micros "
-            "ATTEMPTS=attempts LAST_ERROR=last_error", micros=lambda batch: batch["cost_micros"]),
+    columns("BATCH=id STATE=state ROWS=rows EVENT=identifier TENANT=tenant_id "
+            "COST=cost_micros ATTEMPTS=attempts LAST_ERROR=last_error"),
     "List at most 100 batches that SINK has not confirmed.",
     choice("--state", _STATES, "Only batches in this state."),
     option("--after", "Id of the last batch shown.", type=click.IntRange(min=0)), pages=PAGE)

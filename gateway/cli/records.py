@@ -3,8 +3,10 @@
 import csv
 import io
 import re
-from collections.abc import Sequence
-from typing import Any, Final, TextIO
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
 
 import click
 import msgspec
@@ -36,62 +38,62 @@ webhooks = Calls(
     "webhooks", "gateway.accounts.webhooks.routes",
     "Register, list, test and remove a tenant's webhooks.",
     """\
-  sluice webhooks create acme https://example.com/hooks
-  sluice webhooks create acme https://example.com/hooks --threshold 90 --threshold 100
-  sluice webhooks list acme
-  sluice webhooks test acme whk_0123456789abcdef
-  sluice webhooks remove acme whk_0123456789abcdef
+  sluice webhooks create --tenant acme https://example.com/hooks
+  sluice webhooks create --tenant acme https://example.com/hooks --threshold 90 --threshold 100
+  sluice webhooks list --tenant acme
+  sluice webhooks test --tenant acme whk_0123456789abcdef
+  sluice webhooks remove --tenant acme whk_0123456789abcdef
 """)
 _WEBHOOKS: Final = "/admin/tenants/{tenant}/webhooks"
 webhooks.add(
-    "create TENANT URL", f"POST {_WEBHOOKS}",
+    "create --tenant URL", f"POST {_WEBHOOKS}",
     secret_of("secret", "This is the secret of the webhook {id} of tenant {tenant_id}."),
-    "Send events about budgets of TENANT (its id) to URL; print the secret that signs them.",
+    "Send events about budgets of a tenant to URL; print the secret that signs them.",
     option("--threshold thresholds", "Percentage of a budget at which an event is sent; "
            "repeatable.  [default: 50, 80, 100]", type=int, multiple=True))
-webhooks.add("list TENANT", f"GET {_WEBHOOKS}",
+webhooks.add("list --tenant", f"GET {_WEBHOOKS}",
              columns("ID=id URL=url THRESHOLDS=thresholds CREATED=created_at"),
-             "List the webhooks of TENANT (its id).")
-webhooks.add("test TENANT WEBHOOK", f"POST {_WEBHOOKS}/{{webhook}}:test",
+             "List the webhooks of a tenant.")
+webhooks.add("test --tenant WEBHOOK", f"POST {_WEBHOOKS}/{{webhook}}:test",
              "The event {id} will be sent within seconds.",
              "Send a test event to WEBHOOK (its id).")
-webhooks.add("remove TENANT WEBHOOK", f"DELETE {_WEBHOOKS}/{{webhook}}", "Removed {webhook}.",
+webhooks.add("remove --tenant WEBHOOK", f"DELETE {_WEBHOOKS}/{{webhook}}", "Removed {webhook}.",
              "Remove WEBHOOK (its id): it receives no further events.")
 
 files = Calls(
     "files", "gateway.batches.files.routes", "List and delete a tenant's files.",
     """\
-  sluice files list acme
-  sluice files delete acme file-0123456789abcdef0123456789abcdef
+  sluice files list --tenant acme
+  sluice files delete --tenant acme file-0123456789abcdef0123456789abcdef
 """)
 _FILES: Final = "/admin/tenants/{tenant}/files"
 files.add(
-    "list TENANT", f"GET {_FILES}",
+    "list --tenant", f"GET {_FILES}",
     columns("ID=id NAME=filename PURPOSE=purpose BYTES=bytes LINES=lines EXPIRES=expires_at:-"),
-    "List the newest files of TENANT (its id).",
+    "List the newest files of a tenant.",
     option("--after ID", "Id of the last file of the previous page."), pages=PAGE)
-files.add("delete TENANT FILE", f"DELETE {_FILES}/{{file}}", "Deleted {file}.",
+files.add("delete --tenant FILE", f"DELETE {_FILES}/{{file}}", "Deleted {file}.",
           "Delete FILE (its id) with its content, unless a batch still uses it.")
 
 batches = Calls(
     "batches", "gateway.batches.routes", "List, show and cancel a tenant's batches.",
     """\
-  sluice batches list acme
-  sluice batches show acme batch_0123456789abcdef0123456789abcdef
-  sluice batches cancel acme batch_0123456789abcdef0123456789abcdef
+  sluice batches list --tenant acme
+  sluice batches show --tenant acme batch_0123456789abcdef0123456789abcdef
+  sluice batches cancel --tenant acme batch_0123456789abcdef0123456789abcdef
 """)
 _BATCHES: Final = "/admin/tenants/{tenant}/batches"
 batches.add(
-    "list TENANT", f"GET {_BATCHES}",
+    "list --tenant", f"GET {_BATCHES}",
     columns("ID=id STATUS=status COMPLETED=completed FAILED=failed CREATED=created_at "
             "DEADLINE=expires_at",
             completed=lambda batch: "{completed}/{total}".format_map(batch["request_counts"]),
             failed=lambda batch: batch["request_counts"]["failed"]),
-    "List the newest batches of TENANT (its id).",
+    "List the newest batches of a tenant.",
     option("--after ID", "Id of the last batch of the previous page."), pages=PAGE)
-batches.add("show TENANT BATCH", f"GET {_BATCHES}/{{batch}}", print_fields,
+batches.add("show --tenant BATCH", f"GET {_BATCHES}/{{batch}}", print_fields,
             "Show the progress of BATCH (its id).")
-batches.add("cancel TENANT BATCH", f"POST {_BATCHES}/{{batch}}/cancel", "{batch} is {status}.",
+batches.add("cancel --tenant BATCH", f"POST {_BATCHES}/{{batch}}/cancel", "{batch} is {status}.",
             "Cancel BATCH (its id); lines that have ended stay in its result files.")
 
 usage = Calls(
@@ -101,7 +103,7 @@ usage = Calls(
   sluice usage show --tenant acme --group-by model
   sluice usage show --bucket month --start 2026-01-01 --group-by tenant
   sluice usage requests --tenant acme --limit 20
-  sluice usage export --tenant acme --month 2026-11 --output acme.csv
+  sluice usage export --tenant acme --month 2026-11           writes acme-2026-11.csv
   sluice usage reconcile
 """)
 _FILTERS: Final = (
@@ -144,14 +146,27 @@ usage.add(
     "List single requests, newest first.", *_FILTERS, _LIMIT, pages=USAGE_PAGE)
 
 
-async def _export(client: AdminClient, *, tenant: str, month: str, output: TextIO) -> None:
+async def _export(client: AdminClient, *, tenant: str, month: str, output: str | None) -> None:
     if (read := _MONTH.fullmatch(month)) is None:
         raise must("month", "be a month such as 2026-11", month)
     year, number = map(int, read.groups())
     end = f"{year + number // 12}-{number % 12 + 1:02}-01"
     asked = {"tenant": tenant, "start": f"{month}-01", "end": end, "format": "csv"}
     await client.send("GET /admin/tenants/{tenant}", {"tenant": tenant})
-    writer, rows, after = csv.writer(output), 0, None
+    name = _file_name(output or ("." if sys.stdout.isatty() else "-"), f"{tenant}-{month}.csv")
+    with click.open_file(name, "w", encoding="utf-8", atomic=name != "-") as file:
+        rows = await _write_requests(client, asked, csv.writer(file))
+    click.echo(f"Requests: {rows}{'' if name == '-' else f', in {name}'}.", err=True)
+
+
+def _file_name(path: str, default: str) -> str:
+    """Return the path, or that of a file in it if it is a folder."""
+    return str(Path(path, default)) if Path(path).is_dir() else path
+
+
+async def _write_requests(client: AdminClient, asked: Mapping[str, str], writer: Any) -> int:
+    """Write the requests of a tenant, and return how many there are."""
+    tenant, rows, after = asked["tenant"], 0, None
     while True:
         page = {**asked, "limit": USAGE_PAGE, "after": after}
         response = await client.fetch("GET /admin/usage/requests", page)
@@ -162,8 +177,7 @@ async def _export(client: AdminClient, *, tenant: str, month: str, output: TextI
         writer.writerows([*row[:at], tenant, *row[at:]] for row in found)
         rows += len(found)
         if (after := response.headers.get("x-next-page")) is None:
-            click.echo(f"Requests: {rows}.", err=True)
-            return
+            return rows
 
 
 usage.add_call(
@@ -171,8 +185,8 @@ usage.add_call(
     "Export all requests of a tenant in a month as CSV, newest first.",
     option("--tenant", "Id of the tenant.", required=True),
     option("--month", "A UTC month, such as 2026-11.", required=True),
-    option("--output", "Output file.  [default: standard output]", default="-",
-           type=click.File("w", encoding="utf-8", atomic=True)))
+    option("--output FILE", "Output file, or folder of the file TENANT-MONTH.csv; -: standard "
+           "output.  [default: the current folder, or standard output if that is no terminal]"))
 
 
 def _print_differences(report: dict[str, Any]) -> None:

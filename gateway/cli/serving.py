@@ -145,16 +145,16 @@ requests = Calls(
     "requests", "gateway.billing.live",
     "List and cancel the requests of a tenant that wait or run now.",
     """\
-  sluice requests list acme
-  sluice requests cancel acme cmpl-0123456789abcdef0123456789abcdef
+  sluice requests list --tenant acme
+  sluice requests cancel --tenant acme cmpl-0123456789abcdef0123456789abcdef
 """)
 _LIVE: Final = "/admin/tenants/{tenant}/live-requests"
 requests.add(
-    "list TENANT", f"GET {_LIVE}",
+    "list --tenant", f"GET {_LIVE}",
     columns("ID=id MODEL=model KEY=key STATE=state SECONDS=seconds TOKENS_OUT=completion_tokens "
             "WORKER=by GATEWAY=gateway", seconds=lambda live: f"{live['age_ms'] / 1000:.1f}",
             by=lambda live: " ".join(live["workers"])),
-    "List the oldest live requests of TENANT (its id).",
+    "List the oldest live requests of a tenant.",
     option("--limit", "Most requests to list.", type=click.IntRange(1, MOST_LISTED), default=100,
            show_default=True),
     pages=PAGE,
@@ -168,5 +168,5 @@ async def _cancel(client: AdminClient, **given: Any) -> dict[str, str]:
     return {**given, "outcome": "is cancelled" if cancelled["has_ended"] else waits}
 
 
-requests.add_call("cancel TENANT REQUEST", _cancel, "{request} {outcome}.",
-                  "Cancel REQUEST (its id) of TENANT; the tenant pays for the work so far.")
+requests.add_call("cancel --tenant REQUEST", _cancel, "{request} {outcome}.",
+                  "Cancel REQUEST (its id); the tenant pays for the work so far.")

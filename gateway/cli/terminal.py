@@ -1,9 +1,13 @@
 """Options and output of commands: types of values, a table for people, JSON for programs."""
 
+import math
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import zip_longest
 from operator import methodcaller
+from shutil import get_terminal_size
 from typing import Any, Final
 
 import click
@@ -13,7 +17,7 @@ from typing_extensions import override
 from contract.dialect import Dialect
 from gateway.records.errors import must
 from gateway.records.limits import FromPlan, LimitName
-from gateway.records.money import show_dollars
+from gateway.records.money import read_dollars, show_dollars
 
 NONE: Final = "none"
 """The value that unsets an option."""
@@ -29,20 +33,74 @@ def print_json(value: Any) -> None:
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print aligned columns, or a message that there is nothing."""
+    """Print aligned columns that fit the terminal, or a message that there is nothing."""
+    width = get_terminal_size().columns if sys.stdout.isatty() else None
+    for line in table_lines(headings, rows, width):
+        click.echo(line)
+
+
+def table_lines(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], width: int | None
+) -> Iterator[str]:
+    """Yield the lines of a table, of at most `width` characters if the longest words allow it.
+
+    A table that is too wide loses columns without values, then wraps its widest columns at spaces
+    and commas. If it is still too wide, each row becomes a block with a line for each value.
+    """
     if not rows:
-        click.echo("None.")
+        yield "None."
         return
-    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
-    for row in (headings, *rows):
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        click.echo("  ".join(cells).rstrip())
+    columns = list(zip(headings, *rows, strict=True))
+    if _width(columns, map(_widest, columns)) > (width or math.inf):
+        columns = [column for column in columns if {*column[1:]} - {_MISSING}] or columns
+    widths = list(map(_widest, columns))
+    least = [max(len(word) for cell in column for word in _words(cell)) for column in columns]
+    while width is not None and _width(columns, widths) > width:
+        spare = [each - lowest for each, lowest in zip(widths, least, strict=True)]
+        if (most := max(spare)) <= 0:
+            break
+        place = spare.index(most)
+        wrapped = (_wrapped(cell, widths[place] - 1) for cell in columns[place])
+        widths[place] = max(len(line) for lines in wrapped for line in lines)
+    if width is not None and _width(columns, widths) > width:
+        label = max(len(column[0]) for column in columns)
+        for number in range(1, len(rows) + 1):
+            yield from [""] * (number > 1)
+            yield from (f"{column[0].ljust(label)}  {column[number]}" for column in columns)
+        return
+    for row in zip(*columns, strict=True):
+        cells = [_wrapped(cell, each) for cell, each in zip(row, widths, strict=True)]
+        for parts in zip_longest(*cells, fillvalue=""):
+            padded = (part.ljust(each) for part, each in zip(parts, widths, strict=True))
+            yield "  ".join(padded).rstrip()
+
+
+def _widest(column: Sequence[str]) -> int:
+    return max(map(len, column))
+
+
+def _width(columns: Sequence[Any], widths: Iterable[int]) -> int:
+    return sum(widths) + 2 * (len(columns) - 1)
+
+
+def _words(cell: str) -> list[str]:
+    """Return the parts of a cell between which a line may end."""
+    return re.findall(r"[^ ,]*,|[^ ,]+| +", cell) or [""]
+
+
+def _wrapped(cell: str, width: int) -> list[str]:
+    lines = [""]
+    for word in _words(cell):
+        if lines[-1] and len((lines[-1] + word).rstrip()) > width:
+            lines.append("")
+        lines[-1] += word if lines[-1] else word.lstrip()
+    return [line.rstrip() for line in lines]
 
 
 def print_columns(shown: Columns, found: Entity | Sequence[Entity]) -> None:
     """Print a table with one entity or a list of them."""
     entities = [found] if isinstance(found, Mapping) else found
-    rows = [[show(of(entity), missing="-") for of in shown.values()] for entity in entities]
+    rows = [[show(of(entity), missing=_MISSING) for of in shown.values()] for entity in entities]
     print_table([heading.replace("_", " ") for heading in shown], rows)
 
 
@@ -57,7 +115,17 @@ def _lines(fields: Entity, prefix: str = "") -> Iterator[tuple[str, str]]:
             yield from _lines(value, f"{prefix}{name}.")
         else:
             text = ", ".join(map(str, value)) if isinstance(value, list) else value
-            yield f"{prefix}{name}", str(value) if value == "" else show(text, missing=NONE)
+            label, text = _in_dollars(name, text)
+            if name.endswith("_at") and text is not None:
+                text = f"{text} ({_local(text):%Y-%m-%d %H:%M:%S %Z})"
+            yield f"{prefix}{label}", str(value) if value == "" else show(text, missing=NONE)
+
+
+def _in_dollars(name: str, value: Any) -> tuple[str, Any]:
+    """Return the name and text of an amount in dollars; other values as they are."""
+    if not name.endswith(_MICROS):
+        return name, value
+    return name.removesuffix(_MICROS), value if value is None else show_dollars(value)
 
 
 def show(value: Any, *, missing: str) -> str:
@@ -72,7 +140,7 @@ def show(value: Any, *, missing: str) -> str:
         case list():
             return ",".join(map(str, value))
         case dict():
-            pairs = value.items()
+            pairs = (_in_dollars(*pair) for pair in value.items())
             return ",".join(f"{name}={NONE if each is None else each}" for name, each in pairs)
         case _:
             return str(value)
@@ -105,12 +173,14 @@ def show_time(time: str | int | None, *, missing: str = "never") -> str:
     """Format a time for a table, in UTC. It is ISO 8601 text or Unix seconds."""
     if time is None:
         return missing
-    read = datetime.fromtimestamp(time, UTC) if isinstance(time, int) else _read(time)
-    return f"{read:%Y-%m-%d %H:%M:%S} UTC"
+    return f"{_local(time).astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
-def _read(text: str) -> datetime:
-    return datetime.fromisoformat(text).astimezone(UTC)
+def _local(time: str | int) -> datetime:
+    """Return a time of the API in the zone of this machine."""
+    if isinstance(time, int):
+        return datetime.fromtimestamp(time).astimezone()
+    return datetime.fromisoformat(time).astimezone()
 
 
 URL_SOURCE: Final = "gateway.url_source"
@@ -119,10 +189,16 @@ _PLAN: Final = FromPlan.FROM_PLAN.value
 NULL: Final = object()
 """The value of an option that a request sends as null, because `none` is given."""
 
+_MICROS: Final = "_micros"
+_MISSING: Final = "-"
+BUDGET: Final = LimitName.BUDGET.removesuffix(_MICROS)
+"""The name of the budget in commands, which have amounts in dollars."""
+_SHOWN_LIMITS: Final = [str(name).removesuffix(_MICROS) for name in LimitName]
 LIMITS_HELP: Final = f"""\
 \b
-Limits: {", ".join(tuple(LimitName)[:4])},
-  {", ".join(tuple(LimitName)[4:])}.
+Limits: {", ".join(_SHOWN_LIMITS[:4])},
+  {", ".join(_SHOWN_LIMITS[4:])}.
+The {BUDGET} is in dollars a month.
 """
 
 _UNIT_SECONDS: Final = {"m": 60, "h": 3600, "d": 86_400}
@@ -198,10 +274,17 @@ def _own_limits(context: Any, param: Any, given: tuple[str, ...]) -> dict[str, A
 
 def _pair(text: str) -> tuple[str, int | str | None]:
     name, _, value = text.partition("=")
+    name = name.strip()
+    if name == BUDGET:
+        name = LimitName.BUDGET.value
+        amount = None if value in (NONE, _PLAN) else read_dollars(value)
+        if amount is None and value not in (NONE, _PLAN):
+            raise must("limit", f"be {BUDGET}=DOLLARS, such as {BUDGET}=50", text)
+        value = value if amount is None else str(amount)
     if value == NONE:
-        return name.strip(), None
+        return name, None
     is_number = _INTEGER.fullmatch(value) is not None
-    return name.strip(), int(value[:MAX_DIGITS]) if is_number else value
+    return name, int(value[:MAX_DIGITS]) if is_number else value
 
 
 class Duration(click.ParamType[int | str]):

@@ -72,7 +72,8 @@ def sums_file(
             yield (usage_row(usage_fields(each), columns) for each in report.slices)
             after, has_more = report.next, report.next is not None
 
-    return _csv_file("usage", writer_of(services[LoopTurns], wanted), columns, rows())
+    write = writer_of(services[LoopTurns], wanted)
+    return _csv_file("usage", query, wanted, write, columns, rows())
 
 
 async def requests_list(
@@ -179,13 +180,19 @@ def requests_file(services: Services, query: UsageQuery, wanted: UsageFilter) ->
             if has_more:
                 before = position(found.entries[-1])
 
-    return _csv_file("requests", writer_of(services[LoopTurns], wanted), columns, rows())
+    write = writer_of(services[LoopTurns], wanted)
+    return _csv_file("requests", query, wanted, write, columns, rows())
 
 
 def _csv_file(
-    name: str, write: Writer, columns: Sequence[str], pages: AsyncIterator[Iterable[list[Cell]]]
+    kind: str,
+    query: UsageQuery,
+    wanted: UsageFilter,
+    write: Writer,
+    columns: Sequence[str],
+    pages: AsyncIterator[Iterable[list[Cell]]],
 ) -> Response:
-    """Return a CSV file that is read page by page.
+    """Return a CSV file that is read page by page, and named by the tenant and the period.
 
     Each page has its own transaction: a slow client holds no connection of the database.
     """
@@ -196,7 +203,9 @@ def _csv_file(
             async for part in write(rows, partial(to_csv, None)):
                 yield part
 
-    headers = {"content-disposition": f'attachment; filename="{name}.csv"'}
+    period = f"{query.span.start:%Y-%m-%d}-{query.span.end:%Y-%m-%d}"
+    name = f"{wanted.tenant_id or 'all'}-{kind}-{period}.csv"
+    headers = {"content-disposition": f'attachment; filename="{name}"'}
     return Stream(content(), media_type="text/csv", headers=headers)
 
 

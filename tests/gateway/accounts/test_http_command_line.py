@@ -71,7 +71,7 @@ def test_every_resource_is_managed_by_url(by_url: Run, direct: Run, stack: Stack
     assert by_url("keys", "revoke", *own, key).stdout == f"Revoked {key[3:15]}.\n"
     by_url("plans", "create", "laptops", "--key-limit", "requests_per_minute=60")
     by_url("prices", "add", "laptop-model", "--prompt", "0.15", "--completion", "0.6")
-    adjusted = by_url("credits", "adjust", "laptop", "-3.50", "--note", "twice")
+    adjusted = by_url("credits", "adjust", "--tenant", "laptop", "-3.50", "--note", "twice")
     assert "-$3.50" in adjusted.stdout
     assert "Warning" not in by_url("aliases", "set", "laptop/alias", MODEL).stderr
     refused = by_url("models", "remove", MODEL)
@@ -85,14 +85,14 @@ def test_every_resource_is_managed_by_url(by_url: Run, direct: Run, stack: Stack
         ("plans", "list"),
         ("plans", "show", "laptops"),
         ("prices", "list", "--history"),
-        ("credits", "list", "laptop"),
-        ("credits", "balance", "laptop"),
+        ("credits", "list", "--tenant", "laptop"),
+        ("credits", "balance", "--tenant", "laptop"),
         ("models", "list"),
         ("aliases", "list"),
         ("adapters", "list", *own),
-        ("webhooks", "list", "laptop"),
-        ("files", "list", "laptop"),
-        ("batches", "list", "laptop"),
+        ("webhooks", "list", "--tenant", "laptop"),
+        ("files", "list", "--tenant", "laptop"),
+        ("batches", "list", "--tenant", "laptop"),
         (
             "usage",
             "show",

@@ -73,7 +73,7 @@ def test_batch_runs_at_half_price_and_each_line_has_one_result(
     openai = openai.with_options(api_key=key)
     prices = ("--prompt", "3", "--cached", "3", "--completion", "7")
     run_sluice(stack, "prices", "add", MODEL, *prices)
-    run_sluice(stack, "webhooks", "create", "thrifty", "https://hooks.example.com/")
+    run_sluice(stack, "webhooks", "create", "--tenant", "thrifty", "https://hooks.example.com/")
     lines = [line(f"r{number}") for number in range(100)]
     lines[3] = line("r3", temperature=-1)
     lines[50] = line("r50", max_tokens=10**6)
@@ -118,12 +118,14 @@ def test_batch_runs_at_half_price_and_each_line_has_one_result(
     )
     assert kind == "batch.completed"
     assert json.loads(body)["data"]["request_counts"]["completed"] == 98
-    assert f"{batch.id}  completed  98/100" in run_sluice(stack, "batches", "list", "thrifty")
-    shown = run_sluice(stack, "batches", "show", "thrifty", batch.id)
+    assert f"{batch.id}  completed  98/100" in run_sluice(
+        stack, "batches", "list", "--tenant", "thrifty"
+    )
+    shown = run_sluice(stack, "batches", "show", "--tenant", "thrifty", batch.id)
     assert re.search(r"request_counts.failed +2\n", shown)
     assert batch.output_file_id
-    assert batch.output_file_id in run_sluice(stack, "files", "list", "thrifty")
-    run_sluice(stack, "files", "delete", "thrifty", batch.output_file_id)
+    assert batch.output_file_id in run_sluice(stack, "files", "list", "--tenant", "thrifty")
+    run_sluice(stack, "files", "delete", "--tenant", "thrifty", batch.output_file_id)
     # Nothing is left of the lines in Redis, but their keys stay taken for a minute.
     with redis.Redis.from_url(stack.redis.url) as server:
         assert not list(server.scan_iter("*}:answer"))

@@ -5,13 +5,17 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import click
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import Result
 
 from gateway.auth.authenticator import Authenticator
+from gateway.cli.main import main
+from gateway.cli.terminal import table_lines
 from gateway.platform.database.engine import Database
 from gateway.platform.settings import load_settings
 from gateway.records.errors import AuthenticationError
@@ -284,8 +288,8 @@ INVALID: list[tuple[tuple[str, ...], str]] = [
         ("prices", "add", "", "--prompt", "1", "--completion", "1"),
         "'model': String should have at least 1 character",
     ),
-    (("credits", "adjust", "acme", "5", "--note", ""), "'note' must not be empty"),
-    (("webhooks", "create", "acme", "ftp://x"), "'url' must be an absolute URL"),
+    (("credits", "adjust", "--tenant", "acme", "5", "--note", ""), "'note' must not be empty"),
+    (("webhooks", "create", "--tenant", "acme", "ftp://x"), "'url' must be an absolute URL"),
     (("usage", "show", "--group-by", "color"), "'group_by' must name any of"),
     (("usage", "export", "--tenant", "acme", "--month", "13"), "'month' must be a month"),
 ]
@@ -350,6 +354,63 @@ def test_worker_gets_its_arguments_and_is_not_taken_from_the_current_folder(tmp_
     assert "--model-path" in result.stdout
     assert "--redis-url" in result.stdout
     assert "not ours" not in result.stdout
+
+
+def _tenant_arguments(command: click.Command, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            assert found is not None
+            yield from _tenant_arguments(found, f"{path} {name}".strip())
+    for param in command.params:
+        if "tenant" in (param.name or ""):
+            yield path, param.opts[0]
+
+
+def test_a_tenant_is_named_by_the_same_option_everywhere() -> None:
+    # Only the commands about tenants themselves name one as their object.
+    found = dict(_tenant_arguments(main, ""))
+    own = {path for path, name in found.items() if name == "tenant"}
+    assert own == {f"tenants {verb}" for verb in ("set", "show", "suspend", "activate")}
+    others = {path for path, name in found.items() if name == "--tenant"}
+    assert {"batches show", "credits grant", "webhooks list", "keys create"} < others
+
+
+def test_names_are_completed() -> None:
+    def complete(*given: str, start: str) -> list[str]:
+        shell = ShellComplete(main, {}, "sluice", "_SLUICE_COMPLETE")
+        return [item.value for item in shell.get_completions(list(given), start)]
+
+    assert complete(start="pr") == ["projects", "prices"]
+    assert complete("keys", start="r") == ["revoke", "rotate"]
+    assert complete("keys", "create", start="--ten") == ["--tenant"]
+
+
+TABLE = (
+    ("ID", "NAME", "DIALECT", "SCOPES"),
+    [("key_1", "web site of Acme", "-", "completions,usage"), ("key_2", "x", "-", "usage")],
+)
+
+
+def test_tables_fit_the_terminal() -> None:
+    whole = list(table_lines(*TABLE, None))
+    assert whole == list(table_lines(*TABLE, len(whole[1])))
+    assert list(table_lines(*TABLE, 42)) == [
+        "ID     NAME              SCOPES",
+        "key_1  web site of Acme  completions,usage",
+        "key_2  x                 usage",
+    ]
+    assert list(table_lines(*TABLE, 29)) == [
+        "ID     NAME      SCOPES",
+        "key_1  web site  completions,",
+        "       of Acme   usage",
+        "key_2  x         usage",
+    ]
+    assert list(table_lines(*TABLE, 20)) == [
+        *("ID      key_1", "NAME    web site of Acme", "SCOPES  completions,usage", ""),
+        *("ID      key_2", "NAME    x", "SCOPES  usage"),
+    ]
 
 
 def test_client_of_a_gateway_and_worker_need_no_database_package() -> None:

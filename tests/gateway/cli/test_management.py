@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -44,7 +45,7 @@ def _audited() -> list[AuditEntryBody]:
 
 
 def test_tenant_is_set_shown_and_its_limits_merged(sluice: Sluice) -> None:
-    limits = ("--limit", "requests_per_minute=600", "--limit", "budget_micros=none")
+    limits = ("--limit", "requests_per_minute=600", "--limit", "budget=none")
     options = ("--billing", "prepaid", "--service-tier", "flex", "--show-cost", "--weight", "3")
     origins = ("--cors-origin", "https://a.example", "--cors-origin", "HTTP://localhost:3000")
     given = ("--name", "New", *limits, *options, *origins)
@@ -68,7 +69,8 @@ def test_tenant_is_set_shown_and_its_limits_merged(sluice: Sluice) -> None:
         line.split(maxsplit=1) for line in sluice("tenants", "show", "acme").stdout.splitlines()
     )
     assert shown["OPTION"] == "VALUE"
-    assert shown["limits.budget_micros"] == "none"
+    assert shown["limits.budget"] == "none"
+    assert re.fullmatch(r"20\d\d-\S+Z \(20\d\d-\d\d-\d\d \d\d:\d\d:\d\d \S+\)", shown["created_at"])
     assert shown["cors_origins"] == "none"
     assert shown["limits.tokens_per_day"] == "5"
     assert (shown["shows_cost"], shown["status"], shown["plan_id"]) == ("no", "active", "none")

@@ -55,14 +55,14 @@ def test_plan_is_created_changed_and_shown(sluice: Sluice) -> None:
         "set",
         "pro",
         "--tenant-limit",
-        "budget_micros=5000000",
+        "budget=5",
         "--key-limit",
         "requests_per_minute=none",
     )
     assert changed.exit_code == 0
-    assert "budget_micros=5000000" in changed.output
+    assert "budget=$5.00" in changed.output
     shown = sluice("plans", "show", "pro")
-    assert "tenant  budget_micros  5000000" in shown.output
+    assert "tenant  budget  $5.00" in shown.output
     assert "requests_per_minute" not in shown.output
     assert _json(sluice("plans", "list", "--json")) == [
         {**made, "key_limits": {}, "tenant_limits": {"budget_micros": 5000000}}
@@ -155,24 +155,26 @@ def test_wrong_price_is_refused(sluice: Sluice) -> None:
 def test_credits_are_granted_adjusted_and_shown(sluice: Sluice) -> None:
     granted = _json(
         sluice(
-            *("credits", "grant", "acme", "100.25", "--note", "trial"),
+            *("credits", "grant", "--tenant", "acme", "100.25", "--note", "trial"),
             *("--expires-at", "2999-01-01T12:00+02:00", "--json"),
         )
     )
     assert isinstance(granted, dict)
     assert (granted["amount_micros"], granted["kind"]) == (100_250_000, "grant")
     assert granted["expires_at"] == "2999-01-01T10:00:00Z"
-    adjusted = sluice("credits", "adjust", "acme", "-3.50", "--note", "twice")
+    adjusted = sluice("credits", "adjust", "--tenant", "acme", "-3.50", "--note", "twice")
     assert adjusted.exit_code == 0, adjusted.output
     assert "-$3.50" in adjusted.output
-    assert _json(sluice("credits", "balance", "acme", "--json")) == {
+    assert _json(sluice("credits", "balance", "--tenant", "acme", "--json")) == {
         "tenant": "acme",
         "granted_micros": 96_750_000,
         "spent_micros": 0,
         "balance_micros": 96_750_000,
     }
-    assert "acme    $96.75   $0.00  $96.75" in sluice("credits", "balance", "acme").output
-    listed = sluice("credits", "list", "acme")
+    assert (
+        "acme    $96.75   $0.00  $96.75" in sluice("credits", "balance", "--tenant", "acme").output
+    )
+    listed = sluice("credits", "list", "--tenant", "acme")
     assert "$100.25" in listed.output
     assert "twice" in listed.output
     audit = sluice("audit", "list", "--json")
@@ -181,13 +183,13 @@ def test_credits_are_granted_adjusted_and_shown(sluice: Sluice) -> None:
 
 
 WRONG_CREDITS: list[tuple[Any, str]] = [
-    (("grant", "acme", "0"), "'AMOUNT': '0' is not an amount from $0.000001 to"),
-    (("grant", "acme", "-5"), "'AMOUNT': '-5' is not an amount from $0.000001 to"),
-    (("grant", "nobody", "5"), "There is no tenant"),
-    (("adjust", "acme", "5"), "Missing option '--note'"),
-    (("adjust", "acme", "5", "--note", ""), "'note' must not be empty"),
-    (("adjust", "acme", "0.0000001", "--note", "x"), "at most six decimals"),
-    (("balance", "nobody"), "There is no tenant"),
+    (("grant", "--tenant", "acme", "0"), "'AMOUNT': '0' is not an amount from $0.000001 to"),
+    (("grant", "--tenant", "acme", "-5"), "'AMOUNT': '-5' is not an amount from $0.000001 to"),
+    (("grant", "--tenant", "nobody", "5"), "There is no tenant"),
+    (("adjust", "--tenant", "acme", "5"), "Missing option '--note'"),
+    (("adjust", "--tenant", "acme", "5", "--note", ""), "'note' must not be empty"),
+    (("adjust", "--tenant", "acme", "0.0000001", "--note", "x"), "at most six decimals"),
+    (("balance", "--tenant", "nobody"), "There is no tenant"),
 ]
 """Arguments, and their errors."""
 
@@ -201,7 +203,15 @@ def test_wrong_credit_is_refused(sluice: Sluice) -> None:
 def test_webhook_is_registered_tested_and_removed(
     sluice: Sluice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create = ("webhooks", "create", "acme", "https://example.com/x", "--threshold", "90")
+    create = (
+        "webhooks",
+        "create",
+        "--tenant",
+        "acme",
+        "https://example.com/x",
+        "--threshold",
+        "90",
+    )
     assert "SLUICE_ENCRYPTION_KEYS" in _refusal(sluice(*create))
     monkeypatch.setenv("SLUICE_ENCRYPTION_KEYS", ENCRYPTION_KEY)
     created = sluice(*create)
@@ -209,13 +219,16 @@ def test_webhook_is_registered_tested_and_removed(
     secret = created.stdout.strip()
     assert secret.startswith("whsec_")
     assert "cannot be shown again" in created.stderr
-    (webhook,) = list(json.loads(sluice("webhooks", "list", "acme", "--json").stdout))
+    (webhook,) = list(json.loads(sluice("webhooks", "list", "--tenant", "acme", "--json").stdout))
     assert webhook["thresholds"] == [90]
-    assert secret not in sluice("webhooks", "list", "acme").output
-    assert "will be sent within seconds" in sluice("webhooks", "test", "acme", webhook["id"]).output
-    assert "Removed" in sluice("webhooks", "remove", "acme", webhook["id"]).output
-    assert sluice("webhooks", "list", "acme").output == "None.\n"
-    private = ("webhooks", "create", "acme", "http://127.0.0.1:5/x", "--json")
+    assert secret not in sluice("webhooks", "list", "--tenant", "acme").output
+    assert (
+        "will be sent within seconds"
+        in sluice("webhooks", "test", "--tenant", "acme", webhook["id"]).output
+    )
+    assert "Removed" in sluice("webhooks", "remove", "--tenant", "acme", webhook["id"]).output
+    assert sluice("webhooks", "list", "--tenant", "acme").output == "None.\n"
+    private = ("webhooks", "create", "--tenant", "acme", "http://127.0.0.1:5/x", "--json")
     assert "must begin with https" in _refusal(sluice(*private))
     monkeypatch.setenv("SLUICE_WEBHOOK_ALLOW_PRIVATE", "true")
     made = _json(sluice(*private))

@@ -100,7 +100,7 @@ def test_unannounced_change_names_the_cause(
     assert "The change is saved, but gateways apply" in denied
     with _replica(redis_server):
         assert _error(sluice, *suspend).startswith(f"{where}it is a read-only replica. The change")
-        grant = _error(sluice, "credits", "grant", "acme", "5")
+        grant = _error(sluice, "credits", "grant", "--tenant", "acme", "5")
         assert grant == f"{where}it is a read-only replica. Nothing was changed. Retry later."
 
 

@@ -283,7 +283,7 @@ def test_other_commands_in_the_folder_manage_it(
     assert "$0.60 " in sluice("prices", "list").stdout
     adapters = json.loads(sluice("adapters", "list", "--tenant", "demo", "--json").stdout)
     assert [each["name"] for each in adapters] == ["golden", "blue"]
-    hook = sluice("webhooks", "create", "demo", "http://127.0.0.1:9/hook")
+    hook = sluice("webhooks", "create", "--tenant", "demo", "http://127.0.0.1:9/hook")
     assert hook.exit_code == 0, hook.output
     for link in re.findall(r"http\S+", sluice("console", "link").stdout):
         assert _page(link) == "Overview · Sluice"

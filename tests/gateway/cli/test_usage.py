@@ -109,6 +109,9 @@ def test_month_is_exported_as_csv_that_runs_no_formula(
     )
     assert written.stdout == ""
     assert file.read_bytes().decode() == result.stdout_bytes.decode()
+    named = sluice("usage", "export", "--tenant", "acme", "--month", "2026-11", "--output", ".")
+    assert named.stderr == "Requests: 3, in acme-2026-11.csv.\n"
+    assert Path("acme-2026-11.csv").read_bytes() == file.read_bytes()
     nothing = sluice("usage", "export", "--tenant", "acme", "--month", "2026-12").stdout
     assert len(nothing.splitlines()) == 1
 

@@ -289,8 +289,9 @@ async def test_filters_replace_the_results_without_loading_the_page(
     assert "by=key" in page.url
     async with page.expect_download() as downloading:
         await page.get_by_role("link", name="Download CSV").click()
-    file = tmp_path / "usage.csv"
-    await (await downloading.value).save_as(file)
+    download, file = await downloading.value, tmp_path / "usage.csv"
+    assert re.fullmatch(TENANT + r"-usage(-\d{4}-\d\d-\d\d){2}\.csv", download.suggested_filename)
+    await download.save_as(file)
     lines = file.read_text().splitlines()
     assert lines[0].startswith("start,end,model,key,")
     assert len(lines) == 13

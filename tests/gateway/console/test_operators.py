@@ -358,5 +358,7 @@ async def test_pages_link_to_dashboards_traces_and_statements(operator: Visit) -
     months = (await operator.get(home)).text
     [month, *_] = re.findall(rf'{home}/([\d-]+)"', months)
     assert "$77.00" in (await operator.get(f"{home}/{month}")).text
-    assert "77000000" in (await operator.get(f"{home}/{month}.csv")).text
+    file = await operator.get(f"{home}/{month}.csv")
+    assert "77000000" in file.text
+    assert f'filename="{OTHER}-invoice-{month}.csv"' in file.headers["content-disposition"]
     assert (await operator.get("/console/tenants/nobody/invoices")).status_code == 404

@@ -71,10 +71,10 @@ async def test_operator_cancels_a_request_of_another_gateway(
 async def _cancel_by_command(stack: Stack, request_id: str) -> None:
     environment = {name: value for name, value in stack.environment.items() if "SLUICE" in name}
     runner = CliRunner(env=environment)
-    listed = await asyncio.to_thread(runner.invoke, main, ["requests", "list", TENANT])
+    listed = await asyncio.to_thread(runner.invoke, main, ["requests", "list", "--tenant", TENANT])
     assert request_id in listed.output
     cancelled = await asyncio.to_thread(
-        runner.invoke, main, ["requests", "cancel", TENANT, request_id]
+        runner.invoke, main, ["requests", "cancel", "--tenant", TENANT, request_id]
     )
     assert cancelled.output == f"{request_id} is cancelled.\n"
 
