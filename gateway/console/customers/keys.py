@@ -299,7 +299,6 @@ def _columns(
     yield Column("Project", project, "wide")
     yield Column("Scopes", lambda key: ", ".join(sorted(key.scopes)), "wide")
     yield Column("Models", models, "name wide")
-    yield Column("Created (UTC)", lambda key: key.created_at, "time wide")
 
 
 def key_state(key: KeyRecord, now: datetime) -> Cell:

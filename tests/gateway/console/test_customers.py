@@ -16,13 +16,12 @@ from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
 from gateway.platform.redis_client import connect
 from gateway.records.limits import LimitName
-from gateway.records.money import show_dollars
 from gateway.records.records import Billing
 from gateway.records.scopes import TENANT_SCOPES, Scope
 from gateway.records.times import month_start, utc_now
 from gateway.records.usage_record import Outcome
 from tests.gateway.conftest import eventually, gateway_client
-from tests.gateway.console.conftest import HOSTILE, fail_adapter, visiting
+from tests.gateway.console.conftest import HOSTILE, Visit, fail_adapter, visiting
 from tests.support.ledger import use
 from tests.support.stack import MODEL, Stack
 
@@ -191,82 +190,84 @@ async def test_requests_are_filtered_and_read_in_both_directions(stack: Stack) -
         assert page.count('class="column"') in (24, 25)
 
 
-async def test_amounts_of_every_page_equal_the_ledger(stack: Stack) -> None:
+async def _text(visit: Visit, path: str) -> str:
+    """Return the text of a page, with exact amounts instead of rounded ones."""
+    page = re.sub(r'<data value="([^"]+)"[^>]*>[^<]*', r"|\1", (await visit.get(path)).text)
+    page = re.sub(r"<[^>]*>", "|", page).replace("\N{FIGURE SPACE}", "")
+    return html.unescape(re.sub(r"[|\s]*\|[|\s]*", "|", page))
+
+
+async def test_amounts_of_every_page_equal_the_ledger(stack: Stack, operator: Visit) -> None:
     tenant, now = "amounts", utc_now()
     owner = await asyncio.to_thread(stack.key, tenant, scopes=TENANT_SCOPES)
     database, redis = Database(stack.database_url), connect(stack.redis.url, max_connections=1)
     announcer = ChangeAnnouncer(redis)
-    prices = PriceService(database, announcer)
+    prices, credit = PriceService(database, announcer), CreditService(database, announcer)
     first = await prices.add("billed", prompt_micros=90_000, completion_micros=1_500_000)
     while utc_now() <= first.effective_at:
         await asyncio.sleep(0.001)
     await prices.add("billed", prompt_micros=250_000, completion_micros=1_500_000)
-    await TenantService(database, announcer).update(
-        tenant,
-        billing=Billing.PREPAID,
-        limits={LimitName.BUDGET: 100_000_000, LimitName.STORED_BYTES: 2**28},
-    )
-    credit = CreditService(database, announcer)
+    limits = {LimitName.BUDGET: 100_000_000, LimitName.STORED_BYTES: 2**28}
+    tenants = TenantService(database, announcer)
+    await tenants.update(tenant, billing=Billing.PREPAID, limits=limits)
     await credit.grant(tenant, 30_000_000, note=HOSTILE)
     await credit.adjust(tenant, -1_234_567, note="mistake")
-    made = await KeyService(database, announcer).create(
-        tenant, name="shop", limits={LimitName.BUDGET: 20_000_000}
-    )
-    key_id = made.record.id
-    counts: dict[str, Any] = {"prompt_tokens": 1_000, "cached_tokens": 300}
-    counts["credential_id"] = key_id
-    for model, tier, micros in (("billed", "default", 7_000_001), ("billed", "batch", 1_234_567)):
-        changes: dict[str, Any] = {"model": model, "completion_tokens": 42}
-        changes["service_tier"] = ServiceTier(tier)
-        await use(database, tenant, micros, at=now, **counts, **changes)
+    own_limits = {LimitName.BUDGET: 20_000_000}
+    key = (
+        await KeyService(database, announcer).create(tenant, name="shop", limits=own_limits)
+    ).record
+    counts: dict[str, Any] = {"prompt_tokens": 1_000, "cached_tokens": 300, "credential_id": key.id}
+    for tier, micros in ((ServiceTier.DEFAULT, 7_000_001), (ServiceTier.BATCH, 1_234_567)):
+        line: dict[str, Any] = {"model": "billed", "service_tier": tier, "completion_tokens": 42}
+        await use(database, tenant, micros, at=now, **counts, **line)
     await use(database, tenant, 999_999, at=month_start(now) - timedelta(days=1), **counts)
     month, last = f"{now:%Y-%m}", f"{month_start(now) - timedelta(days=1):%Y-%m}"
+    left, home = "$19.530866", f"/console/tenants/{tenant}"
+    lines = ("|$7.000001|", "|$1.234567|", "|$8.234568|", "|1,000|", "|300|", "|42|")
+    balance = (f"|{left}|", "|$28.765433|", "|$9.234567|")
     async with visiting(stack.url, owner) as visit:
 
-        async def shown(path: str) -> str:
-            """Return the text of a page, with exact amounts instead of rounded ones."""
-            text = re.sub(r'<data value="([^"]+)"[^>]*>[^<]*', r"\1", (await visit.get(path)).text)
-            return html.unescape(re.sub(r"<[^>]*>", "|", text).replace("\N{FIGURE SPACE}", ""))
-
-        listed = await shown("/console/invoices")
-        amounts = re.findall(r"\$[\d.,]+", listed)
-        assert amounts == ["$8.234568", "$0.999999", *["$0.00"] * 10]
-        home = f"/console/invoices/{month}"
-
         async def prices_are_known() -> bool:
-            return "$0.125|" in await shown(home)
+            return "|$0.125|" in await _text(visit, f"/console/invoices/{month}")
 
         await eventually(prices_are_known, what="the gateway knowing both prices")
-        statement = await shown(home)
-        for part in (
-            *("$7.000001", "$1.234567", "$8.234568", "1,000", "300", "42"),
-            # Net amount and tax, each in cents.
-            *("$8.23", "$1.56", "$9.79", "VAT 19 %", "DE123456789", "Pay within 14 days."),
-            # The price changed in this month, and a batch pays half of it.
-            *("UTC: $0.09", "UTC: $0.25", "UTC: $0.045", "UTC: $0.125", "$1.50", "$0.75"),
-        ):
-            assert f"{part}|" in statement, part
-        assert "$0.999999|" in await shown(f"/console/invoices/{last}")
-        left = 30_000_000 - 1_234_567 - 9_234_567
-        history = await shown("/console/credits")
-        for micros in (left, 28_765_433, 9_234_567, 8_234_568, -1_234_567, 30_000_000):
-            assert f"{show_dollars(micros)}|" in history, micros
-        assert (HOSTILE in history, "Credits are" in history) == (True, False)
-        overview = await shown("/console")
-        for micros in (left, 8_234_568):
-            assert f"{show_dollars(micros)}|" in overview, micros
-        listed = await shown("/console/keys")
-        row = re.sub(r"[|\s]+", "|", listed.partition("|shop|")[2])
-        assert row.startswith(f"|sk-{made.key.prefix}-…|active|$8.234568|of|$20.00|{now:%Y-%m-%d}|")
-        key = await shown(f"/console/keys/{key_id}")
-        assert "$8.234568| for 2 requests, 2,084 tokens|" in key
-        assert "$8.23 of $20.00|" in key
-        limits = await shown("/console/limits")
-        assert "$8.23 of $100.00|" in limits
-        assert "0 B of 256 MiB|" in limits
-        await credit.adjust(tenant, -left + 1_000, note="mistake")
+        for path, parts in {
+            "/console": (f"|{left}|", "|$8.234568|"),
+            "/console/usage?range=month": ("|$8.234568|",),
+            "/console/invoices": ("|$8.234568|CSV|", "|$0.999999|CSV|", "|$0.00|CSV|"),
+            f"/console/invoices/{month}": (
+                *lines,
+                # Net amount and tax, each in cents.
+                *("|$8.23|", "|$1.56|", "|$9.79|", "|VAT 19 %|", "DE123456789|", "|Pay within"),
+                # The price changed in this month, and a batch pays half of it.
+                *("UTC: $0.09|", "UTC: $0.25|", "UTC: $0.045|", "UTC: $0.125|", "|$0.75|"),
+            ),
+            f"/console/invoices/{last}": ("|$0.999999|",),
+            "/console/credits": (*balance, "|-$1.234567|mistake|", f"|$30.00|{HOSTILE}|"),
+            "/console/limits": ("|$8.23 of $100.00|, resets|in ", "|0 B of 256 MiB|"),
+            "/console/keys": (
+                f"|shop|sk-{key.prefix}-…|active|$8.234568|of $20.00|{now:%Y-%m-%d %H:%M:%S}|",
+            ),
+            f"/console/keys/{key.id}": (
+                *("|$8.234568|for 2 requests, 2,084 tokens|", "|$8.23 of $20.00|, resets|in "),
+            ),
+        }.items():
+            page = await _text(visit, path)
+            assert [part for part in parts if part not in page] == [], path
+        assert "Credits are" not in await _text(visit, "/console/credits")
+        await credit.adjust(tenant, -19_529_866, note="mistake")
         for path in ("/console", "/console/credits"):
-            assert "Credits are low: $0.001 is left, which lasts 1 min" in await shown(path)
-        assert re.search(r"resets \|?in (\d+ d( \d+ h)?|\d+ h|\d+ min)", limits)
+            page = await _text(visit, path)
+            assert "|Credits are low: $0.001 is left, which lasts 1 min " in page, path
+    for path, parts in {
+        home: ("|$0.001|", "|$9.234567|", "|$8.234568|"),
+        f"{home}/invoices": ("|$8.234568|CSV|", "|$0.999999|CSV|"),
+        f"{home}/invoices/{month}": lines,
+        f"{home}/keys/{key.id}": ("|$8.234568|for 2 requests",),
+        f"/console/money?month={month}": ("|amounts|2|0|2,084|$8.234568|",),
+        f"/console/usage?tenant={tenant}&range=month": ("|$8.234568|",),
+    }.items():
+        page = await _text(operator, path)
+        assert [part for part in parts if part not in page] == [], path
     await redis.aclose()
     await database.aclose()
