@@ -441,6 +441,31 @@ async def test_bad_word_is_recognised_across_the_cut(engine: VllmEngine) -> None
     assert reported["bad after"].token_ids == undisturbed[cut:]
 
 
+async def test_sequences_left_out_of_steps_equal_the_undisturbed_ones(
+    engine: VllmEngine, whole: dict[str, Reported]
+) -> None:
+    """The steps of requests' prompts leave batch jobs out, which leave and enter the batch."""
+    names = ("seeded", "json", "greedy dry", "mirostat 1", "mirostat 2", "mirostat and json")
+    jobs = [replace(request_of(CASES[n], f"{n} held"), is_preemptible=True) for n in names]
+    reported = {job.id: Reported() for job in jobs}
+    for job in jobs:
+        await engine.submit([job])
+    prompts = 0
+    while any(each.end is None for each in reported.values()):
+        outputs = (await engine.step()).outputs
+        for output in outputs:
+            reported[output.sequence_id].add(output)
+        # A step without a prompt, after which the next one leaves out what it reported.
+        if any(output.sequence_id in (job.id for job in jobs) for output in outputs):
+            prompts += 1
+            prompt = request_of(Case(sampling=greedy(), max_tokens=1), f"prompt {prompts}")
+            reported[prompt.id] = Reported()
+            await engine.submit([prompt])
+
+    for name, job in zip(names, jobs, strict=True):
+        assert (name, reported[job.id].token_ids) == (name, whole[name].token_ids)
+
+
 async def test_each_sequence_of_a_job_resumes_where_it_was(engine: VllmEngine) -> None:
     for name in ("truncated", "mirostat 2"):
         firsts = [replace(request_of(CASES[name], f"{name} {i}"), seed=1234 + i) for i in range(4)]

@@ -6,13 +6,14 @@ Both of vLLM's runners use this module; each has its own mapping from sequences 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from contract.sampling import Sampler
+from worker.samplers.arguments import chain_parameters
 from worker.samplers.candidates import Candidates, Context, Placement, Step
 from worker.samplers.parameters import SequenceChain
 from worker.samplers.reported import REPORTED
@@ -34,6 +35,7 @@ _BUILDERS: Mapping[Sampler, Callable[[Sequence[SequenceChain], Placement], Step]
     Sampler.XTC: XtcStage.build,
     Sampler.TEMPERATURE: Temperature.build,
 }
+_KEPT = "sluice_sequence"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +79,9 @@ def apply_chain(logits: Tensor, rows: Rows, *, history: Tensor, total_tokens: Te
 
 @dataclass(eq=False, slots=True)
 class ChainedSequence:
-    """A sequence with a chain, from entering a batch to leaving it.
+    """A sequence with a chain, from its first step to its last one.
 
-    A preempted sequence enters again: mirostat then restarts at twice its target. A resumed
-    sequence
-    of another worker does not restart: its first tokens are replayed.
+    It may leave a batch and enter another one: the steps between leave it out, or vLLM preempts it.
     """
 
     parameters: SequenceChain
@@ -89,6 +89,19 @@ class ChainedSequence:
     """The memory that holds its state; None before its first step and without mirostat."""
     row: int = 0
     """Its row in the memory."""
+
+    @classmethod
+    def of(cls, params: Any) -> Self | None:
+        """Return the sequence of a request, the same each time, or None if it has no chain.
+
+        The sequence ends with `params`, vLLM's parameters of the request.
+        """
+        kept: dict[str, Any] = vars(params)
+        if _KEPT not in kept:
+            parameters = chain_parameters(params.extra_args)
+            kept[_KEPT] = None if parameters is None else cls(parameters)
+        sequence: Self | None = kept[_KEPT]
+        return sequence
 
     def detach(self) -> None:
         """Copy its own state, so that the memory of its former group can be freed."""

@@ -78,11 +78,7 @@ class SteppedSequence:
                 spared_token_ids=[],
             )
         self.params: Any = SimpleNamespace(extra_args=extra_args)
-        self.enter_anew()
-
-    def enter_anew(self) -> None:
-        """Drop what is kept between steps, as a preemption does."""
-        parameters = chain_parameters(self.params.extra_args)
+        parameters = chain_parameters(extra_args)
         self._alone: list[Group] = []
         if parameters is not None:
             self._alone = grouped({0: ChainedSequence(parameters)}, PLACEMENT)

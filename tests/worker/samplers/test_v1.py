@@ -87,7 +87,6 @@ def test_rows_do_not_depend_on_their_batch(processor: Any, seed: int) -> None:
             and random.random() < 0.7
         ):
             if preempted:
-                preempted[0].enter_anew()
                 batch.enter(preempted.pop(0))
             else:
                 batch.enter(SteppedSequence(number, random))

@@ -88,7 +88,6 @@ def test_slots_do_not_depend_on_their_batch(seed: int) -> None:
             else []
         ):
             if preempted:
-                preempted[0].enter_anew()
                 batch.enter(preempted.pop(0), slot)
             else:
                 batch.enter(SteppedSequence(number, random), slot)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
-from worker.samplers.arguments import chain_parameters
 from worker.samplers.batch import ChainedSequence, Group, grouped
 from worker.samplers.candidates import Placement
 
@@ -59,8 +58,12 @@ class ProcessorV1:
 
     def update_state(self, batch_update: Any) -> None:
         """Follow requests that enter, leave and move; None if the batch is unchanged."""
+        former = {row.sequence for row in self._rows.values()}
         if process_dict_updates(self._rows, batch_update, self._row):
             self._groups = None
+            for each in former - {row.sequence for row in self._rows.values()}:
+                # The sequence has ended, or is omitted from this step while others continue.
+                each.detach()
 
     def apply(self, logits: Tensor) -> Tensor:
         """Change the logits ([rows, vocabulary], float32) of the rows that have a chain."""
@@ -95,11 +98,11 @@ class ProcessorV1:
             logits[group.index] = result
 
     def _row(self, params: Any, prompt: list[int] | None, output: list[int]) -> _Row | None:
-        parameters = chain_parameters(params.extra_args)
-        if parameters is None:
+        sequence = ChainedSequence.of(params)
+        if sequence is None:
             return None
         known = len(prompt or ())
         # The system allocates only the pages that are written.
         tokens = np.empty(self._capacity, dtype=np.int64)
         tokens[:known] = prompt or ()
-        return _Row(ChainedSequence(parameters), tokens, known, output, known)
+        return _Row(sequence, tokens, known, output, known)

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.samplers.arguments import chain_parameters
 from worker.samplers.batch import ChainedSequence, Group, grouped
 from worker.samplers.candidates import Placement
 
@@ -31,12 +30,12 @@ class ProcessorV2:
 
     def add_request(self, slot: int, params: Any) -> bool:
         """Put a request into a slot, replacing any other; return whether it has a chain."""
-        parameters = chain_parameters(params.extra_args)
+        sequence = ChainedSequence.of(params)
         self._sequences.pop(slot, None)
-        if parameters is not None:
-            self._sequences[slot] = ChainedSequence(parameters)
-        self._has_chain[slot] = parameters is not None
-        return parameters is not None
+        if sequence is not None:
+            self._sequences[slot] = sequence
+        self._has_chain[slot] = sequence is not None
+        return sequence is not None
 
     def apply_staged_writes(self) -> None:
         """Do nothing: groups are copied to the device when the step's requests are known."""
@@ -59,7 +58,7 @@ class ProcessorV2:
         if present == self._grouped:
             return
         for slot, each in self._grouped.items():
-            if slot not in present and self._sequences.get(slot) is each:
+            if present.get(slot) is not each:
                 # The sequence has ended, or is omitted from this step while others continue.
                 each.detach()
         placement = Placement(device=self._states.device, vocab_size=vocab_size)
