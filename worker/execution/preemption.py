@@ -243,8 +243,15 @@ class Preemption:
         share allows, unless that takes longer than GATHER_SECONDS.
         """
         victims = self._victims(job, is_parked=is_parked)
-        missing = sum(len(leaving) for _, leaving, _ in victims or ()) - self._renewed_allowance()
-        if victims is None or missing > GATHER_SECONDS * self._rate * (not job.lacks_slot):
+        if victims is None:
+            return None
+        missing = sum(len(leaving) for _, leaving, _ in victims) - self._renewed_allowance()
+        most_missing = GATHER_SECONDS * self._rate
+        own = [each for each, _, _ in victims if each.job.tenant == job.tenant]
+        if not all(each.is_preemptible for each in own):
+            # A tenant must neither use up what is preempted for others, nor hold room for itself.
+            most_missing = -min(self._most_allowance / 2, self._most_allowance - 1.0)
+        if missing > (0.0 if job.lacks_slot else most_missing):
             return None
         preempted = 0
         for generation, leaving, _ in victims:
@@ -318,8 +325,7 @@ class Preemption:
             else:
                 use.take(len(victim[1]), victim[2])
                 yield victim
-        # A tenant must not use up what is preempted for others.
-        if not is_parked and 2 * self._renewed_allowance() >= self._most_allowance:
+        if not is_parked:
             yield from own
 
     def seat(self, next_jobs: Sequence[NextJob]) -> list[RunningJob]:
