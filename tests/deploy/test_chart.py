@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from functools import cache
 from ipaddress import ip_address, ip_network
@@ -21,6 +22,7 @@ from tests.deploy.helm import (
     OWN_API_GROUPS,
     PodTemplate,
     case,
+    environment,
     helm,
     named,
     of_kind,
@@ -342,6 +344,56 @@ def test_public_routes_have_the_configured_paths() -> None:
     paths = [path["path"] for rule in ingress["spec"]["rules"] for path in rule["http"]["paths"]]
     assert set(paths) == {"/v1", "/tokenize", "/detokenize"}
     assert [each["path"]["value"] for each in route["spec"]["rules"][0]["matches"]] == ["/"]
+
+
+INGRESS = CHART / "ci" / "ingress-values.yaml"
+
+
+@pytest.mark.parametrize(
+    ("file", "settings", "url"),
+    [
+        (INGRESS, {}, "https://api.example.com"),
+        (INGRESS, {"gateway.ingress.tls": "null"}, "http://api.example.com"),
+        (INGRESS, {"gateway.ingress.hosts[0]": "*.example.com"}, None),
+        (INGRESS, {"config.publicUrl": "https://other.example"}, "https://other.example"),
+        (CHART / "ci" / "gateway-api-values.yaml", {}, "https://api.example.com"),
+        (BUNDLED, {}, None),
+    ],
+)
+def test_public_url_is_that_of_the_route(
+    file: Path, settings: Mapping[str, str], url: str | None, tmp_path: Path
+) -> None:
+    """Cookies are `Secure` if it has https."""
+    found = named(render(file, settings=settings), "ConfigMap", "sluice")
+    assert found["data"].get("SLUICE_PUBLIC_URL") == url
+    # Helm renders notes only for an installation, so here they are a template.
+    chart = shutil.copytree(CHART, tmp_path / "chart")
+    notes = (chart / "templates" / "NOTES.txt").rename(chart / "templates" / "notes.yaml")
+    options = [word for pair in settings.items() for word in ("--set", "=".join(pair))]
+    shown = helm(
+        *("template", "sluice", chart, "--values", file, *options),
+        *("--show-only", f"templates/{notes.name}", "--debug"),
+    ).stdout
+    assert f"{url or 'http://127.0.0.1:8080'}/console" in shown
+    assert "keys create --tenant operators --name first --scope admin" in shown
+    assert "http://127.0.0.1:9463/console" in shown
+    has_route = file != BUNDLED
+    assert ("set config.trustedProxies" in shown) == (has_route and file != INGRESS)
+    assert ("set files.store" in shown) == has_route
+
+
+def test_bundled_files_are_one_volume_of_gateways_and_background_jobs() -> None:
+    manifests = case(BUNDLED)
+    claim = named(manifests, "PersistentVolumeClaim", "sluice-files")
+    assert claim["spec"]["accessModes"] == ["ReadWriteOnce"]
+    for component in ("gateway", "jobs"):
+        [pod] = [each for each in pods(manifests) if each.component == component]
+        [volume] = [each for each in pod.spec["volumes"] if each["name"] == "files"]
+        assert volume["persistentVolumeClaim"]["claimName"] == "sluice-files"
+        assert (
+            environment(pod.containers[-1], manifests)["SLUICE_FILE_STORE"]
+            == "/var/lib/sluice/files"
+        )
 
 
 @each_case

@@ -104,6 +104,8 @@ def test_example_leaves_only_required_variables_empty() -> None:
     required = {name for name, kind in asked_for.items() if kind == ":?"}
     uncommented = set(re.findall(r"^([A-Z_]+)=$", ENVIRONMENT.read_text(), re.MULTILINE))
     assert uncommented == required == FILLED_IN.keys()
+    header = (REPOSITORY / "docker-compose.yml").read_text().partition("docker compose up")[0]
+    assert {*re.findall(r"\b[A-Z_]{9,}\b", header)} == required
 
 
 @all_cases("name", FILLED_IN)

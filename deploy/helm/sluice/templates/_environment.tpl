@@ -145,8 +145,8 @@ root.
 {{- define "sluice.filesEnvironment" -}}
 {{- $files := .Values.files -}}
 - name: SLUICE_FILE_STORE
-  value: {{ ternary (include "sluice.filesFolder" .) $files.store (not (empty $files.existingClaim)) | quote }}
-{{- if not $files.existingClaim }}
+  value: {{ ternary (include "sluice.filesFolder" .) $files.store (not (empty (include "sluice.filesClaim" .))) | quote }}
+{{- if not (include "sluice.filesClaim" .) }}
 {{- with $files.s3.endpointUrl }}
 - name: AWS_ENDPOINT_URL
   value: {{ . | quote }}
@@ -166,16 +166,21 @@ root.
 
 {{- define "sluice.filesFolder" -}}/var/lib/sluice/files{{- end -}}
 
+{{/* The claim of the volume of files; empty if they are in a bucket. Takes the root. */}}
+{{- define "sluice.filesClaim" -}}
+{{- .Values.files.existingClaim | default (ternary (printf "%s-files" (include "sluice.fullname" .)) "" .Values.files.bundled.enabled) -}}
+{{- end -}}
+
 {{/* The volume of files and its mount, or nothing. They take the root. */}}
 {{- define "sluice.filesVolume" -}}
-{{- with .Values.files.existingClaim -}}
+{{- with include "sluice.filesClaim" . -}}
 - name: files
   persistentVolumeClaim:
     claimName: {{ . }}
 {{- end -}}
 {{- end -}}
 {{- define "sluice.filesMount" -}}
-{{- if .Values.files.existingClaim -}}
+{{- if include "sluice.filesClaim" . -}}
 - name: files
   mountPath: {{ include "sluice.filesFolder" . }}
 {{- end -}}
@@ -401,11 +406,32 @@ the uid.
 {{- toYaml $data -}}
 {{- end -}}
 
+{{/*
+The URL under which customers reach gateways: config.publicUrl, else that of the first host of the
+Ingress or the HTTPRoute without a wildcard; empty without one. Takes the root.
+*/}}
+{{- define "sluice.publicUrl" -}}
+{{- $ingress := .Values.gateway.ingress -}}
+{{- $route := .Values.gateway.httpRoute -}}
+{{- $hosts := ternary $ingress.hosts (ternary $route.hostnames list $route.enabled) $ingress.enabled -}}
+{{- $scheme := ternary "http" "https" (and $ingress.enabled (empty $ingress.tls)) -}}
+{{- $urls := list -}}
+{{- range $hosts -}}
+{{- if not (hasPrefix "*" .) -}}
+{{- $urls = append $urls (printf "%s://%s" $scheme .) -}}
+{{- end -}}
+{{- end -}}
+{{- .Values.config.publicUrl | default (first (append $urls "")) -}}
+{{- end -}}
+
 {{/* Settings of gateways and background jobs that are not secret, as YAML. Takes the root. */}}
 {{- define "sluice.settings" -}}
 {{- $settings := dict -}}
 {{- range $key, $value := .Values.config -}}
 {{- $_ := set $settings (include "sluice.variable" $key) (include "sluice.text" $value) -}}
+{{- end -}}
+{{- with include "sluice.publicUrl" . -}}
+{{- $_ := set $settings "SLUICE_PUBLIC_URL" . -}}
 {{- end -}}
 {{- $_ := mustMerge $settings (fromYaml (include "sluice.telemetrySettings" .)) -}}
 {{- if .Values.tracing.enabled -}}
