@@ -41,6 +41,8 @@ async def playground(
 ) -> Response:
     """Show the form. One script sends it and shows the stream."""
     models = sorted(filter(visitor.principal.allows_model, services[Catalogue].names))
+    if model and model not in models:
+        models.append(model)  # An alias or an adapter.
     return page(
         request,
         "playground.html",

@@ -106,8 +106,8 @@ async def _prepare(stack: Stack) -> None:
         await database.aclose()
 
 
-async def fail_adapter(database: Database, tenant_id: str, name: str) -> str:
-    """Store an adapter whose validation has failed; return its id."""
+async def fail_adapter(database: Database, tenant_id: str, name: str, **changes: Any) -> str:
+    """Store an adapter whose validation has failed, apart from these changes; return its id."""
     now = utc_now()
     adapter = Adapter(
         id=f"adp_{secrets.token_hex(8)}",
@@ -121,7 +121,7 @@ async def fail_adapter(database: Database, tenant_id: str, name: str) -> str:
     async with database.writing() as transaction:
         transaction.add(AdapterRow(**asdict(adapter), is_stored=False, claimed_until=now))
     claim = Claim(database, AdapterRow.claimed_until, adapter.id, now)
-    await claim.change(state=AdapterState.FAILED, reason=f"Why {HOSTILE}")
+    await claim.change(**{"state": AdapterState.FAILED, "reason": f"Why {HOSTILE}"} | changes)
     return adapter.id
 
 

@@ -93,6 +93,8 @@ async def test_every_page_is_accessible_at_every_size(
             )
             assert overflow <= 0, (path, size, overflow)
         assert await _problems(tab) == [], path
+        if re.search(r"/invoices/2", path):
+            await _check_print(tab)
         if len(seen) == 1:
             # One stylesheet: one page shows whether the colors of the other scheme suffice.
             await tab.page.emulate_media(color_scheme="light")
@@ -102,6 +104,19 @@ async def test_every_page_is_accessible_at_every_size(
         assert len(seen) < MAX_PAGES
     assert len(seen) > 8
     assert ("/status" in seen) is not is_operator
+
+
+async def _check_print(tab: Tab) -> None:
+    """Check that a page fits the width of A4 between its margins, without menus and buttons."""
+    await tab.page.set_viewport_size({"width": 680, "height": 900})
+    await tab.page.emulate_media(media="print")
+    found = await tab.page.evaluate(
+        "[...document.querySelectorAll('nav, header, button, .button, table')].filter("
+        "each => each.checkVisibility()).map(each => [each.tagName, each.scrollWidth])"
+    )
+    assert [name for name, _ in found] == ["TABLE"]
+    assert found[0][1] <= 680
+    await tab.page.emulate_media(media="screen")
 
 
 async def _add_hostile_names(stack: Stack) -> None:
@@ -150,6 +165,8 @@ async def test_owner_makes_rotates_and_revokes_a_key_with_the_keyboard(
     secret = await page.locator(".secret").text_content() or ""
     stack.note_key(secret)
     assert re.fullmatch(r"sk-\w{12}-\w{40}", secret)
+    await page.get_by_role("button", name="Copy").click()
+    await page.get_by_role("button", name="Copied").wait_for()
     await page.get_by_role("link", name="To the keys").click()
     assert secret not in await page.content()
     await page.get_by_role("link", name="by keyboard").click()

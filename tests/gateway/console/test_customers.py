@@ -3,18 +3,26 @@
 import asyncio
 import html
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
+from redis.asyncio import Redis
+
+from contract import keys, messages
+from contract.messages import WorkerCard, WorkerState
 from contract.tier import ServiceTier
 from gateway.accounts.keys.service import KeyService
 from gateway.accounts.tenants.service import TenantService
 from gateway.billing.credits.service import CreditService
 from gateway.billing.prices import PriceService
 from gateway.console.usage_pages import ROWS
+from gateway.models.catalogue import Catalogue
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
 from gateway.platform.redis_client import connect
+from gateway.records.adapters import AdapterState
 from gateway.records.limits import LimitName
 from gateway.records.records import Billing
 from gateway.records.scopes import TENANT_SCOPES, Scope
@@ -26,6 +34,17 @@ from tests.support.ledger import use
 from tests.support.stack import MODEL, Stack
 
 TENANT = "managed"
+
+
+@asynccontextmanager
+async def _stores(stack: Stack) -> AsyncIterator[tuple[Database, Redis]]:
+    """Open what the gateway stores its data in."""
+    database, redis = Database(stack.database_url), connect(stack.redis.url, max_connections=1)
+    try:
+        yield database, redis
+    finally:
+        await redis.aclose()
+        await database.aclose()
 
 
 async def test_owner_manages_projects(stack: Stack) -> None:
@@ -190,6 +209,61 @@ async def test_requests_are_filtered_and_read_in_both_directions(stack: Stack) -
         assert page.count('class="column"') in (24, 25)
 
 
+async def test_models_show_states_prices_and_names(stack: Stack) -> None:
+    tenant = "models"
+    owner = await asyncio.to_thread(stack.key, tenant, scopes=TENANT_SCOPES)
+    async with _stores(stack) as (database, redis):
+        await fail_adapter(database, tenant, "tuned", state=AdapterState.READY, rank=1)
+        await ChangeAnnouncer(redis).adapters_changed()
+        card = WorkerCard("w", "loads", WorkerState.LOADING, "vllm", created=0, load_seconds=90)
+        await redis.hset(keys.MODELS, "loads", messages.encode(card))
+        async with visiting(stack.url, owner) as visit:
+
+            async def all_are_known() -> bool:
+                page = await _text(visit, "/console/models")
+                return "|tuned|" in page and "|loads|" in page
+
+            await eventually(all_are_known, what="the gateway knowing the model and the adapter")
+            page = await _text(visit, "/console/models")
+            model, _, aliases = page.partition("|Aliases|")
+            assert "|loads|" in model
+            assert "|loading, about 1 min 30 s|" in model
+            assert f"|{MODEL}|open in playground|text|chat|tools|reasoning|ready|" in model
+            assert f"|old {HOSTILE}|open in playground|runs {MODEL}|Sunset " in aliases
+            assert f"|tuned|open in playground|adapter of {MODEL};|also {MODEL}:tuned|" in aliases
+            links = (await visit.get("/console/models")).text
+            assert 'href="/console/playground?model=tuned"' in links
+            playground = (await visit.get("/console/playground?model=tuned")).text
+            assert '<option value="tuned" selected>' in playground
+        await Catalogue(redis).remove("loads")
+
+
+async def test_keys_have_picked_models_and_projects(stack: Stack) -> None:
+    owner = await asyncio.to_thread(stack.key, "pickers", scopes=TENANT_SCOPES)
+    async with visiting(stack.url, owner) as visit:
+        await visit.send("/console/projects/new", name="Shop")
+        new = (await visit.get("/console/keys/new")).text
+        [project] = re.findall(r'<option value="(prj_\w+)">Shop<', new)
+        assert f'name="models" value="{MODEL}">{MODEL}<' in new
+        fields = {"name": "picked", "scopes": "completions", "models": [MODEL, "two words"]}
+        fields |= {"more_models": "later, other", "project_id": project, "limit_batch_tokens": "7"}
+        refused = await visit.send("/console/keys/new", **fields | {"scopes": "none"})
+        made = await visit.send("/console/keys/new", **fields)
+        [secret] = re.findall(r"sk-\w{12}-\w{40}", made.text)
+        stack.note_key(secret)
+        [path] = re.findall(
+            r'href="(/console/keys/key_\w+)">picked', (await visit.get("/console/keys")).text
+        )
+        page = (await visit.get(path)).text
+        for name in (MODEL, "two words", "later", "other"):
+            assert f'value="{name}" checked>' in page, name
+        # What was typed is kept, and limits that are folded away are shown if they are set.
+        assert f'value="{MODEL}" checked>' in refused.text
+        assert 'value="later, other"' in refused.text
+        assert ("<details open>" in page, "<details open>" in new) == (True, False)
+        assert "|Project|Shop|" in await _text(visit, path)
+
+
 async def _text(visit: Visit, path: str) -> str:
     """Return the text of a page, with exact amounts instead of rounded ones."""
     page = re.sub(r'<data value="([^"]+)"[^>]*>[^<]*', r"|\1", (await visit.get(path)).text)
@@ -200,74 +274,80 @@ async def _text(visit: Visit, path: str) -> str:
 async def test_amounts_of_every_page_equal_the_ledger(stack: Stack, operator: Visit) -> None:
     tenant, now = "amounts", utc_now()
     owner = await asyncio.to_thread(stack.key, tenant, scopes=TENANT_SCOPES)
-    database, redis = Database(stack.database_url), connect(stack.redis.url, max_connections=1)
-    announcer = ChangeAnnouncer(redis)
-    prices, credit = PriceService(database, announcer), CreditService(database, announcer)
-    first = await prices.add("billed", prompt_micros=90_000, completion_micros=1_500_000)
-    while utc_now() <= first.effective_at:
-        await asyncio.sleep(0.001)
-    await prices.add("billed", prompt_micros=250_000, completion_micros=1_500_000)
-    limits = {LimitName.BUDGET: 100_000_000, LimitName.STORED_BYTES: 2**28}
-    tenants = TenantService(database, announcer)
-    await tenants.update(tenant, billing=Billing.PREPAID, limits=limits)
-    await credit.grant(tenant, 30_000_000, note=HOSTILE)
-    await credit.adjust(tenant, -1_234_567, note="mistake")
-    own_limits = {LimitName.BUDGET: 20_000_000}
-    key = (
-        await KeyService(database, announcer).create(tenant, name="shop", limits=own_limits)
-    ).record
-    counts: dict[str, Any] = {"prompt_tokens": 1_000, "cached_tokens": 300, "credential_id": key.id}
-    for tier, micros in ((ServiceTier.DEFAULT, 7_000_001), (ServiceTier.BATCH, 1_234_567)):
-        line: dict[str, Any] = {"model": "billed", "service_tier": tier, "completion_tokens": 42}
-        await use(database, tenant, micros, at=now, **counts, **line)
-    await use(database, tenant, 999_999, at=month_start(now) - timedelta(days=1), **counts)
-    month, last = f"{now:%Y-%m}", f"{month_start(now) - timedelta(days=1):%Y-%m}"
-    left, home = "$19.530866", f"/console/tenants/{tenant}"
-    lines = ("|$7.000001|", "|$1.234567|", "|$8.234568|", "|1,000|", "|300|", "|42|")
-    balance = (f"|{left}|", "|$28.765433|", "|$9.234567|")
-    async with visiting(stack.url, owner) as visit:
+    async with _stores(stack) as (database, redis):
+        announcer = ChangeAnnouncer(redis)
+        prices, credit = PriceService(database, announcer), CreditService(database, announcer)
+        first = await prices.add("billed", prompt_micros=90_000, completion_micros=1_500_000)
+        while utc_now() <= first.effective_at:
+            await asyncio.sleep(0.001)
+        await prices.add("billed", prompt_micros=250_000, completion_micros=1_500_000)
+        limits = {LimitName.BUDGET: 100_000_000, LimitName.STORED_BYTES: 2**28}
+        tenants = TenantService(database, announcer)
+        await tenants.update(tenant, billing=Billing.PREPAID, limits=limits)
+        await credit.grant(tenant, 30_000_000, note=HOSTILE)
+        await credit.adjust(tenant, -1_234_567, note="mistake")
+        own_limits = {LimitName.BUDGET: 20_000_000}
+        key = (
+            await KeyService(database, announcer).create(tenant, name="shop", limits=own_limits)
+        ).record
+        counts: dict[str, Any] = {
+            "prompt_tokens": 1_000,
+            "cached_tokens": 300,
+            "credential_id": key.id,
+        }
+        for tier, micros in ((ServiceTier.DEFAULT, 7_000_001), (ServiceTier.BATCH, 1_234_567)):
+            line: dict[str, Any] = {
+                "model": "billed",
+                "service_tier": tier,
+                "completion_tokens": 42,
+            }
+            await use(database, tenant, micros, at=now, **counts, **line)
+        await use(database, tenant, 999_999, at=month_start(now) - timedelta(days=1), **counts)
+        month, last = f"{now:%Y-%m}", f"{month_start(now) - timedelta(days=1):%Y-%m}"
+        left, home = "$19.530866", f"/console/tenants/{tenant}"
+        lines = ("|$7.000001|", "|$1.234567|", "|$8.234568|", "|1,000|", "|300|", "|42|")
+        balance = (f"|{left}|", "|$28.765433|", "|$9.234567|")
+        async with visiting(stack.url, owner) as visit:
 
-        async def prices_are_known() -> bool:
-            return "|$0.125|" in await _text(visit, f"/console/invoices/{month}")
+            async def prices_are_known() -> bool:
+                return "|$0.125|" in await _text(visit, f"/console/invoices/{month}")
 
-        await eventually(prices_are_known, what="the gateway knowing both prices")
+            await eventually(prices_are_known, what="the gateway knowing both prices")
+            for path, parts in {
+                "/console": (f"|{left}|", "|$8.234568|"),
+                "/console/usage?range=month": ("|$8.234568|",),
+                "/console/invoices": ("|$8.234568|CSV|", "|$0.999999|CSV|", "|$0.00|CSV|"),
+                f"/console/invoices/{month}": (
+                    *lines,
+                    # Net amount and tax, each in cents.
+                    *("|$8.23|", "|$1.56|", "|$9.79|", "|VAT 19 %|", "DE123456789|", "|Pay within"),
+                    # The price changed in this month, and a batch pays half of it.
+                    *("UTC: $0.09|", "UTC: $0.25|", "UTC: $0.045|", "UTC: $0.125|", "|$0.75|"),
+                ),
+                f"/console/invoices/{last}": ("|$0.999999|",),
+                "/console/credits": (*balance, "|-$1.234567|mistake|", f"|$30.00|{HOSTILE}|"),
+                "/console/limits": ("|$8.23 of $100.00|, resets|in ", "|0 B of 256 MiB|"),
+                "/console/keys": (
+                    f"|shop|sk-{key.prefix}-…|active|$8.234568|of $20.00|{now:%Y-%m-%d %H:%M:%S}|",
+                ),
+                f"/console/keys/{key.id}": (
+                    *("|$8.234568|for 2 requests, 2,084 tokens|", "|$8.23 of $20.00|, resets|in "),
+                ),
+            }.items():
+                page = await _text(visit, path)
+                assert [part for part in parts if part not in page] == [], path
+            assert "Credits are" not in await _text(visit, "/console/credits")
+            await credit.adjust(tenant, -19_529_866, note="mistake")
+            for path in ("/console", "/console/credits"):
+                page = await _text(visit, path)
+                assert "|Credits are low: $0.001 is left, which lasts 1 min " in page, path
         for path, parts in {
-            "/console": (f"|{left}|", "|$8.234568|"),
-            "/console/usage?range=month": ("|$8.234568|",),
-            "/console/invoices": ("|$8.234568|CSV|", "|$0.999999|CSV|", "|$0.00|CSV|"),
-            f"/console/invoices/{month}": (
-                *lines,
-                # Net amount and tax, each in cents.
-                *("|$8.23|", "|$1.56|", "|$9.79|", "|VAT 19 %|", "DE123456789|", "|Pay within"),
-                # The price changed in this month, and a batch pays half of it.
-                *("UTC: $0.09|", "UTC: $0.25|", "UTC: $0.045|", "UTC: $0.125|", "|$0.75|"),
-            ),
-            f"/console/invoices/{last}": ("|$0.999999|",),
-            "/console/credits": (*balance, "|-$1.234567|mistake|", f"|$30.00|{HOSTILE}|"),
-            "/console/limits": ("|$8.23 of $100.00|, resets|in ", "|0 B of 256 MiB|"),
-            "/console/keys": (
-                f"|shop|sk-{key.prefix}-…|active|$8.234568|of $20.00|{now:%Y-%m-%d %H:%M:%S}|",
-            ),
-            f"/console/keys/{key.id}": (
-                *("|$8.234568|for 2 requests, 2,084 tokens|", "|$8.23 of $20.00|, resets|in "),
-            ),
+            home: ("|$0.001|", "|$9.234567|", "|$8.234568|"),
+            f"{home}/invoices": ("|$8.234568|CSV|", "|$0.999999|CSV|"),
+            f"{home}/invoices/{month}": lines,
+            f"{home}/keys/{key.id}": ("|$8.234568|for 2 requests",),
+            f"/console/money?month={month}": ("|amounts|2|0|2,084|$8.234568|",),
+            f"/console/usage?tenant={tenant}&range=month": ("|$8.234568|",),
         }.items():
-            page = await _text(visit, path)
+            page = await _text(operator, path)
             assert [part for part in parts if part not in page] == [], path
-        assert "Credits are" not in await _text(visit, "/console/credits")
-        await credit.adjust(tenant, -19_529_866, note="mistake")
-        for path in ("/console", "/console/credits"):
-            page = await _text(visit, path)
-            assert "|Credits are low: $0.001 is left, which lasts 1 min " in page, path
-    for path, parts in {
-        home: ("|$0.001|", "|$9.234567|", "|$8.234568|"),
-        f"{home}/invoices": ("|$8.234568|CSV|", "|$0.999999|CSV|"),
-        f"{home}/invoices/{month}": lines,
-        f"{home}/keys/{key.id}": ("|$8.234568|for 2 requests",),
-        f"/console/money?month={month}": ("|amounts|2|0|2,084|$8.234568|",),
-        f"/console/usage?tenant={tenant}&range=month": ("|$8.234568|",),
-    }.items():
-        page = await _text(operator, path)
-        assert [part for part in parts if part not in page] == [], path
-    await redis.aclose()
-    await database.aclose()
