@@ -253,7 +253,8 @@ class RunningJob:
     @property
     def seated(self) -> list[Sequence]:
         """These sequences, in order."""
-        return [each for each in self.open_sequences.values() if not each.is_parked]
+        open_sequences = self.open_sequences.values()
+        return [e for e in open_sequences if not e.is_parked] if self.parked else [*open_sequences]
 
     @property
     def is_parkable(self) -> bool:
@@ -334,7 +335,7 @@ class RunningJob:
     def reserved_tokens(self) -> int:
         """KV-cache tokens that are reserved for the job and not used yet."""
         seated = self.seated
-        reserved = sum(max(each.headroom - each.new_tokens, 0) for each in seated)
+        reserved = sum([max(each.reserved_tokens - each.tokens, 0) for each in seated])
         if self.first_token_at is None:
             reserved += self.prompt_tokens + sum(len(each.resumed_token_ids) for each in seated)
         return reserved
@@ -342,7 +343,7 @@ class RunningJob:
     @property
     def held_tokens(self) -> int:
         """KV-cache tokens that are used by the job or reserved for it."""
-        return self.prompt_tokens + sum(each.held_tokens for each in self.seated)
+        return self.prompt_tokens + sum([each.held_tokens for each in self.seated])
 
     @property
     def report(self) -> LeaseReport:

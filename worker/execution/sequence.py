@@ -93,6 +93,8 @@ class Sequence:
     """`time.monotonic` when it returned after a preemption, or 0."""
     _returned_with: int = 0
     """Its tokens then."""
+    reserved_tokens: int = 0
+    """KV-cache tokens that are kept for it, at least: those of earlier attempts and some more."""
 
     def __post_init__(
         self, stops: StopStrings | None, parser: Parser | None, is_again: bool
@@ -116,6 +118,7 @@ class Sequence:
         # Also if it lost its room before its first token: it would process its prompt for ever.
         self._returned_at = time.monotonic() if is_again else 0.0
         self._returned_with = len(resumed)
+        self.reserved_tokens = len(resumed) + self.headroom
         if self._resumed is not None:
             self._resume(self._resumed)
 
@@ -137,7 +140,7 @@ class Sequence:
     @property
     def held_tokens(self) -> int:
         """KV-cache tokens that the sequence uses, or that are reserved for it."""
-        return max(self.tokens, len(self.resumed_token_ids) + self.headroom)
+        return max(self.tokens, self.reserved_tokens)
 
     @property
     def is_parked(self) -> bool:
