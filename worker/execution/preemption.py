@@ -236,7 +236,7 @@ class Preemption:
         A tenant's use is its share of the sequences or of the KV cache of the model's full engines,
         whichever is larger, divided by its weight. Tenants give up sequences only while they use
         MARGIN times what the job's tenant would, so that no two tenants preempt each other in
-        turns. Batch jobs go before. Unless the job `is_parked`, larger jobs of its own tenant give
+        turns. Batch jobs go before. Unless the job `is_parked`, large jobs of its own tenant give
         up what claims do not count of them. Slots for adapters are given up in the same way, if all
         that use one may leave at once. Return how many sequences were preempted now, or None
         if the job has no right to room. If they do not suffice, others follow as the preempted
@@ -325,7 +325,7 @@ class Preemption:
             else:
                 use.take(len(victim[1]), victim[2])
                 yield victim
-        if not is_parked:
+        if self._is_small(job) and not is_parked:
             yield from own
 
     def seat(self, next_jobs: Sequence[NextJob]) -> list[RunningJob]:
@@ -445,11 +445,11 @@ class Preemption:
         """Return whether the next parked sequence would keep its tenant within its model share.
 
         That includes room for its next tokens, so that it does not have to leave again at once. If
-        another job of the tenant waits, the job may use no more than claims count.
+        a small job of the tenant waits, the job may use no more than claims count.
         """
         sequence, tenant = generation.parked[0], generation.job.tenant
         is_large = generation.seats >= self._most_sequences
-        if is_large and any(each.tenant == tenant for each in waiting):
+        if is_large and any(each.tenant == tenant and self._is_small(each) for each in waiting):
             return False
         tokens = sequence.tokens + sequence.headroom
         return self._allows(NextJob(tenant, 1.0, tokens, 1, generation.job.model_share))
@@ -485,6 +485,10 @@ class Preemption:
     @property
     def _most_sequences(self) -> int:
         return max(1, self._info.max_sequences // 4)
+
+    def _is_small(self, job: NextJob) -> bool:
+        """Return whether larger jobs of its tenant make room for a job: large ones take turns."""
+        return job.sequences <= max(1, self._most_sequences // 4)
 
     def _free_sequences(self) -> int:
         return self._info.max_sequences - self._jobs.sequences
