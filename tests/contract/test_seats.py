@@ -417,12 +417,16 @@ async def test_large_group_leaves_room_to_the_other_jobs_of_its_tenant(pool: Poo
     assert len(pool.finished) > 100
     check_preempted_share(pool)
     # Groups do not preempt each other.
-    pool.preempted.clear()
-    for _ in range(3):
-        await pool.send("a", tokens=30, n=SEATS)
     while await pool.waiting("a") or seat.jobs:
         await pool.step()
-    assert not any(number for _, _, number in pool.preempted[2:])
+    pool.preempted.clear()
+    seat.runner._claimer._preemption._allowance = RATE
+    for _ in range(3):
+        await pool.send("a", tokens=60, n=SEATS)
+        for _ in range(10):
+            await pool.step()
+    assert seat.jobs
+    assert not pool.preempted
 
 
 async def test_batch_jobs_make_room_before_requests_do_and_within_one_bound(pool: Pool) -> None:
