@@ -67,6 +67,7 @@ HEADERS = {
     "worker-gpu": "The worker on vLLM's CUDA build",
     "dev": "Tests, linters and type checker",
     "build": "The build backend, which installs the project itself",
+    "docs": "The documentation as a web site, in a separate environment",
     "clients-python": "Clients for Python, which tests call in a separate environment",
     "clients-aider": "aider, which tests call in a separate environment",
     "clients-load": "Load generators, which tests run separately, with PyTorch in .venv",

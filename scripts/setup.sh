@@ -3,6 +3,7 @@
 #
 #   scripts/setup.sh gateway local worker        for `make run`
 #   scripts/setup.sh gateway local worker dev    for `make test`
+#   scripts/setup.sh docs                  .venv/docs from requirements/docs.txt, for `make docs`
 #   scripts/setup.sh newest                .venv/newest: the gateway on the newest Python, for a test
 #   scripts/setup.sh npm                   clients for Node, for tests, if npm is installed
 #   scripts/setup.sh npm-agents            coding agents, for the long tests, if npm is installed
@@ -311,10 +312,10 @@ run_npm() { npm "$@" >"$log" 2>&1 9<&-; }
 # In a separate environment, since these need other versions than vLLM and the test tools.
 install_apart() { # SET TEXT
     local lock=requirements/$1.txt
-    local installing=$venv/${1%%-*}/${1#*-}
+    local installing=$venv/${1/-/\/}
     [[ -f $lock ]] || die "There is no $lock."
     is_done "$1" "$(digest "$lock")" && return
-    say "Installing $2: ${1#*-} (under a minute) ..."
+    say "Installing $2${3-: ${1#*-}} (under a minute) ..."
     if ! { "$venv/bin/python" -m venv --clear "$installing" && install_locked "$1"; }; then
         say "Installation failed. pip's full output is in $log."
         return 1
@@ -341,13 +342,14 @@ for set in "$@"; do
             install_npm npm-agents tests/clients/agents "coding agents (800 MB)" ||
                 say "Tests that need them are skipped."
             ;;
+        docs) install_apart docs "mkdocs" "" || pip_failed mkdocs ;;
         clients-*)
             install_apart "$set" "clients for the tests" || say "Tests that need them are skipped."
             ;;
         peers-*)
             install_apart "$set" "a gateway to compare with" || say "The benchmark skips it."
             ;;
-        *) die "Sets are gateway, local, worker, dev, newest, npm, npm-agents, clients-NAME and peers-NAME, not '$set'." ;;
+        *) die "Sets are gateway, local, worker, dev, docs, newest, npm, npm-agents, clients-NAME and peers-NAME, not '$set'." ;;
     esac
 done
-install_project
+[[ "$*" == docs ]] || install_project
