@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.console.formats import scale_count, scale_money
+from gateway.console.formats import cents, scale_count, scale_money
 from gateway.records.money import show_dollars
 
 WIDTH: Final = 720
@@ -27,6 +27,8 @@ class Measure:
     """Returns a value exactly."""
     scale: Callable[[int], str]
     """Returns a value of the scale in few characters."""
+    shorten: Callable[[int], str]
+    """Returns a sum as lists have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +58,15 @@ class Chart:
 
     title: str
     total: str
+    """The sum of all columns, exactly."""
+    shown_total: str
     columns: list[Column]
     lines: list[tuple[float, str]]
     """Position and text of each horizontal line."""
     labels: list[tuple[float, str]]
     """Position and text of each label below the columns."""
-    legend: list[tuple[str, str, str]]
-    """Color, name and total of each series; empty for a single one."""
+    legend: list[tuple[str, str, str, str]]
+    """Color, name, exact and shown total of each series; empty for a single one."""
     width: int = WIDTH
     height: int = HEIGHT
     left: int = _LEFT
@@ -114,11 +118,11 @@ def stacked(
         for part in range(steps + 1)
     ]
     legend = [
-        (color, name, measure.show(sum(values)))
+        (color, name, measure.show(sum(values)), measure.shorten(sum(values)))
         for color, (name, values) in zip(colors, series, strict=True)
     ]
-    total = measure.show(sum(totals))
-    return Chart(title, total, columns, lines, labels, legend if len(series) > 1 else [])
+    total, short = measure.show(sum(totals)), measure.shorten(sum(totals))
+    return Chart(title, total, short, columns, lines, labels, legend if len(series) > 1 else [])
 
 
 def _scale(most: int) -> tuple[int, int]:
@@ -136,6 +140,6 @@ def _count(unit: str) -> Callable[[int], str]:
     return lambda value: f"{value:,} {unit}"
 
 
-COST: Final = Measure(show_dollars, scale_money)
-TOKENS: Final = Measure(_count("tokens"), scale_count)
-REQUESTS: Final = Measure(_count("requests"), scale_count)
+COST: Final = Measure(show_dollars, scale_money, cents)
+TOKENS: Final = Measure(_count("tokens"), scale_count, _count("tokens"))
+REQUESTS: Final = Measure(_count("requests"), scale_count, _count("requests"))

@@ -213,6 +213,7 @@ async def _key_form(
     projects, use, used = await _projects(services, visitor), None, None
     if key is not None:
         use = (await _use_of(services, visitor, [key])).get(key.id)
+    if key is not None and use is not None:
         reports = services.make(LimitReports)
         used = (await reports.of_tenant(visitor.tenant_id, key=key.id)).scopes[0]
     return page(

@@ -261,7 +261,15 @@ async def test_keys_have_picked_models_and_projects(stack: Stack) -> None:
         assert f'value="{MODEL}" checked>' in refused.text
         assert 'value="later, other"' in refused.text
         assert ("<details open>" in page, "<details open>" in new) == (True, False)
-        assert "|Project|Shop|" in await _text(visit, path)
+        owned = await _text(visit, path)
+        for part in ("|Project|Shop|", "|Last used|never|This month|$0.00 for 0", "|0 of 7|"):
+            assert part in owned
+    # Only those who may see the usage of other keys see what they spent and how much is used.
+    manager = await asyncio.to_thread(stack.key, "pickers", scopes=frozenset({Scope.KEYS}))
+    async with visiting(stack.url, manager) as visit:
+        managed = await _text(visit, path)
+        assert ("|Last used|" in managed, "|0 of 7|" in managed) == (False, False)
+        assert "|picked|" in managed
 
 
 async def _text(visit: Visit, path: str) -> str:

@@ -95,7 +95,12 @@ def test_columns_stack_their_parts_and_name_them() -> None:
     assert round(high.y + high.height, 2) == low.y
     assert first.text == "2026-11-01 07:00: 4 tokens (m1 3 tokens, m2 1 tokens)"
     assert second.text == "2026-11-01 08:00: 2 tokens (m2 2 tokens)"
-    assert chart.legend == [("0", "m1", "3 tokens"), ("1", "m2", "3 tokens")]
+    assert [each[:3] for each in chart.legend] == [
+        ("0", "m1", "3 tokens"),
+        ("1", "m2", "3 tokens"),
+    ]
+    money = stacked("", COST, ["2026-11-01"], [("a", [1_234_567])])
+    assert (money.total, money.shown_total) == ("$1.234567", "$1.23")
     rest = stacked("", TOKENS, ["2026-11-01"], [("others", [3])], [1])
     assert [each[:2] for each in rest.legend] == [("0", "others"), ("x", "others")]
     assert [text for _, text in chart.labels] == ["07:00", "08:00"]
