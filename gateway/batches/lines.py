@@ -69,6 +69,7 @@ class Result(msgspec.Struct, frozen=True):
     cached_tokens: int = 0
     completion_tokens: int = 0
     reasoning_tokens: int = 0
+    cost_micros: int = 0
 
 
 def custom_id_of(line: bytes) -> str:
@@ -76,7 +77,15 @@ def custom_id_of(line: bytes) -> str:
     return _decode_name(line).custom_id
 
 
-def finished(line_id: str, custom_id: str, *, request_id: str, body: bytes, usage: Usage) -> Result:
+def finished(
+    line_id: str,
+    custom_id: str,
+    *,
+    request_id: str,
+    body: bytes,
+    usage: Usage,
+    cost_micros: int,
+) -> Result:
     """Return the result of a line whose response is complete."""
     response = _Response(200, request_id, msgspec.Raw(body))
     return Result(
@@ -86,6 +95,7 @@ def finished(line_id: str, custom_id: str, *, request_id: str, body: bytes, usag
         cached_tokens=usage.cached_tokens,
         completion_tokens=usage.completion_tokens,
         reasoning_tokens=usage.reasoning_tokens or 0,
+        cost_micros=cost_micros,
     )
 
 

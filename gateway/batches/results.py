@@ -132,9 +132,9 @@ async def _append(transaction: AsyncSession, batch: Batch, written: _Written, *,
 
 def _progress(results: Sequence[Result]) -> Progress:
     completed = sum(each.is_success for each in results)
-    tokens = {
+    sums = {
         name: sum(getattr(each, name) for each in results)
         for name in Progress._fields
-        if name.endswith("_tokens")
+        if name.endswith(("_tokens", "_micros"))
     }
-    return Progress(completed=completed, failed=len(results) - completed, **tokens)
+    return Progress(completed=completed, failed=len(results) - completed, **sums)

@@ -46,6 +46,7 @@ from gateway.records.errors import (
 )
 from gateway.records.principal import Principal
 from gateway.records.times import utc_now
+from gateway.records.usage_record import MICRO
 
 MAX_LABELS: Final = 16
 MAX_LABEL_NAME: Final = 64
@@ -61,7 +62,7 @@ class BatchService:
     def __init__(self, settings: Settings, database: Database) -> None:
         self._database = database
         self._files = FileService(settings, database)
-        self._windows = settings.batch_windows
+        self.windows = settings.batch_windows
         self._most = settings.max_batches_of_tenant
 
     async def create(
@@ -78,8 +79,8 @@ class BatchService:
         _check_labels(labels)
         if endpoint not in ENDPOINTS_BY_PATH:
             raise must("endpoint", f"be one of {', '.join(ENDPOINTS_BY_PATH)}", endpoint)
-        if completion_window not in self._windows:
-            windows = ", ".join(self._windows)
+        if completion_window not in self.windows:
+            windows = ", ".join(self.windows)
             raise must("completion_window", f"be one of {windows}", completion_window)
         if output_seconds is not None:
             read_retention(output_seconds, param="output_expires_after.seconds")
@@ -237,6 +238,7 @@ class BatchUsage(BaseModel):
     output_tokens: int
     output_tokens_details: dict[str, int]
     total_tokens: int
+    cost: float = Field(description="What the completed lines cost, in dollars.")
 
 
 class BatchBody(BaseModel):
@@ -283,6 +285,7 @@ class BatchBody(BaseModel):
                 "output_tokens": batch.completion_tokens,
                 "output_tokens_details": {"reasoning_tokens": batch.reasoning_tokens},
                 "total_tokens": batch.prompt_tokens + batch.completion_tokens,
+                "cost": batch.cost_micros / MICRO,
             },
             "metadata": batch.labels,
         }

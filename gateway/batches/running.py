@@ -34,6 +34,7 @@ from gateway.completions.admission.submit import RequestSubmitter, Submission
 from gateway.completions.idempotency.registry import IdempotencyRegistry, IdempotentRequest
 from gateway.completions.rendering.assembler import WholeResponse
 from gateway.completions.rendering.forms import collect
+from gateway.completions.stored.head import cost_by
 from gateway.completions.stored.service import Responses
 from gateway.completions.stored.store import StoredResponse
 from gateway.dialects.endpoint import Endpoint
@@ -258,7 +259,7 @@ class LineRunner:
         finally:
             line.state.jobs -= own
             await end_task(collecting)
-        return _finished(line, response.id, whole)
+        return _finished(line, response, whole)
 
     async def _continue(self, line: Line, response: StoredResponse) -> LineRun:
         """Return the result of a line that was submitted before."""
@@ -271,7 +272,7 @@ class LineRunner:
             await asyncio.shield(reader.aclose())
         if not await self._responses.settled(response):
             raise RequestCancelledError(_CANCELLED)
-        return _finished(line, response.id, whole)
+        return _finished(line, response, whole)
 
     async def _collected(
         self, collecting: asyncio.Task[WholeResponse], response: StoredResponse, stop: asyncio.Event
@@ -298,8 +299,13 @@ def _stopped(line: Line) -> LineRun:
     return LineRun(unfinished(line.id, line.custom_id, end_code_of(line.batch)))
 
 
-def _finished(line: Line, request_id: str, whole: WholeResponse) -> LineRun:
+def _finished(line: Line, response: StoredResponse, whole: WholeResponse) -> LineRun:
     result = finished(
-        line.id, line.custom_id, request_id=request_id, body=whole.content, usage=whole.usage
+        line.id,
+        line.custom_id,
+        request_id=response.id,
+        body=whole.content,
+        usage=whole.usage,
+        cost_micros=cost_by(response.head.record)(whole.usage),
     )
-    return LineRun(result, line.idempotent, request_id)
+    return LineRun(result, line.idempotent, response.id)

@@ -51,6 +51,7 @@ class Progress(NamedTuple):
     cached_tokens: int = 0
     completion_tokens: int = 0
     reasoning_tokens: int = 0
+    cost_micros: int = 0
 
 
 class Claimed(NamedTuple):

@@ -14,6 +14,7 @@ from gateway.http.content_coding import content_coding
 from gateway.http.services import services_of
 from gateway.platform.settings import Settings
 from gateway.records.errors import (
+    ApiError,
     InvalidParameterError,
     PayloadTooLargeError,
     RequestTimeoutError,
@@ -113,6 +114,14 @@ def number(text: str) -> int | float | str:
         except ValueError:
             continue
     return text
+
+
+def concerns(error: ApiError | None, name: str) -> bool:
+    """Whether a field of a form has the value that an error is about."""
+    if error is None or error.param is None:
+        return False
+    parts = {part.removeprefix("allowed_") for part in error.param.split(".")}
+    return name in parts or name.removeprefix("limit_") in parts
 
 
 def checked(body: type[Body], values: Mapping[str, Any]) -> Body:

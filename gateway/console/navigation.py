@@ -25,6 +25,8 @@ def _for_customers(principal: Principal) -> Iterator[tuple[str, str]]:
     if Scope.COMPLETIONS in scopes:
         yield "/console/models", "Models"
         yield "/console/playground", "Playground"
+        yield "/console/batches", "Batches"
+        yield "/console/files", "Files"
     if Scope.KEYS in scopes:
         yield "/console/keys", "Keys"
         yield "/console/projects", "Projects"

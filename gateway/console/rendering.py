@@ -15,6 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from gateway.console import formats
 from gateway.console.assets import PATHS
+from gateway.console.forms import concerns
 from gateway.console.limit_fields import COMMON, LABELS, grouped, shown_limit
 from gateway.console.navigation import navigation
 from gateway.console.tables import Field, Group
@@ -59,6 +60,7 @@ _environment.filters |= {
 _environment.globals |= {
     "assets": PATHS,
     "common_limits": COMMON,
+    "concerns": concerns,
     "grouped": grouped,
     "limit_labels": LABELS,
     "navigation": navigation,
@@ -138,11 +140,12 @@ def form_page(
     back: str,
     text: str = "",
     groups: Sequence[Group] = (),
+    hidden: Mapping[str, str] = MappingProxyType({}),
     error: ApiError | None = None,
 ) -> HTMLResponse:
     """Return a page with a form, filled in with `form`, that POSTs to `action`.
 
-    `error` is what was wrong with it.
+    It also sends the `hidden` fields. `error` is what was wrong with it.
     """
     return page(
         request,
@@ -156,6 +159,7 @@ def form_page(
         back=back,
         text=text,
         groups=groups,
+        hidden=hidden,
         error=error,
     )
 

@@ -6,6 +6,7 @@ from gateway.console import assets, provider_login, routing, status_page
 from gateway.console.customers import (
     account,
     adapters,
+    batches,
     invoices,
     keys,
     overview,
@@ -46,7 +47,7 @@ CUSTOMER_PAGES = (
     playground,
     account,
 )
-TENANT_PAGES = (keys, people, webhooks, adapters)
+TENANT_PAGES = (keys, people, webhooks, adapters, batches)
 """Pages that customers have for their own tenant, and operators for each one."""
 OPERATOR_PAGES = (
     all_overview,
@@ -72,8 +73,16 @@ for router, audience, pages in (
     router.include_router(provider_login.provider_router(audience))
     for each in pages:
         router.include_router(each.router)
+customers.include_router(batches.own)
 for each in TENANT_PAGES:
     customers.include_router(each.router, prefix="/console")
     operators.include_router(each.router, prefix=routing.TENANT_PAGES)
 
 customers.include_router(provider_login.accounts)
+for router, route_class in (
+    (customers, routing.CustomerRoute),
+    (operators, routing.OperatorRoute),
+):
+    rest = APIRouter(route_class=route_class, include_in_schema=False)
+    rest.add_api_route("/console/{path:path}", routing.no_page)
+    router.include_router(rest)

@@ -34,6 +34,7 @@ from gateway.records.errors import (
     AuthenticationError,
     ErrorStyle,
     InvalidParameterError,
+    NotFoundError,
     PermissionDeniedError,
     queue_unavailable,
     shown,
@@ -149,6 +150,8 @@ class _SessionRoute(PageRoute):
     audience: Audience
     needs_rights: ClassVar[bool] = True
     """Whether the page needs a credential with rights; otherwise only a session."""
+    reads_form: ClassVar[bool] = True
+    """Whether forms with files are refused, so that no page has to check their tokens."""
 
     @override
     async def admitted(self, request: Request, handle: Handler) -> Response:
@@ -172,7 +175,8 @@ class _SessionRoute(PageRoute):
             exchange_of(request.scope).tenant_id = own_tenant
             await services_of(request)[LoopTurns].enter(own_tenant)
         if not is_safe:
-            await _require_token(request, session)
+            if self.reads_form or not _has_file(request):
+                await _require_token(request, session)
             if visitor is not None and self.audience is Audience.OPERATORS:
                 visitor.principal.require_scope(Scope.ADMIN)
         if visitor is not None and (tenant_id := request.path_params.get("tenant_id")):
@@ -185,6 +189,12 @@ class CustomerRoute(_SessionRoute):
     """A page for customers."""
 
     audience = Audience.CUSTOMERS
+
+
+class UploadRoute(CustomerRoute):
+    """A page for customers whose form has a file; the page calls `require_token`."""
+
+    reads_form = False
 
 
 class OperatorRoute(_SessionRoute):
@@ -336,11 +346,20 @@ def require_same_origin(request: Request) -> None:
         raise PermissionDeniedError("The form was sent by a page of another site.")
 
 
+def _has_file(request: Request) -> bool:
+    return request.headers.get("content-type", "").lower().startswith("multipart/form-data")
+
+
 async def _require_token(request: Request, session: Session) -> None:
     given = request.headers.get(CSRF_HEADER)
     if given is None:
         request.state.form = await read_form(request)
         given = request.state.form[CSRF_FIELD]
+    require_token(session, given)
+
+
+def require_token(session: Session, given: str) -> None:
+    """Raise PermissionDeniedError if a form has not the token of the session."""
     if not secrets.compare_digest(given.encode(), session.csrf.encode()):
         raise PermissionDeniedError("The form is from another session. Load the page again.")
 
@@ -396,6 +415,14 @@ def error_page(request: Request, error: Exception) -> Response:
     for name, value in failure.headers().items():
         response.headers.setdefault(name, value)
     return response
+
+
+async def no_page(request: Request) -> Response:
+    """Answer for a path that no page has, as a page. Raises NotFoundError."""
+    path = request.url.path
+    if path.endswith("/"):
+        return redirect(path.rstrip("/"))
+    raise NotFoundError(f"There is no page {shown(path)}.")
 
 
 async def _session_of(request: Request) -> Session:

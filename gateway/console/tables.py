@@ -55,7 +55,7 @@ class Field(NamedTuple):
     label: str
     hint: str = ""
     type: str = "text"
-    """The type of the input, or `textarea` or `checkbox`."""
+    """The type of the input, or `textarea` or `checkbox`. With a `file`, see `UploadRoute`."""
     options: Sequence[tuple[str, str]] | None = None
     """Values and texts of a list to choose from."""
     is_required: bool = False

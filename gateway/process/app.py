@@ -112,10 +112,10 @@ def create_app(settings: Settings) -> FastAPI:
     own: list[APIRouter] = []
     if settings.status_page:
         own += [status.router, console.status]
+    if settings.status_page or settings.console:
+        own.append(console.files)
     if settings.console:
         own.append(console.customers)
-    if own:
-        own.append(console.files)
     app = _application("Sluice", (*CUSTOMER_ROUTERS, *own), generates=True, lifespan=lifespan)
     app.state.drain = drain
 
@@ -139,7 +139,7 @@ def create_operator_app(settings: Settings, customers: FastAPI) -> FastAPI:
 
     It does not drain: it serves until every customer request has ended.
     """
-    own = (console.operators, console.files) if settings.console else ()
+    own = (console.files, console.operators) if settings.console else ()
     app = _application("Sluice for operators", (*OPERATOR_ROUTERS, *own), generates=False)
     app.state = customers.state
     app.middleware_stack = FrontMiddleware(

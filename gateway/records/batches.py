@@ -113,6 +113,8 @@ class Batch:
     cached_tokens: int = 0
     completion_tokens: int = 0
     reasoning_tokens: int = 0
+    cost_micros: int = 0
+    """What its completed lines cost, as in the ledger."""
     attempts: int = 0
     """Claims of background jobs since the last one that ended without an error."""
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import codecs
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import timedelta
 from typing import Final
 
@@ -227,12 +227,18 @@ class Uploads:
         self._large_work = large_work
 
     async def receive(
-        self, request: Request, owner: Owner, *, is_strict: bool
+        self,
+        request: Request,
+        owner: Owner,
+        *,
+        is_strict: bool,
+        admit: Callable[[Mapping[str, str]], None] = lambda _fields: None,
     ) -> tuple[File, list[str]]:
         """Read the form of a request and store its file. After an error nothing is stored.
 
         Return the file and the fields of the form without effect; if it `is_strict`, refuse them.
-        Raises an ApiError or ClientDisconnect.
+        `admit` gets the fields before the file, and may raise an ApiError. Raises an ApiError or
+        ClientDisconnect.
         """
         form = UploadForm(_boundary(request))
         bytes_bound, lines_bound = await self._files.require_room(owner.tenant_id)
@@ -242,7 +248,7 @@ class Uploads:
             hold(PART_BYTES)
             file = await self._files.begin_upload(owner)
             try:
-                parts = await self._store(request, file, form, checker, bytes_bound)
+                parts = await self._store(request, file, form, checker, bytes_bound, admit)
                 _check_fields(form)
                 if is_strict:
                     reject_ignored(form.ignored)
@@ -263,10 +269,11 @@ class Uploads:
         form: UploadForm,
         checker: LineChecker,
         bound: Bound,
+        admit: Callable[[Mapping[str, str]], None],
     ) -> list[tuple[str, int]]:
         """Store the file of a form in objects; return their keys and sizes."""
         parts: list[tuple[str, int]] = []
-        held, size, received = bytearray(), 0, 0
+        held, size, received, is_admitted = bytearray(), 0, 0, False
         beside = self._large_work.of(file.tenant_id, size=INLINE_SIZE + 1)
 
         async def put(content: bytes) -> None:
@@ -276,6 +283,9 @@ class Uploads:
         async for content in _body(request, self._settings.body_timeout.total_seconds()):
             found = form.feed(content)
             received, size = received + len(content), size + len(found)
+            if form.name is not None and not is_admitted:
+                admit(form.fields)
+                is_admitted = True
             if received - size > MAX_FORM_BYTES:
                 raise PayloadTooLargeError(
                     f"The form must have at most {MAX_FORM_BYTES} bytes besides the file."

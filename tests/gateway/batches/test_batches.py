@@ -106,6 +106,7 @@ def test_batch_runs_at_half_price_and_each_line_has_one_result(
     assert batch.usage.input_tokens == sum(each["prompt_tokens"] for each in usage)
     costs = [-(-(each["prompt_tokens"] * 3 + each["completion_tokens"] * 7) // 2) for each in usage]
     assert sum(row[4] for row in rows) == sum(costs)
+    assert batch.usage.to_dict()["cost"] == sum(costs) / 1e6
     report = httpx.get(
         f"{stack.url}/v1/usage",
         params={"group_by": "service_tier", "bucket": "total"},

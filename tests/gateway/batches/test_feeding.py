@@ -75,7 +75,7 @@ async def running_batch(
         "total": chunks * LINES,
     }
     counts = ("completed", "failed", "tokens", "prompt_tokens", "cached_tokens", "attempts")
-    values |= dict.fromkeys((*counts, "completion_tokens", "reasoning_tokens"), 0)
+    values |= dict.fromkeys((*counts, "completion_tokens", "reasoning_tokens", "cost_micros"), 0)
     batch = Batch(**values)
     async with database.writing() as transaction:
         store = BatchStore(transaction)

@@ -60,6 +60,7 @@ class BatchRow(Recorded[Batch], Table):
     cached_tokens: Mapped[int]
     completion_tokens: Mapped[int]
     reasoning_tokens: Mapped[int]
+    cost_micros: Mapped[int] = mapped_column(server_default="0")
     claimed_until: Mapped[datetime]
     """Until when one process validates or ends the batch."""
     due_at: Mapped[datetime] = mapped_column(server_default="1970-01-01 00:00:00")

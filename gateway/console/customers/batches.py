@@ -1,0 +1,401 @@
+"""Batches and files: upload, run, follow, download, cancel and delete.
+
+Operators list those of a tenant, cancel batches and delete files; they read no content.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Final
+
+import msgspec
+from fastapi import APIRouter, Depends, Query, Request, Response
+
+from gateway.batches.files.routes import FileId, Files, content_response
+from gateway.batches.files.service import FileService, Owner
+from gateway.batches.files.upload import Uploads
+from gateway.batches.lines import ENDPOINTS_BY_PATH, decode_line
+from gateway.batches.routes import Batches, BatchId, BatchService
+from gateway.console.formats import number, shortened, size
+from gateway.console.forms import Form
+from gateway.console.rendering import confirmation, form_page, page
+from gateway.console.routing import (
+    CSRF_FIELD,
+    CustomerRoute,
+    SentForm,
+    TenantRoute,
+    UploadRoute,
+    Visitor,
+    following,
+    needs,
+    redirect,
+    require_token,
+)
+from gateway.console.tables import Cell, Column, Field, Table
+from gateway.http.services import made
+from gateway.platform.database.paging import PageRequest
+from gateway.records.batches import Batch, BatchStatus, File, FilePurpose
+from gateway.records.errors import ApiError, NotFoundError
+from gateway.records.scopes import Scope
+from gateway.records.times import utc_now
+
+ROWS: Final = 50
+MOST_FILES: Final = 100
+"""Files that the form of a batch offers."""
+FAILED_BYTES: Final = 64 * 1024
+"""Bytes of an error file whose lines a page shows."""
+FIRST_BYTES: Final = 64 * 1024
+"""Bytes of a file in which its first line is read."""
+_RETENTIONS: Final = (("86400", "1 day"), ("604800", "7 days"), ("2592000", "30 days"))
+_SECONDS: Final = "expires_after[seconds]"
+_UPLOAD: Final = {"purpose": FilePurpose.BATCH.value, "expires_after[anchor]": "created_at"}
+_FIELDS: Final = (
+    Field("file", "File", "One request in each line, as JSON in UTF-8.", "file", is_required=True),
+    Field(_SECONDS, "Delete it after", options=_RETENTIONS),
+)
+_CLASSES: Final = {
+    BatchStatus.COMPLETED: "good",
+    BatchStatus.FAILED: "bad",
+    BatchStatus.EXPIRED: "bad",
+    BatchStatus.CANCELLED: "warn",
+    BatchStatus.CANCELLING: "warn",
+}
+_STOPPABLE: Final = (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)
+NOTICES: Final = {
+    "first": "Upload the requests of the batch first.",
+    "cancelled": "The batch is cancelled. The results of lines that have ended stay.",
+    "deleted": "The file is deleted.",
+}
+
+router = APIRouter(route_class=TenantRoute, include_in_schema=False)
+own = APIRouter(route_class=CustomerRoute, prefix="/console", include_in_schema=False)
+"""Pages without a counterpart for operators."""
+_uploads = APIRouter(route_class=UploadRoute, include_in_schema=False)
+
+Runs = Annotated[Visitor, Depends(needs(Scope.COMPLETIONS))]
+After = Annotated[str | None, Query(min_length=1, max_length=63)]
+Done = Annotated[str, Query(max_length=20)]
+
+
+def _owner(visitor: Visitor) -> Owner:
+    return Owner(visitor.tenant_id, visitor.principal.project_id)
+
+
+@router.get("/batches")
+async def list_batches(
+    request: Request, batches: Batches, visitor: Runs, after: After = None, done: Done = ""
+) -> Response:
+    """List batches, newest first."""
+    home = f"{visitor.home}/batches"
+    found = await batches.page(_owner(visitor), PageRequest(after, ROWS, is_newest_first=True))
+    columns = (
+        Column("Batch", lambda each: Cell(shortened(each.id), f"{home}/{each.id}"), "mono"),
+        Column("Status", lambda each: Cell(each.status, kind=_CLASSES.get(each.status, ""))),
+        Column("Ended", lambda each: f"{number(_ended(each))} of {number(each.total)}", "num"),
+        Column("Failed", lambda each: each.failed, "num wide"),
+        Column("Cost", lambda each: each.cost_micros, "money"),
+        Column("Model", lambda each: ", ".join(each.models), "wide name"),
+        Column("Created (UTC)", lambda each: each.created_at, "time"),
+    )
+    return page(
+        request,
+        "list.html",
+        title="Batches",
+        action=("Create a batch", "/console/batches/new"),
+        notice=NOTICES.get(done),
+        text="A batch runs the requests of a file at the price of the tier batch.",
+        table=Table("Batches", columns, found.entries, "There is no batch."),
+        following=following(found, home),
+    )
+
+
+@own.get("/batches/new")
+async def show_new_batch(
+    request: Request,
+    batches: Batches,
+    files: Files,
+    visitor: Runs,
+    file: Annotated[str, Query(max_length=63)] = "",
+) -> Response:
+    """Show the form of a new batch, or that of a file if there is none."""
+    form = Form.of({"input_file_id": file, "endpoint": await _endpoint_of(files, visitor, file)})
+    shown = await _batch_form(request, batches, files, visitor, form)
+    return shown or redirect("/console/files/new", done="first")
+
+
+@own.post("/batches/new")
+async def create_batch(
+    request: Request, batches: Batches, files: Files, visitor: Runs, form: SentForm
+) -> Response:
+    """Create a batch."""
+    try:
+        batch = await batches.create(
+            visitor.principal,
+            input_file_id=form["input_file_id"],
+            endpoint=form["endpoint"],
+            completion_window=form["completion_window"],
+            labels={"description": form["metadata"]} if form["metadata"] else None,
+            output_seconds=None,
+        )
+    except ApiError as error:
+        shown = await _batch_form(request, batches, files, visitor, form, error)
+        return shown or redirect("/console/files/new", done="first")
+    return redirect(f"/console/batches/{batch.id}")
+
+
+@router.get("/batches/{batch_id}")
+async def show_batch(
+    request: Request,
+    batches: Batches,
+    files: Files,
+    visitor: Runs,
+    batch_id: BatchId,
+    done: Done = "",
+) -> Response:
+    """Show a batch with its progress, its errors and its results so far."""
+    owner = _owner(visitor)
+    batch = await batches.get(owner, batch_id)
+    output, errors = [
+        await _find(files, owner, each) for each in (batch.output_file_id, batch.error_file_id)
+    ]
+    failed = []
+    if errors is not None and not visitor.is_operator:
+        failed = list(_failures(await files.reader.read(errors.id, 0, FAILED_BYTES)))
+    end = batch.projected_end(utc_now())
+    return page(
+        request,
+        "batch.html",
+        batch=batch,
+        status_class=_CLASSES.get(batch.status, ""),
+        ended=_ended(batch),
+        is_stoppable=batch.status in _STOPPABLE,
+        projected=end and min(end, batch.expires_at),
+        input=await _find(files, owner, batch.input_file_id),
+        output=output,
+        errors=errors,
+        invalid=Table("Errors of the file", _INVALID, batch.errors or (), ""),
+        failed=Table("Failed lines", _FAILED, failed, ""),
+        notice=NOTICES.get(done),
+    )
+
+
+_INVALID: Final = (
+    Column("Line", lambda each: each["line"], "num"),
+    Column("Code", lambda each: each["code"], "mono"),
+    Column("Parameter", lambda each: each["param"], "mono wide"),
+    Column("Error", lambda each: each["message"], "values"),
+)
+_FAILED: Final = (
+    Column("custom_id", lambda each: each[0], "name"),
+    Column("Code", lambda each: each[1], "mono"),
+    Column("Error", lambda each: each[2], "values"),
+)
+
+
+def _failures(content: bytes) -> Iterator[tuple[str, str, str]]:
+    """Yield the custom ids, codes and messages of the whole lines of an error file."""
+    for line in content.split(b"\n")[:-1]:
+        found = msgspec.json.decode(line)
+        error = found["error"] or found["response"]["body"].get("error") or {}
+        code = error.get("code") or error.get("type")
+        yield found["custom_id"], str(code), str(error.get("message"))
+
+
+@router.get("/batches/{batch_id}/cancel")
+async def ask_to_cancel(
+    request: Request, batches: Batches, visitor: Runs, batch_id: BatchId
+) -> Response:
+    """Ask for confirmation."""
+    batch = await batches.get(_owner(visitor), batch_id)
+    return confirmation(
+        request,
+        f"{visitor.home}/batches/{batch.id}",
+        "cancel",
+        title=f"Cancel the batch {shortened(batch.id)}?",
+        text=f"{number(_ended(batch))} of {number(batch.total)} lines have ended; their results "
+        "stay. The others are not charged. This cannot be undone.",
+        button="Cancel the batch",
+    )
+
+
+@router.post("/batches/{batch_id}/cancel")
+async def cancel_batch(batches: Batches, visitor: Runs, batch_id: BatchId) -> Response:
+    """Cancel a batch."""
+    batch = await batches.cancel(_owner(visitor), batch_id)
+    return redirect(f"{visitor.home}/batches/{batch.id}", done="cancelled")
+
+
+@router.get("/files")
+async def list_files(
+    request: Request, files: Files, visitor: Runs, after: After = None, done: Done = ""
+) -> Response:
+    """List files, newest first."""
+    home = f"{visitor.home}/files"
+    found = await files.page(_owner(visitor), PageRequest(after, ROWS, is_newest_first=True))
+
+    def content(file: File) -> str:
+        return "" if visitor.is_operator else f"{home}/{file.id}/content"
+
+    def run(file: File) -> Cell:
+        is_input = file.purpose is FilePurpose.BATCH and not visitor.is_operator
+        href = f"/console/batches/new?file={file.id}" if is_input else ""
+        return Cell("run" if is_input else "", href, label=f"run: {file.name}")
+
+    def delete(file: File) -> Cell:
+        return Cell("delete", f"{home}/{file.id}/delete", label=f"delete: {file.name}")
+
+    columns = (
+        Column("Name", lambda each: Cell(each.name, content(each)), "name"),
+        Column("Lines", lambda each: each.lines, "num"),
+        Column("Size", lambda each: size(each.size), "num"),
+        Column("Purpose", lambda each: each.purpose.value, "wide"),
+        Column("Id", lambda each: shortened(each.id), "mono wide"),
+        Column("Created (UTC)", lambda each: each.created_at, "time"),
+        Column("Expires (UTC)", lambda each: each.expires_at, "time"),
+        Column("", run),
+        Column("", delete),
+    )
+    return page(
+        request,
+        "list.html",
+        title="Files",
+        action=("Upload a file", "/console/files/new"),
+        notice=NOTICES.get(done),
+        text="Requests of batches, and the results of batches.",
+        table=Table("Files", columns, found.entries, "There is no file."),
+        following=following(found, home),
+    )
+
+
+@own.get("/files/new", dependencies=[Depends(needs(Scope.COMPLETIONS))])
+async def show_upload(request: Request, done: Done = "") -> Response:
+    """Show the form of an upload."""
+    return _upload_form(request, text=NOTICES.get(done, ""))
+
+
+@_uploads.post("/files/new")
+async def upload(
+    request: Request, uploads: Annotated[Uploads, made(Uploads)], visitor: Runs
+) -> Response:
+    """Upload a file, then show the form that runs it."""
+
+    def admit(fields: Mapping[str, str]) -> None:
+        require_token(visitor.session, fields.get(CSRF_FIELD, ""))
+
+    try:
+        file, _ = await uploads.receive(request, _owner(visitor), is_strict=False, admit=admit)
+    except ApiError as error:
+        return _upload_form(request, error=error)
+    return redirect("/console/batches/new", file=file.id)
+
+
+@own.get("/files/{file_id}/content")
+async def get_content(request: Request, files: Files, visitor: Runs, file_id: FileId) -> Response:
+    """Download a file; a result file has the lines that have ended."""
+    file = await files.get(_owner(visitor), file_id)
+    return content_response(files.reader, file, request.headers.get("range"))
+
+
+@router.get("/files/{file_id}/delete")
+async def ask_to_delete(request: Request, files: Files, visitor: Runs, file_id: FileId) -> Response:
+    """Ask for confirmation."""
+    file = await files.get(_owner(visitor), file_id)
+    home = f"{visitor.home}/files"
+    return confirmation(
+        request,
+        f"{home}/{file.id}",
+        "delete",
+        title=f"Delete the file “{file.name}”?",
+        facts={"Lines": number(file.lines), "Size": size(file.size)},
+        text="This cannot be undone.",
+        button="Delete the file",
+        back=home,
+    )
+
+
+@router.post("/files/{file_id}/delete")
+async def delete_file(files: Files, visitor: Runs, file_id: FileId) -> Response:
+    """Delete a file."""
+    await files.delete(_owner(visitor), file_id)
+    return redirect(f"{visitor.home}/files", done="deleted")
+
+
+def _ended(batch: Batch) -> int:
+    return batch.completed + batch.failed
+
+
+async def _find(files: FileService, owner: Owner, file_id: str | None) -> File | None:
+    """Return a file of a batch, unless it has expired or is deleted."""
+    try:
+        return None if file_id is None else await files.get(owner, file_id)
+    except NotFoundError:
+        return None
+
+
+async def _endpoint_of(files: FileService, visitor: Visitor, file_id: str) -> str:
+    """Return the `url` of the first line of a file; an empty text if there is none."""
+    file = await _find(files, _owner(visitor), file_id)
+    content = b"" if file is None else await files.reader.read(file.id, 0, FIRST_BYTES)
+    try:
+        return str(decode_line(content.partition(b"\n")[0]).url)
+    except msgspec.DecodeError:
+        return ""
+
+
+def _upload_form(request: Request, *, text: str = "", error: ApiError | None = None) -> Response:
+    return form_page(
+        request,
+        title="Upload a file",
+        fields=_FIELDS,
+        form={_SECONDS: _RETENTIONS[-1][0]},
+        action="/console/files/new",
+        button="Upload",
+        back="/console/files",
+        text=text,
+        hidden=_UPLOAD,
+        error=error,
+    )
+
+
+async def _batch_form(
+    request: Request,
+    batches: BatchService,
+    files: FileService,
+    visitor: Visitor,
+    form: Form,
+    error: ApiError | None = None,
+) -> Response | None:
+    """Return the form of a batch, or None if there is no file to run."""
+    wanted = PageRequest(limit=MOST_FILES, is_newest_first=True)
+    found = await files.page(_owner(visitor), wanted, purpose=FilePurpose.BATCH)
+    chosen = await _find(files, _owner(visitor), form["input_file_id"])
+    inputs = {each.id: each for each in (*found.entries, *([chosen] if chosen else ()))}
+    if not inputs:
+        return None
+    fields = (
+        Field(
+            "input_file_id",
+            "File",
+            options=[
+                (each.id, f"{each.name}, {number(each.lines)} lines, {shortened(each.id)}")
+                for each in inputs.values()
+            ],
+        ),
+        Field("endpoint", "Endpoint", options=[(each, each) for each in ENDPOINTS_BY_PATH]),
+        Field(
+            "completion_window", "End within", options=[(each, each) for each in batches.windows]
+        ),
+        Field("metadata", "Description", "Optional, in the batch's metadata."),
+    )
+    return form_page(
+        request,
+        title="Create a batch",
+        fields=fields,
+        form=form,
+        action="/console/batches/new",
+        button="Create the batch",
+        back="/console/batches",
+        text="All lines are requests to the endpoint. Nothing runs if one of them is invalid.",
+        error=error,
+    )
+
+
+own.include_router(_uploads)
