@@ -107,6 +107,11 @@ class Pooling(msgspec.Struct, frozen=True, omit_defaults=True):
     """Token of each input at which its second text begins; empty for single texts."""
 
 
+AUDIO_RATE: Final = 16_000
+"""Samples of audio in a second: signed integers of 16 bits, little-endian, of one channel."""
+SAMPLE_BYTES: Final = 2
+
+
 class AdapterRef(msgspec.Struct, frozen=True):
     """The LoRA adapter with which a job runs."""
 
@@ -200,6 +205,8 @@ class GenerationJob(msgspec.Struct, frozen=True, omit_defaults=True):
     """
     model_share: int = WHOLE_MODEL
     """Most percent of an engine's sequences and KV cache that jobs of the tenant may use."""
+    audio: bytes = b""
+    """The samples that the job transcribes, for a model of speech; its prompt is the decoder's."""
 
     @property
     def rest(self) -> TokenIds:
@@ -575,6 +582,8 @@ class WorkerCard(msgspec.Struct, frozen=True, omit_defaults=True):
     """Set for a model that generates no text."""
     reads_chunks: bool = False
     """Whether the worker runs jobs with `GenerationJob.chunks`."""
+    clip_seconds: int = 0
+    """Most seconds of audio in a job of a model of speech (Whisper); 0 for any other model."""
 
 
 _EncodedJob: Any = msgspec.defstruct(

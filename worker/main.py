@@ -32,6 +32,7 @@ from worker.engine.adapters import adapter_limits
 from worker.engine.base import Engine, EngineDeadError, EngineInfo
 from worker.engine.scripted import Script, ScriptedEngine
 from worker.engine.scripted_chats import read_sessions
+from worker.engine.scripted_audio import CLIP_SECONDS
 from worker.engine.scripted_pooling import scripted_pooling
 from worker.execution import tracing
 from worker.execution.runner import Runner
@@ -90,7 +91,8 @@ def make_engine(settings: WorkerSettings) -> Engine:
         sessions=[] if (file := settings.scripted_sessions) is None else read_sessions(file),
         adapters=adapter_limits(settings),
         can_sleep=settings.may_sleep,
-        pooling=None if settings.runner == "generate" else scripted_pooling(settings),
+        pooling=scripted_pooling(settings) if settings.runner == "pooling" else None,
+        clip_seconds=CLIP_SECONDS if settings.runner == "transcription" else 0,
     )
     return ScriptedEngine(Path(settings.model_path), script)
 

@@ -19,7 +19,8 @@ def context_window(folder: Path) -> int:
     # A vision model has a nested configuration for its text model.
     within = config.get("text_config") or {}
     name = "max_position_embeddings"
-    return int(config.get(name) or within.get(name) or 0)
+    found = config.get(name) or within.get(name)
+    return int(found or config.get("max_target_positions") or 0)
 
 
 def bos_token_id(folder: Path) -> int | None:

@@ -108,9 +108,10 @@ class WorkerSettings(ProcessSettings):
         description="Dialect of requests for this model that select none: "
         f"{', '.join(Dialect)}; the gateway's default if not given.",
     )
-    runner: Literal["generate", "pooling"] = "generate"
+    runner: Literal["generate", "pooling", "transcription"] = "generate"
     """What the model is used for: `generate` completes texts, `pooling` embeds, scores or
-    classifies them. vLLM converts a model that can only generate."""
+    classifies them (vLLM converts a model that can only generate), `transcription` writes what is
+    said in audio, with a Whisper model."""
     engine: Literal["vllm", "scripted"] = "vllm"
     """`scripted` generates placeholder text at a steady pace, for tests."""
 
@@ -255,8 +256,8 @@ class WorkerSettings(ProcessSettings):
     @model_validator(mode="after")
     def _check_runner(self) -> Self:
         named = ("tool_parser", "reasoning_parser")
-        if self.runner == "pooling" and (given := [name for name in named if getattr(self, name)]):
-            raise ValueError(f"{', '.join(given)}: only a model that generates text can have them")
+        if self.runner != "generate" and (given := [name for name in named if getattr(self, name)]):
+            raise ValueError(f"{', '.join(given)}: only a model that completes texts can have them")
         return self
 
     @model_validator(mode="after")

@@ -115,6 +115,8 @@ class EngineRequest:
     """None runs the base model. All sequences of one job have the same adapter."""
     pooling: Pooling | None = None
     """Set for an input of a pooling model, for which the fields about completions are unused."""
+    audio: bytes = b""
+    """What a model of speech transcribes, see `GenerationJob.audio`."""
     second_text: int | None = None
     """Token at which the second text of a pair begins; None for a single text."""
 
@@ -196,6 +198,8 @@ class EngineInfo:
     """Whether the engine can free the memory of its device and keep its process."""
     pooling: PoolingSupport | None = None
     """Set for a model that generates no text."""
+    clip_seconds: int = 0
+    """Most seconds of audio in a request to a model of speech; 0 for any other model."""
 
 
 class Held(Protocol):

@@ -10,6 +10,7 @@ import asyncio
 import json
 import re
 import signal
+import zlib
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -44,6 +45,7 @@ from worker.engine.base import (
     TokenScores,
 )
 from worker.engine.scripted_chats import ANY_WORD, ChatWriter, ScriptedSession
+from worker.engine.scripted_audio import transcript
 from worker.engine.scripted_pooling import pooled
 from worker.model_files import bos_token_id, context_window, eos_token_id
 from worker.parsing.base import Parsers
@@ -90,6 +92,8 @@ class Script:
     can_sleep: bool = False
     pooling: PoolingSupport | None = None
     """Set to pool texts and generate none."""
+    clip_seconds: int = 0
+    """Set to transcribe audio of at most so many seconds."""
     claimed_features: list[Feature] = field(default_factory=list)
     """Features that the engine claims without implementing them, for tests of other components."""
 
@@ -121,7 +125,7 @@ class ScriptedEngine:
     async def start(self) -> None:
         """Read the model's tokenizer and configuration."""
         content = (self._folder / "tokenizer.json").read_bytes()
-        tokenizer = Tokenizer.from_buffer(content)
+        self._tokenizer = tokenizer = Tokenizer.from_buffer(content)
         self._words = [
             token_id
             for token_id in range(tokenizer.get_vocab_size())
@@ -138,6 +142,7 @@ class ScriptedEngine:
             templates = given_template(self._script.chat_template)
         chat = chat_format(templates, folder_special_tokens(self._folder), OWN_PARSERS)
         features = _CHAT_FEATURES if self._script.pooling is None else [Feature.CHAT]
+        grammars = [Feature.STRUCTURE] if self._script.clip_seconds else []
         self.info = EngineInfo(
             name="scripted",
             context_window=self._script.context_window or context_window(self._folder),
@@ -147,12 +152,13 @@ class ScriptedEngine:
             tokenizer_json=content,
             bos_token_id=bos_token_id(self._folder),
             eos_token_ids=[self._eos_token_id],
-            features=[*([] if chat is None else features), *self._script.claimed_features],
+            features=[*([] if chat is None else features), *grammars, *self._script.claimed_features],
             adapters=self._script.adapters,
             can_sleep=self._script.can_sleep,
             chat=chat,
             chat_templates=templates,
             pooling=self._script.pooling,
+            clip_seconds=self._script.clip_seconds,
         )
         if self._script.dies_on_signal:
             # It remains after the engine is closed: without it the signal would end the process.
@@ -175,6 +181,7 @@ class ScriptedEngine:
         prompt, output = request.prompt_token_ids, request.output_token_ids
         # Another text with each adapter.
         first = 0 if request.adapter is None else int(request.adapter.digest[:16], 16)
+        first ^= zlib.crc32(request.audio)
         if len(prompt) > _FOLLOWED_TOKENS:
             state = _follow(first, hash(tuple(prompt)))
         else:
@@ -189,6 +196,8 @@ class ScriptedEngine:
     def _plan(self, request: EngineRequest, draw: int) -> list[int]:
         if request.sampling.allowed_token_ids:
             return []
+        if request.audio:
+            return transcript(self._tokenizer, request, self._eos_token_id)
         return self._writer.plan(request.prompt_token_ids, grammar=request.grammar, seed=draw)
 
     async def abort(self, sequence_ids: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from contract import sampling as ranges
 from contract.grammar import MAX_GRAMMAR_CHARACTERS
-from contract.messages import Feature, GenerationJob
+from contract.messages import AUDIO_RATE, SAMPLE_BYTES, Feature, GenerationJob
 from contract.prompts import TokenIds
 from contract.sampling import Range, SamplerChain, SamplingSpec
 from worker.engine.base import EngineInfo, InvalidRequestError
@@ -31,6 +31,7 @@ _MAX_PREDICT_MS = Range(0, 2**31 - 1)
 def check_job(job: GenerationJob, info: EngineInfo) -> None:
     """Raise InvalidRequestError, with a message for the client, if no engine could run the job."""
     _check_pooling(job, info)
+    _check_audio(job, info)
     _check_length(job, info)
     _check_choices(job)
     _check_resumption(job, info)
@@ -59,6 +60,16 @@ def _check_pooling(job: GenerationJob, info: EngineInfo) -> None:
         raise InvalidRequestError("The inputs of the job contradict each other.")
     if pooling.dimensions is not None:
         _check_range("dimensions", pooling.dimensions, Range(1, support.size))
+
+
+def _check_audio(job: GenerationJob, info: EngineInfo) -> None:
+    size, most = len(job.audio), info.clip_seconds * AUDIO_RATE * SAMPLE_BYTES
+    if (size > 0) != (most > 0):
+        raise InvalidRequestError(f"This model transcribes {'only' if most else 'no'} audio.")
+    if size > most or size % SAMPLE_BYTES:
+        raise InvalidRequestError(
+            f"audio must have an even number of at most {most} bytes. Given: {size}"
+        )
 
 
 def _check_length(job: GenerationJob, info: EngineInfo) -> None:

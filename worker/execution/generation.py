@@ -158,7 +158,7 @@ class RunningJob:
         self.parked: list[Sequence] = []
         """Open sequences that wait for room in the engine, in order."""
         self._to_submit = [*self.open_sequences.values()]
-        self.is_divisible = job.sequences > 1 and job.pooling is None and not job.images
+        self.is_divisible = job.sequences > 1 and job.pooling is None and not (job.images or job.audio)
         """Whether some of the sequences may be parked."""
         self.is_slow_to_parse = any(each.is_slow for each in self.open_sequences.values())
         self._first_open = next(iter(self.open_sequences), None)
@@ -207,6 +207,7 @@ class RunningJob:
                 images=job.images,
                 image_params=job.image_params
                 or [f"images[{index}]" for index, _ in enumerate(job.images)],
+                audio=job.audio,
                 may_shorten=job.may_shorten,
                 reads_prefix_cache=job.reads_prefix_cache,
                 is_preemptible=self.is_preemptible,
@@ -236,10 +237,10 @@ class RunningJob:
             for index in (sequence.index,)
         ]
 
-    def release_images(self) -> None:
-        """Drop the image files, which are not needed once the engine has read them."""
-        if self.job.images:
-            self.job = msgspec.structs.replace(self.job, images=[])
+    def release_media(self) -> None:
+        """Drop images and audio, which are not needed once the engine has read them."""
+        if self.job.images or self.job.audio:
+            self.job = msgspec.structs.replace(self.job, images=[], audio=b"")
 
     def advance(self, stage: Stage) -> None:
         """Enter a stage, unless the job is already past it."""
@@ -309,7 +310,8 @@ class RunningJob:
         """Whether submitting the job takes so long that it would delay other jobs."""
         spec = self.job.sampling
         has_breakers = spec.chain is not None and spec.chain.dry is not None
-        return bool(self.job.images or self.job.grammar or spec.bad_words or has_breakers)
+        has_media = self.job.images or self.job.audio
+        return bool(has_media or self.job.grammar or spec.bad_words or has_breakers)
 
     @property
     def completion_tokens(self) -> int:

@@ -127,7 +127,7 @@ class Submitter:
             jobs.by_sequence.update((request.id, generation) for request in requests)
             await self._engine.submit(requests)
             generation.advance(Stage.SUBMITTED)
-            generation.release_images()
+            generation.release_media()
         except InvalidRequestError as error:
             if not generation.has_ended:
                 code = FailureCode.INVALID_REQUEST

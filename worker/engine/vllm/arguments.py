@@ -60,8 +60,8 @@ def engine_arguments(
         # A model's own defaults would change requests that omit a parameter.
         "generation_config": "vllm",
         "max_logprobs": int(LOGPROBS.maximum),
-        "runner": settings.runner,
-        # Texts that are pooled have few prefixes in common.
+        "runner": "pooling" if settings.runner == "pooling" else "generate",
+        # Texts that are pooled have few prefixes in common; audio has none.
         "enable_prefix_caching": settings.runner == "generate",
         # If the KV cache is full, the engine preempts batch jobs first.
         "scheduling_policy": "priority",
@@ -75,7 +75,11 @@ def engine_arguments(
         **_adapters(settings),
         **more,
         "limit_mm_per_prompt": {
-            "image": _DEFAULT_MAX_IMAGES,
+            **(
+                {"audio": 1}
+                if settings.runner == "transcription"
+                else {"image": _DEFAULT_MAX_IMAGES}
+            ),
             **more.get("limit_mm_per_prompt", {}),
         },
         "structured_outputs_config": _structured_outputs(more),

@@ -44,7 +44,7 @@ def describe(
     templates = _templates(settings, resolve_template)
     chat = chat_format(templates, dict(llm.tokenizer.special_tokens_map), parsers)
     _check_chat(chat, parsers)
-    generates = settings.runner == "generate"
+    generates = settings.runner != "pooling"
     offered = {
         Feature.SAMPLER_CHAIN: offers_sampler_chain(settings),
         Feature.STRUCTURE: has_grammars and generates,

@@ -19,7 +19,7 @@ from functools import partial
 from threading import Thread
 from typing import Any
 
-from contract.messages import Feature, Pooling
+from contract.messages import AUDIO_RATE, SAMPLE_BYTES, Feature, Pooling
 from contract.sampling import SamplingSpec
 from worker.engine.base import (
     AdapterRejectedError,
@@ -41,7 +41,7 @@ from worker.engine.vllm.parser_format import parser_format
 from worker.engine.vllm.parsers import VllmParsers
 from worker.engine.vllm.pooling import pooling_arguments, pooling_support
 from worker.engine.vllm.processes import EngineProcesses
-from worker.engine.vllm.prompts import Prompts, fitting_max_tokens
+from worker.engine.vllm.prompts import Prompts, clip_seconds, decoder_tokens, fitting_max_tokens
 from worker.engine.vllm.receiving import receive_outputs, step_of
 from worker.engine.vllm.resumption import ResumedSequences, replayed_token_ids
 from worker.parsing.base import NO_PARSERS, Parsers
@@ -300,6 +300,9 @@ class VllmEngine:
                 model_config=self._llm.model_config,
             ),
         )
+        if self._settings.runner == "transcription":
+            seconds = clip_seconds(self._llm.model_config, get_model_cls(self._llm.model_config))
+            self.info = replace(self.info, clip_seconds=seconds)
         if self._cache_events is not None:
             self._cache_events.begin(self.info.cache_block_tokens)
         if parsers.tool_parser or parsers.reasoning_parser:
@@ -335,6 +338,7 @@ class VllmEngine:
             prompt_logprobs=1,
             grammar=_WARM_UP_GRAMMAR if Feature.STRUCTURE in self.info.features else "",
             pooling=None if support is None else Pooling(support.task, [2]),
+            audio=bytes(AUDIO_RATE * SAMPLE_BYTES) if self.info.clip_seconds else b"",
         )
         await self.submit([request])
         while not any(output.end for output in (await self.step()).outputs):
@@ -345,7 +349,7 @@ class VllmEngine:
     def _executor_for(self, request: EngineRequest) -> ThreadPoolExecutor | None:
         """Return the executor for a job's check if it would block the event loop too long."""
         chain = request.sampling.chain
-        if request.images or request.sampling.bad_words:
+        if request.images or request.audio or request.sampling.bad_words:
             return self._tokenizing
         if request.grammar or (chain is not None and chain.dry is not None):
             return self._compiling
@@ -382,7 +386,7 @@ class VllmEngine:
         first, *others = requests
         with self._rejecting():
             prompt = self._prompts.make(first)
-            prompt_tokens = len(prompt["prompt_token_ids"])
+            prompt_tokens = decoder_tokens(prompt)
             max_tokens = fitting_max_tokens(first, prompt_tokens, self.info.context_window)
             for request in requests:
                 self._check_output(request, prompt_tokens, max_tokens)

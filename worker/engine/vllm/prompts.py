@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from contract.messages import ContextExcess
+from contract.messages import AUDIO_RATE, ContextExcess
 from worker.engine.base import EngineRequest, InvalidRequestError
 
 _log = logging.getLogger(__name__)
@@ -21,6 +21,10 @@ _PIXELS_OF_TOKEN = 1024
 MAX_SIDE = 16_384
 """Maximum width and height: a thin line of few pixels may be as harmful as a large image."""
 _TOO_LARGE = f"must have at most {MAX_PIXELS} pixels and {MAX_SIDE} on a side."
+
+
+_FULL_SCALE = 32_768.0
+"""The sample of a signed integer that is 1.0 as a float."""
 
 
 class Prompts:
@@ -73,6 +77,8 @@ class Prompts:
         """
         self._check_marks(request)
         salt = request.cache_salt or None
+        if request.audio:
+            return self._with_audio(request)
         if not request.images:
             return self._tokens_input(request.prompt_token_ids, cache_salt=salt)
         prompt: dict[str, Any] = {
@@ -85,11 +91,25 @@ class Prompts:
         }
         if salt is not None:
             prompt["cache_salt"] = salt
+        return self._rendered(prompt, "images")
+
+    def _with_audio(self, request: EngineRequest) -> Any:
+        import numpy as np
+
+        samples = np.frombuffer(request.audio, "<i2").astype(np.float32) / _FULL_SCALE
+        media = {"audio": (samples, AUDIO_RATE)}
+        prompt = {
+            "encoder_prompt": {"prompt": "", "multi_modal_data": media},
+            "decoder_prompt": {"prompt_token_ids": request.prompt_token_ids},
+        }
+        return self._rendered(prompt, "audio")
+
+    def _rendered(self, prompt: dict[str, Any], media: str) -> Any:
         try:
             (made,) = self._renderer.render_cmpl([self._parse(prompt)])
         except Exception as error:  # A model's own processor may raise any error.
-            _log.info("Rejected images", exc_info=error)
-            raise InvalidRequestError("images: the model cannot take these images.") from None
+            _log.info("Rejected %s", media, exc_info=error)
+            raise InvalidRequestError(f"{media}: the model cannot take the {media}.") from None
         return made
 
     def _check_marks(self, request: EngineRequest) -> None:
@@ -106,6 +126,28 @@ class Prompts:
                 f"images must be as many as the prompt has {self.image_token} tokens ({marks}). "
                 f"Given: {given}"
             )
+
+
+def decoder_tokens(prompt: Any) -> int:
+    """Return the tokens of an engine input, of a model with an encoder those of its decoder."""
+    return len(prompt.get("decoder_prompt", prompt)["prompt_token_ids"])
+
+
+def clip_seconds(config: Any, model: Any) -> int:
+    """Return how many seconds of audio a model transcribes at once.
+
+    Args:
+        config: vLLM's `ModelConfig`.
+        model: The model's class in vLLM.
+
+    Raises ValueError for a model that is not one of speech in Whisper's form.
+    """
+    if not (config.is_encoder_decoder and getattr(model, "supports_segment_timestamp", False)):
+        raise ValueError("runner: of models of speech, only those in Whisper's form are served")
+    speech = model.get_speech_to_text_config(config, "transcribe")
+    if speech.sample_rate != AUDIO_RATE or not speech.max_audio_clip_s:
+        raise ValueError(f"runner: the model must take clips with {AUDIO_RATE} samples a second")
+    return int(speech.max_audio_clip_s)
 
 
 def fitting_max_tokens(request: EngineRequest, prompt_tokens: int, window: int) -> int:
