@@ -354,7 +354,7 @@ class SlowAgain(Stepwise):
 async def test_sequence_that_is_parked_while_it_returns_is_not_left_in_the_engine(
     redis_server: RedisServer, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sequence, "SAFE_TOKENS", 0)
+    monkeypatch.setattr(sequence, "SAFE_TOKENS", (0,))
     bans = SamplingSpec(seed=1, bad_words=["zzz"])  # So that submission runs in the background.
     group = make_job(n=4, max_tokens=ENDLESS, sampling=bans)
     first, second = (make_job(tenant=name, max_tokens=3) for name in ("first", "second"))

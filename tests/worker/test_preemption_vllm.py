@@ -136,7 +136,7 @@ async def test_preempted_jobs_equal_their_undisturbed_outputs(
     requests: int,
 ) -> None:
     """Each job is preempted for another tenant. The youngest batch jobs are, for requests."""
-    monkeypatch.setattr(sequence, "SAFE_TOKENS", 12)
+    monkeypatch.setattr(sequence, "SAFE_TOKENS", (12,))
     is_batch = tier is ServiceTier.BATCH
     alike = [
         msgspec.structs.replace(job, id=f"{job.id}-a", handle=10**6 + job.handle)
