@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
+import os
+import signal
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from random import SystemRandom
 from typing import Any, Final, TypeVar
@@ -14,6 +16,8 @@ from redis.exceptions import RedisError
 T = TypeVar("T")
 
 _CANCEL_AGAIN_SECONDS: Final = 0.2
+END_SECONDS: Final = 2.0
+"""How long `kill` waits."""
 
 logger = logging.getLogger(__name__)
 
@@ -188,3 +192,16 @@ def jittered(seconds: float, *, least: float = 0.0) -> float:
     Processes that fail at the same moment then do not retry at the same moment.
     """
     return seconds * _random.uniform(least, 1.0)
+
+
+async def kill(process: asyncio.subprocess.Process) -> None:
+    """Kill a process, and wait for a moment until it is gone."""
+    # Not Process.kill: it would reap a process that has just died, and asyncio waits for its exit
+    # status.
+    with suppress(ProcessLookupError):
+        os.kill(process.pid, signal.SIGKILL)
+    # asyncio reports the exit only after both pipes are read to the end, and nothing reads them
+    # now.
+    with suppress(TimeoutError):
+        async with asyncio.timeout(END_SECONDS):
+            await asyncio.shield(process.wait())

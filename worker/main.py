@@ -31,8 +31,8 @@ from worker.adapters.files import AdapterFiles
 from worker.engine.adapters import adapter_limits
 from worker.engine.base import Engine, EngineDeadError, EngineInfo
 from worker.engine.scripted import Script, ScriptedEngine
-from worker.engine.scripted_chats import read_sessions
 from worker.engine.scripted_audio import CLIP_SECONDS
+from worker.engine.scripted_chats import read_sessions
 from worker.engine.scripted_pooling import scripted_pooling
 from worker.execution import tracing
 from worker.execution.runner import Runner

@@ -20,6 +20,7 @@ from gateway.dialects.pooling import (
 from gateway.dialects.profile import Profile
 from gateway.dialects.request import GenerationRequest, ResponseForm
 from gateway.dialects.responses.request import read_response
+from gateway.dialects.speech import read_transcription, read_translation
 from gateway.dialects.wire import validate
 from gateway.records.errors import ErrorStyle
 
@@ -55,6 +56,8 @@ class Endpoint:
     """The style of its errors; None: that of the request's dialect."""
     has_native_path: bool = False
     """Whether it exists only in dialects that have llama.cpp's own paths."""
+    takes_file: bool = False
+    """Whether its bodies are forms with a file."""
     takes_chats: bool = False
     """Whether a body with `messages` is a chat."""
 
@@ -158,10 +161,33 @@ POOLING_ENDPOINTS: Final = (
 """The endpoints of pooling models, each at all of its paths."""
 
 
+TRANSCRIPTIONS: Final = Endpoint(
+    name="audio.transcriptions",
+    path="/v1/audio/transcriptions",
+    id_prefix="transcr-",
+    response_object="transcription",
+    read=read_transcription,
+    form=ResponseForm.SPEECH,
+    error_style=ErrorStyle.OPENAI,
+    takes_file=True,
+)
+TRANSLATIONS: Final = replace(
+    TRANSCRIPTIONS,
+    name="audio.translations",
+    path="/v1/audio/translations",
+    id_prefix="transl-",
+    read=read_translation,
+)
+SPEECH_ENDPOINTS: Final = (TRANSCRIPTIONS, TRANSLATIONS)
+"""The endpoints of models of speech."""
+
+
 def served_endpoints(card: WorkerCard) -> dict[str, str]:
     """Return the names and paths of the endpoints that serve a model."""
     support = card.pooling
-    if support is None:
+    if card.clip_seconds:
+        served = [*SPEECH_ENDPOINTS]
+    elif support is None:
         served = [each for each in ENDPOINTS if each is COMPLETIONS or card.chat is not None]
     elif support.task is PoolingTask.EMBED:
         served = [EMBEDDINGS, RERANK, SCORE]

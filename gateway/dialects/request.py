@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
 from typing import Any
 
 import msgspec
 
-from contract.messages import Ranking
+from contract.messages import AUDIO_RATE, Ranking
 from contract.sampling import SamplingSpec
 from gateway.dialects.profile import ContextLengthBehavior, Profile
 
@@ -37,6 +38,7 @@ class ResponseForm(StrEnum):
     MESSAGES = "messages"  # Anthropic's Messages.
     RESPONSES = "responses"  # OpenAI's Responses.
     POOLED = "pooled"  # Vectors, labels, scores or ranks.
+    SPEECH = "speech"  # What is said in audio.
 
 
 class MessagesOptions(msgspec.Struct, frozen=True, omit_defaults=True, tag="messages"):
@@ -77,6 +79,51 @@ class ResponsesOptions(msgspec.Struct, frozen=True, omit_defaults=True, tag="res
     has_sealed_reasoning: bool = False
     has_summaries: bool = False
     """Whether reasoning is returned as a summary, and not as content."""
+
+
+class SpeechFormat(StrEnum):
+    """The formats of transcriptions."""
+
+    JSON = "json"
+    TEXT = "text"
+    SRT = "srt"
+    VERBOSE_JSON = "verbose_json"
+    VTT = "vtt"
+
+
+class SpeechOptions(msgspec.Struct, frozen=True, omit_defaults=True, tag="speech"):
+    """What a transcription needs of its request."""
+
+    format: SpeechFormat
+    is_translated: bool = False
+    """Whether the text is English, whatever the language of the audio."""
+    language: str = ""
+    """As the client gave it; empty if the model hears it."""
+    ends: list[int] = []
+    """Samples of audio until the end of each clip; empty until the audio is decoded."""
+    first_time: int = 0
+    """The model's token for the time 0, which those of later times follow."""
+
+    @property
+    def has_times(self) -> bool:
+        """Whether the model writes when something is said."""
+        return self.format not in (SpeechFormat.JSON, SpeechFormat.TEXT)
+
+    @property
+    def starts(self) -> list[int]:
+        """Samples of audio before each clip."""
+        return [0, *self.ends[:-1]]
+
+    @property
+    def seconds_of_clips(self) -> list[int]:
+        """Seconds to be paid for each clip: together those of the audio, rounded up once."""
+        marks = [-(-each // AUDIO_RATE) for each in (0, *self.ends)]
+        return [end - start for start, end in pairwise(marks)]
+
+    @property
+    def seconds(self) -> int:
+        """Seconds of audio, rounded up."""
+        return sum(self.seconds_of_clips)
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +324,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     infill_files: list[tuple[str, str]] | None = None
     """Name and text of each file before the prefix, in llama.cpp's `/infill`; None elsewhere."""
     form: ResponseForm = ResponseForm.OPENAI
-    form_options: MessagesOptions | ResponsesOptions | None = None
+    form_options: MessagesOptions | ResponsesOptions | SpeechOptions | None = None
     """The options of forms that have some."""
     sealed_for: str = ""
     """The model to which the reasoning of the response is sealed; empty if none is sealed."""
@@ -287,6 +334,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Image files for each prompt."""
     image_params: list[list[str]]
     """The place of each image in the body."""
+    audio: list[bytes] = []
+    """The file to be transcribed, and when it is decoded, the samples for each prompt."""
     adds_special_tokens: bool = True
     """Whether text prompts get the tokenizer's own tokens, such as begin-of-text."""
     parses_special_tokens: bool = True
@@ -350,6 +399,12 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     def is_native(self) -> bool:
         """Whether the response has llama.cpp's own form (`rendering.native`), not OpenAI's."""
         return self.form is ResponseForm.NATIVE
+
+    @property
+    def speech(self) -> SpeechOptions:
+        """The options of a transcription."""
+        assert isinstance(self.form_options, SpeechOptions)  # noqa: S101 - it is the form
+        return self.form_options
 
     @property
     def is_sliceable(self) -> bool:

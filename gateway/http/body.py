@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 from fastapi import Request
 from starlette.requests import ClientDisconnect
@@ -17,6 +17,7 @@ from gateway.http.allowances import Intake, UnpaidRequests
 from gateway.http.connection import connection_of
 from gateway.http.content_coding import CODINGS, content_coding, decode
 from gateway.http.exchange import exchange_of
+from gateway.http.form import FileForm, boundary_of, file_pieces
 from gateway.models.catalogue import Catalogue
 from gateway.platform.concurrency.fair_turns import LoopTurns
 from gateway.platform.concurrency.large_work import INLINE_SIZE, LargeWork
@@ -34,6 +35,8 @@ _UTF8: Final = frozenset({"utf-8", "utf8", "us-ascii", "ascii"})
 
 BYTES_OF_TOKEN: Final = 168
 """Bytes of a body for each token of the window: JSON, images and what a template leaves out."""
+MOST_FIELD_BYTES: Final = 16_384
+"""Bytes of a field of a form, beside its file."""
 MOST_BYTES: Final = 32 * 1024 * 1024
 ITEMS_OF_TOKEN: Final = 8
 MEMBERS_OF_TOKEN: Final = 4
@@ -149,6 +152,37 @@ class BodyReader:
         if not exchange.is_paid:
             self._unpaid.count(exchange)
         return content
+
+    async def read_form(self, request: Request, tenant_id: str) -> dict[str, Any]:
+        """Read a form with an audio file, after `UnpaidRequests.admit`; return its fields.
+
+        Fields are texts, the file bytes, and `stream` is a boolean. Raises an ApiError.
+        """
+        settings, exchange = self._settings, exchange_of(request.scope)
+        form = FileForm(boundary_of(request), known=(), most_field_bytes=MOST_FIELD_BYTES)
+        content, most = bytearray(), settings.max_audio_bytes
+        try:
+            with self._intake.body_of(tenant_id) as add:
+                async for piece in file_pieces(
+                    request,
+                    form,
+                    most_bytes=most,
+                    too_large=f"'file' must have at most {most} bytes.",
+                    seconds=settings.body_timeout.total_seconds(),
+                ):
+                    add(len(piece))
+                    content += piece
+        except ClientDisconnect:
+            self._unpaid.count(exchange)
+            raise
+        finally:
+            exchange.body_bytes = len(content)
+        body: dict[str, Any] = {**form.fields, **form.lists}
+        if form.name is not None:
+            body["file"] = bytes(content)
+        if isinstance(stream := body.get("stream"), str):
+            body["stream"] = {"true": True, "false": False}.get(stream.lower(), stream)
+        return body
 
     async def _read_encoded(self, request: Request, sender: str, coding: str, most: int) -> bytes:
         """Read a whole body and decode it in a thread, as few decoders as threads at a time."""

@@ -270,6 +270,10 @@ class Settings(BaseSettings):
     """Like the next one, it grows with the largest context window unless it is set."""
     max_body_items: Annotated[int, Field(gt=0)] = 262_144
     """Items in all arrays and objects of one request body, including token ids of prompts."""
+    max_audio_bytes: Annotated[int, Field(gt=0)] = 25 * KIBIBYTE * KIBIBYTE
+    """Bytes of an audio file."""
+    max_audio_seconds: Annotated[int, Field(gt=0)] = 1500
+    """Seconds of an audio file. Redis stores 32,000 bytes for each while its request runs."""
     max_held_bytes_of_tenant: Annotated[int, Field(gt=0)] = 64 * KIBIBYTE * KIBIBYTE
     """Per tenant: body bytes that a gateway reads at once, and body bytes that wait to be
     parsed."""

@@ -32,6 +32,7 @@ from gateway.completions.endpoints.models import ModelList
 from gateway.completions.endpoints.stored import StoredCompletions
 from gateway.completions.endpoints.tokenize import Tokenization
 from gateway.completions.idempotency.registry import IdempotencyRegistry
+from gateway.completions.prompt.audio.decoder import AudioDecoder
 from gateway.completions.prompt.chat_templates import ChatTemplates
 from gateway.completions.prompt.images.fetcher import ImageFetcher
 from gateway.completions.prompt.segments import SegmentCache
@@ -201,6 +202,7 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> Services:
         ),
         grammars,
         ImageFetcher.from_settings(settings),
+        AudioDecoder(settings),
         Sealer(settings.plain_encryption_keys() or [salt_secret]),
         # Limits
         prices,

@@ -46,6 +46,7 @@ GATEWAY_SETTINGS = {
     # Neither limit grows with the window of a model that a test announces.
     "SLUICE_MAX_BODY_BYTES": str(MAX_BODY_BYTES),
     "SLUICE_MAX_BODY_ITEMS": str(MAX_BODY_ITEMS),
+    "SLUICE_MAX_AUDIO_SECONDS": "90",
     "SLUICE_MAX_WAITING_JOBS_OF_TENANT": str(MOST_WAITING_OF_TENANT),
     "SLUICE_OPENROUTER_MODELS": json.dumps(
         {MODEL: {"name": "Tiny", "max_output_length": 512, "quantization": "bf16"}}

@@ -44,8 +44,8 @@ from worker.engine.base import (
     SequenceOutput,
     TokenScores,
 )
-from worker.engine.scripted_chats import ANY_WORD, ChatWriter, ScriptedSession
 from worker.engine.scripted_audio import transcript
+from worker.engine.scripted_chats import ANY_WORD, ChatWriter, ScriptedSession
 from worker.engine.scripted_pooling import pooled
 from worker.model_files import bos_token_id, context_window, eos_token_id
 from worker.parsing.base import Parsers
@@ -142,7 +142,6 @@ class ScriptedEngine:
             templates = given_template(self._script.chat_template)
         chat = chat_format(templates, folder_special_tokens(self._folder), OWN_PARSERS)
         features = _CHAT_FEATURES if self._script.pooling is None else [Feature.CHAT]
-        grammars = [Feature.STRUCTURE] if self._script.clip_seconds else []
         self.info = EngineInfo(
             name="scripted",
             context_window=self._script.context_window or context_window(self._folder),
@@ -152,7 +151,11 @@ class ScriptedEngine:
             tokenizer_json=content,
             bos_token_id=bos_token_id(self._folder),
             eos_token_ids=[self._eos_token_id],
-            features=[*([] if chat is None else features), *grammars, *self._script.claimed_features],
+            features=[
+                *([] if chat is None else features),
+                *([Feature.STRUCTURE] if self._script.clip_seconds else []),
+                *self._script.claimed_features,
+            ],
             adapters=self._script.adapters,
             can_sleep=self._script.can_sleep,
             chat=chat,

@@ -158,7 +158,8 @@ class RunningJob:
         self.parked: list[Sequence] = []
         """Open sequences that wait for room in the engine, in order."""
         self._to_submit = [*self.open_sequences.values()]
-        self.is_divisible = job.sequences > 1 and job.pooling is None and not (job.images or job.audio)
+        has_media = job.images or job.audio
+        self.is_divisible = job.sequences > 1 and job.pooling is None and not has_media
         """Whether some of the sequences may be parked."""
         self.is_slow_to_parse = any(each.is_slow for each in self.open_sequences.values())
         self._first_open = next(iter(self.open_sequences), None)

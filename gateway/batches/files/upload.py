@@ -2,29 +2,23 @@
 
 import asyncio
 import codecs
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Final
 
 from fastapi import Request
-from python_multipart.multipart import MAX_BOUNDARY_LENGTH, parse_options_header
-from starlette.requests import ClientDisconnect
 
 from gateway.batches.files.service import Bound, FileService, Owner, read_retention
 from gateway.dialects.parameters import reject_ignored
 from gateway.http.allowances import Intake
-from gateway.http.content_coding import content_coding
+from gateway.http.form import FileForm, boundary_of, file_pieces
 from gateway.platform.concurrency.large_work import INLINE_SIZE, LargeWork
 from gateway.platform.database.engine import Database
 from gateway.platform.settings import Settings
 from gateway.records.batches import File, FilePurpose
 from gateway.records.errors import (
-    BadRequestError,
     InvalidParameterError,
     MissingParameterError,
-    PayloadTooLargeError,
-    RequestTimeoutError,
-    UnsupportedMediaTypeError,
     UnsupportedParameterError,
     must,
     shown,
@@ -32,13 +26,7 @@ from gateway.records.errors import (
 
 PART_BYTES: Final = 8 * 1024 * 1024
 """Bytes of an object, and thus of an upload in memory."""
-MAX_FIELDS: Final = 32
-MAX_FIELD_BYTES: Final = 1024
 MAX_NAME_CHARACTERS: Final = 255
-MAX_HEADER_BYTES: Final = 4096
-"""Bytes of the headers of a part, and of the header that has the boundary."""
-MAX_FORM_BYTES: Final = 64 * 1024
-"""Bytes of a form besides its file."""
 SLICE_BYTES: Final = 65_536
 """Bytes that are checked at a time: the decoder blocks all other threads."""
 BOM: Final = codecs.BOM_UTF8
@@ -104,117 +92,6 @@ class LineChecker:
             raise _bad_line(self._ended + 1, reason)
 
 
-class UploadForm:
-    """A multipart form with one file, which is parsed piece by piece.
-
-    Each field is there at most once, and only the file can be long. The content of a part is
-    searched for its boundary by `bytes.find`, so that no byte costs a step of Python.
-    """
-
-    def __init__(self, boundary: bytes) -> None:
-        self.fields: dict[str, str] = {}
-        self.name: str | None = None
-        """Name of the file; None before it."""
-        self.is_complete = False
-        self._delimiter = b"\r\n--" + boundary
-        # The delimiter of the first part may have no line before it.
-        self._rest = bytearray(b"\r\n")
-        self._field: str | None = None
-        """The field of the current part; None before the first."""
-        self._value = bytearray()
-        self._read: Callable[[list[bytes]], bool] = self._read_content
-
-    @property
-    def ignored(self) -> list[str]:
-        """Names of the fields that have no effect."""
-        return [name for name in self.fields if name not in _FIELDS]
-
-    def feed(self, content: bytes) -> bytes:
-        """Parse the next bytes; return the bytes of the file in them. Raises an ApiError."""
-        found: list[bytes] = []
-        if not self.is_complete:
-            self._rest += content
-            while self._read(found):
-                pass
-        return b"".join(found)
-
-    def _read_content(self, found: list[bytes]) -> bool:
-        """Read the content of a part; return whether its end has arrived."""
-        end = self._rest.find(self._delimiter)
-        is_whole = end >= 0
-        size = end if is_whole else max(len(self._rest) - len(self._delimiter) + 1, 0)
-        self._take(bytes(self._rest[:size]), found)
-        del self._rest[: size + len(self._delimiter) if is_whole else size]
-        if is_whole:
-            if self._field is not None and self._field != _FILE:
-                self.fields[self._field] = _text(self._field, self._value)
-            self._read = self._read_boundary
-        return is_whole
-
-    def _read_boundary(self, _found: list[bytes]) -> bool:
-        """Read what follows a delimiter: the end of the form, or of the line."""
-        mark = self._rest[:2]
-        self.is_complete = mark == b"--"
-        if self.is_complete or len(mark) < 2:
-            return False
-        if mark != b"\r\n":
-            raise _malformed("a boundary does not end its line")
-        # The line break stays, so that each header begins with one.
-        self._read = self._read_headers
-        return True
-
-    def _read_headers(self, _found: list[bytes]) -> bool:
-        end = self._rest.find(b"\r\n\r\n")
-        if (len(self._rest) if end < 0 else end) > MAX_HEADER_BYTES:
-            raise _malformed(f"the headers of a part have more than {MAX_HEADER_BYTES} bytes")
-        if end < 0:
-            return False
-        headers = bytes(self._rest[:end])
-        del self._rest[: end + 4]
-        disposition = b""
-        for header in headers.split(b"\r\n")[1:]:
-            name, colon, value = header.partition(b":")
-            if not colon:
-                raise _malformed("a header of a part has no colon")
-            if name.strip().lower() == b"content-disposition":
-                disposition = value.strip()
-        self._begin_part(disposition)
-        self._read = self._read_content
-        return True
-
-    def _begin_part(self, disposition: bytes) -> None:
-        _, options = parse_options_header(disposition)
-        name = options.get(b"name", b"").decode(errors="replace")
-        if name not in (_FILE, *_FIELDS) and len(self.fields) >= MAX_FIELDS:
-            raise InvalidParameterError(
-                f"The form must have at most {MAX_FIELDS} fields. Given: {shown(name)} too.",
-                param=name[:MAX_FIELD_BYTES] or None,
-            )
-        if name in self.fields or (name == _FILE and self.name is not None):
-            raise InvalidParameterError(f"The form has more than one '{name}'.", param=name)
-        if name == _FILE:
-            if b"filename" not in options:
-                raise InvalidParameterError("'file' must be a file.", param=_FILE)
-            self.name = _text(_FILE, options[b"filename"])
-        self._field, self._value = name, bytearray()
-
-    def _take(self, content: bytes, found: list[bytes]) -> None:
-        if self._field == _FILE:
-            found.append(content)
-            return
-        if self._field is None:
-            if content.strip(b"\r\n"):
-                raise _malformed("it does not begin with its boundary")
-            return
-        self._value += content
-        if len(self._value) > MAX_FIELD_BYTES:
-            raise must(
-                self._field,
-                f"have at most {MAX_FIELD_BYTES} bytes",
-                self._value.decode(errors="replace"),
-            )
-
-
 class Uploads:
     """Receives the forms of uploads."""
 
@@ -240,7 +117,7 @@ class Uploads:
         `admit` gets the fields before the file, and may raise an ApiError. Raises an ApiError or
         ClientDisconnect.
         """
-        form = UploadForm(_boundary(request))
+        form = FileForm(boundary_of(request), known=_FIELDS)
         bytes_bound, lines_bound = await self._files.require_room(owner.tenant_id)
         checker = LineChecker(lines_bound, most_bytes_of_line=self._settings.max_body_bytes)
         with self._intake.body_of(owner.tenant_id) as hold:
@@ -266,80 +143,42 @@ class Uploads:
         self,
         request: Request,
         file: File,
-        form: UploadForm,
+        form: FileForm,
         checker: LineChecker,
         bound: Bound,
         admit: Callable[[Mapping[str, str]], None],
     ) -> list[tuple[str, int]]:
         """Store the file of a form in objects; return their keys and sizes."""
         parts: list[tuple[str, int]] = []
-        held, size, received, is_admitted = bytearray(), 0, 0, False
+        held, is_admitted = bytearray(), False
         beside = self._large_work.of(file.tenant_id, size=INLINE_SIZE + 1)
 
         async def put(content: bytes) -> None:
             await beside(lambda: checker.feed(content))
             parts.append((await self._files.put(file.id, content), len(content)))
 
-        async for content in _body(request, self._settings.body_timeout.total_seconds()):
-            found = form.feed(content)
-            received, size = received + len(content), size + len(found)
-            if form.name is not None and not is_admitted:
+        async for found in file_pieces(
+            request,
+            form,
+            most_bytes=bound.most,
+            too_large=bound.message,
+            seconds=self._settings.body_timeout.total_seconds(),
+        ):
+            if not is_admitted:
                 admit(form.fields)
                 is_admitted = True
-            if received - size > MAX_FORM_BYTES:
-                raise PayloadTooLargeError(
-                    f"The form must have at most {MAX_FORM_BYTES} bytes besides the file."
-                )
-            if size > bound.most:
-                raise PayloadTooLargeError(bound.message)
             held += found
             if len(held) >= PART_BYTES:
                 await put(bytes(held))
                 held.clear()
-        if not form.is_complete:
-            raise BadRequestError("The form is incomplete.")
+        if form.name is not None and not is_admitted:
+            admit(form.fields)  # The file is empty.
         if held:
             await put(bytes(held))
         return parts
 
 
-async def _body(request: Request, seconds: float) -> AsyncIterator[bytes]:
-    """Yield the bytes of the body as they arrive. Raises RequestTimeoutError, ClientDisconnect."""
-    has_more = True
-    while has_more:
-        try:
-            async with asyncio.timeout(seconds):
-                message = await request.receive()
-        except TimeoutError:
-            raise RequestTimeoutError(
-                f"No part of the body arrived within {seconds:g} seconds."
-            ) from None
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        has_more = message.get("more_body", False)
-        if content := message.get("body", b""):
-            yield content
-
-
-def _boundary(request: Request) -> bytes:
-    content_coding(request.headers, known=())
-    header = request.headers.get("content-type", "")
-    kind, options = parse_options_header(header[:MAX_HEADER_BYTES])
-    boundary = options.get(b"boundary", b"")
-    if kind != b"multipart/form-data" or not boundary:
-        raise UnsupportedMediaTypeError(
-            "'Content-Type' must be multipart/form-data with a boundary."
-        )
-    if len(boundary) > MAX_BOUNDARY_LENGTH:
-        raise InvalidParameterError(
-            f"The boundary in 'Content-Type' must have at most {MAX_BOUNDARY_LENGTH} bytes. "
-            f"Given: {len(boundary)}.",
-            param="Content-Type",
-        )
-    return boundary
-
-
-def _check_fields(form: UploadForm) -> None:
+def _check_fields(form: FileForm) -> None:
     if form.name is None:
         raise MissingParameterError(_FILE)
     if len(form.name) > MAX_NAME_CHARACTERS or not form.name.isprintable():
@@ -369,18 +208,6 @@ def _read_retention(fields: dict[str, str]) -> timedelta | None:
     if seconds is None or not (seconds.isascii() and seconds.isdigit()):
         raise must(param, "be a number of seconds", seconds)
     return read_retention(int(seconds[:20]), param=param)
-
-
-def _text(param: str, value: bytes | bytearray) -> str:
-    """Return the text of a field. Raises InvalidParameterError."""
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        raise must(param, "be UTF-8", value.decode(errors="replace")) from None
-
-
-def _malformed(reason: str) -> BadRequestError:
-    return BadRequestError(f"The form is malformed: {reason}.")
 
 
 def _bad_line(number: int, reason: str) -> InvalidParameterError:

@@ -127,6 +127,7 @@ class RequestReader:
         *,
         is_paid: bool = False,
         has_native_path: bool = False,
+        takes_file: bool = False,
         authorized: Principal | None = None,
     ) -> Call:
         """Authorize the caller, unless it is `authorized`, read the body, and choose the dialect.
@@ -134,8 +135,9 @@ class RequestReader:
         Raises an ApiError.
 
         Unless it `is_paid`, the request counts as unpaid; a paid request counts as unpaid only if
-        it fails. A request that `has_native_path` is in one of llama.cpp's dialects. After this
-        call, errors have the style of the client's dialect.
+        it fails. A request that `has_native_path` is in one of llama.cpp's dialects. The body of
+        one that `takes_file` is a form. After this call, errors have the style of the client's
+        dialect.
         """
         principal = authorized
         if principal is None:
@@ -145,9 +147,13 @@ class RequestReader:
         else:
             principal.require_scope(Scope.COMPLETIONS)
         self._unpaid.admit(exchange_of(request.scope), principal, is_paid=is_paid)
-        content = await self._bodies.read_counted(request, principal.tenant_id)
-        beside = self._large_work.of(principal.tenant_id, size=len(content))
-        body: dict[str, Any] = await beside(partial(parse_object, content))
+        if takes_file:
+            body = await self._bodies.read_form(request, principal.tenant_id)
+            beside = self._large_work.of(principal.tenant_id, size=len(body.get("file", b"")))
+        else:
+            content = await self._bodies.read_counted(request, principal.tenant_id)
+            beside = self._large_work.of(principal.tenant_id, size=len(content))
+            body = await beside(partial(parse_object, content))
         call = await self._in_dialect(request, principal, body, beside)
         if authorized is None:
             require_header_of(request, call.profile)

@@ -14,6 +14,8 @@ from contract.messages import Feature, Parsing, Ranking, WorkerCard
 from contract.tier import ServiceTier
 from gateway.completions.admission.call import Call
 from gateway.completions.admission.model_choice import Models
+from gateway.completions.admission.speech import prepare_speech
+from gateway.completions.prompt.audio.decoder import AudioDecoder
 from gateway.completions.prompt.chat import render_chat
 from gateway.completions.prompt.chat_templates import ChatTemplates
 from gateway.completions.prompt.images.fetcher import ImageFetcher, fetch_images
@@ -154,6 +156,7 @@ class RequestChecker:
     _chat_templates: ChatTemplates
     _grammars: GrammarChecker
     _sealer: Sealer
+    _audio: AudioDecoder
 
     async def check(self, call: Call, endpoint: Endpoint) -> CheckedRequest:
         """Check a request against its dialect, model and context window. Raises an ApiError."""
@@ -175,6 +178,8 @@ class RequestChecker:
         checked = CheckedRequest(
             endpoint, request, card, prepared, "", tier, parsing, choice.adapter, alias=choice.alias
         )
+        if request.form is ResponseForm.SPEECH:
+            return msgspec.structs.replace(checked, grammar=prepared.grammar)
         if request.pooling is not None:
             _check_pooled_size(request, card, most_bytes=self._settings.max_held_bytes)
             return checked
@@ -275,6 +280,15 @@ class RequestChecker:
     ) -> tuple[GenerationRequest, PreparedRequest]:
         chat, card, tokenizer, template = rendered
         request, literal, beside = chat.request, None, call.beside
+        if request.form is ResponseForm.SPEECH:
+            return await prepare_speech(
+                request,
+                tokenizer,
+                await self._tokenizers.get_literal(card.tokenizer_digest, is_inner=True),
+                card,
+                self._audio,
+                tenant_id=call.principal.tenant_id,
+            )
         is_inner = request.chat is not None or template is not None
         has_marks = template is not None or (is_inner and MARK in request.prompts[0])
         if request.infill_param or has_marks:
@@ -378,7 +392,8 @@ class RequestChecker:
 
 def _check_kind(endpoint: Endpoint, request: GenerationRequest, card: WorkerCard) -> None:
     """Raise InvalidParameterError if a model is of another kind than the endpoint."""
-    if card.pooling is None and request.pooling is None:
+    is_speech = card.clip_seconds or request.form is ResponseForm.SPEECH
+    if card.pooling is None and request.pooling is None and not is_speech:
         return
     served = served_endpoints(card)
     if endpoint.name not in served:

@@ -327,6 +327,7 @@ class RequestSubmitter:
                 max_predict_ms=request.max_predict_ms,
                 images=request.images[index],
                 image_params=request.image_params[index],
+                audio=request.audio[index] if request.audio else b"",
                 service_tier=checked.service_tier if line is None else line.tier,
                 is_background=request.is_background,
                 adapter=ref,
@@ -345,8 +346,8 @@ class RequestSubmitter:
 
 
 def _job_bytes(job: GenerationJob) -> int:
-    images = sum(map(len, job.images))
-    return _JOB_BYTES + _TOKEN_BYTES * len(job.rest) + images + len(job.grammar)
+    media = sum(map(len, job.images)) + len(job.audio)
+    return _JOB_BYTES + _TOKEN_BYTES * len(job.rest) + media + len(job.grammar)
 
 
 def _retention(settings: Settings, checked: CheckedRequest, *, is_idempotent: bool) -> timedelta:

@@ -35,6 +35,7 @@ from gateway.dialects.endpoint import (
     POOLING_ENDPOINTS,
     PREFIXED_MESSAGES,
     RESPONSES,
+    SPEECH_ENDPOINTS,
     Endpoint,
 )
 from gateway.dialects.parameters import ignored_header
@@ -121,6 +122,7 @@ class Completions:
             request,
             is_paid=True,
             has_native_path=endpoint.has_native_path,
+            takes_file=endpoint.takes_file,
             authorized=authorized,
         )
         if endpoint.form is ResponseForm.RESPONSES and call.body.get("stream") is True:
@@ -314,7 +316,13 @@ def _add_route(path: str, serve: Callable[..., Awaitable[Response]], endpoint: E
 
 # Plain routes: FastAPI's own resolve parameters and dependencies for every request, a fifth of the
 # gateway's time per request. Their documentation is in gateway.process.openapi.operations.
-_OTHERS: Final = (INVOCATIONS, PREFIXED_MESSAGES, *NATIVE_ENDPOINTS, *POOLING_ENDPOINTS)
+_OTHERS: Final = (
+    INVOCATIONS,
+    PREFIXED_MESSAGES,
+    *NATIVE_ENDPOINTS,
+    *POOLING_ENDPOINTS,
+    *SPEECH_ENDPOINTS,
+)
 for _endpoint in (*ENDPOINTS, *_OTHERS):
     _add_route(_endpoint.path, Completions.create, _endpoint)
 for _prefix in ("", ANTHROPIC_PREFIX):

@@ -60,6 +60,8 @@ class PreparedRequest(msgspec.Struct, frozen=True):
 
     prompts: list[PreparedPrompt]
     sampling: SamplingSpec
+    grammar: str = ""
+    """What the text must match, if the preparation decides that."""
 
     @property
     def applied_max_tokens(self) -> int:

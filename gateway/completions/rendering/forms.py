@@ -9,6 +9,7 @@ from gateway.completions.rendering.events import EventRenderer
 from gateway.completions.rendering.messages import MessageAssembler, MessageRenderer
 from gateway.completions.rendering.pooled import PooledAssembler
 from gateway.completions.rendering.responses import ResponseAssembler, ResponseRenderer
+from gateway.completions.rendering.speech import SpeechAssembler, SpeechRenderer
 from gateway.completions.rendering.sse import ChunkRenderer, NativeRenderer
 from gateway.dialects.request import ResponseForm
 
@@ -17,11 +18,13 @@ _RENDERERS: dict[ResponseForm, type[EventRenderer]] = {
     ResponseForm.NATIVE: NativeRenderer,
     ResponseForm.MESSAGES: MessageRenderer,
     ResponseForm.RESPONSES: ResponseRenderer,
+    ResponseForm.SPEECH: SpeechRenderer,
 }
 _ASSEMBLERS: dict[ResponseForm, type[Assembler]] = {
     ResponseForm.MESSAGES: MessageAssembler,
     ResponseForm.RESPONSES: ResponseAssembler,
     ResponseForm.POOLED: PooledAssembler,
+    ResponseForm.SPEECH: SpeechAssembler,
 }
 
 

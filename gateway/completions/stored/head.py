@@ -37,7 +37,7 @@ def _stored(field: FieldInfo) -> tuple[str, Any] | tuple[str, Any, Any]:
 _StoredRequest = msgspec.defstruct(
     "_StoredRequest", [_stored(each) for each in _FIELDS], kw_only=True
 )
-_LEFT_OUT: Final = frozenset({"structure", "bias_texts", "infill_files"})
+_LEFT_OUT: Final = frozenset({"structure", "bias_texts", "infill_files", "audio"})
 _CUT: Final = frozenset({"profile", "prompts", "chat", "images", "image_params", "tool_use"})
 _WHOLE: Final = [each for each in _FIELDS if each.name not in _LEFT_OUT | _CUT]
 _NAMES: Final = tuple(each.name for each in _WHOLE)
@@ -97,8 +97,8 @@ class ResponseHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     ) -> "ResponseHead":
         """Return the head of a response; `others` are fields that do not follow from these.
 
-        Prompts, infill, messages, images, tools, structure and biases are left out of the request:
-        the jobs contain them, or they were only needed to make the jobs.
+        Prompts, infill, messages, images, audio, tools, structure and biases are left out of the
+        request: the jobs contain them, or they were only needed to make the jobs.
         """
         request = completion.request
         values = _values_of(request)

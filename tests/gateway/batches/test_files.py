@@ -13,8 +13,8 @@ from fastapi.routing import APIRoute
 from openai import APIStatusError, NotFoundError, OpenAI
 
 from gateway.batches.files.routes import customers as files_router
-from gateway.batches.files.upload import UploadForm
 from gateway.batches.routes import customers as batches_router
+from gateway.http.form import FileForm
 from tests.gateway.batches.conftest import (
     MAX_BODY_BYTES,
     MOST_LINES,
@@ -222,7 +222,7 @@ async def test_upload_that_is_no_form_is_refused(client: httpx.AsyncClient) -> N
 def test_form_is_parsed_however_it_is_cut_into_pieces(boundary: bytes, size: int) -> None:
     content = b"\r\n--\r\n-" + b"\r\n--" + boundary[:-1] + b"\r\n\r"
     whole = form(content).replace(BOUNDARY.encode(), boundary) + b"epilogue"
-    parsed = UploadForm(boundary)
+    parsed = FileForm(boundary, known={"purpose"})
     pieces = [parsed.feed(whole[at : at + size]) for at in range(0, len(whole), size)]
     assert (b"".join(pieces), parsed.is_complete) == (content, True)
     assert (parsed.fields, parsed.name) == ({"purpose": "batch"}, "input.jsonl")

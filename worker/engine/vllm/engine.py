@@ -41,7 +41,12 @@ from worker.engine.vllm.parser_format import parser_format
 from worker.engine.vllm.parsers import VllmParsers
 from worker.engine.vllm.pooling import pooling_arguments, pooling_support
 from worker.engine.vllm.processes import EngineProcesses
-from worker.engine.vllm.prompts import Prompts, clip_seconds, decoder_tokens, fitting_max_tokens
+from worker.engine.vllm.prompts import (
+    Prompts,
+    clip_seconds,
+    decoder_tokens,
+    fitting_max_tokens,
+)
 from worker.engine.vllm.receiving import receive_outputs, step_of
 from worker.engine.vllm.resumption import ResumedSequences, replayed_token_ids
 from worker.parsing.base import NO_PARSERS, Parsers
@@ -101,6 +106,9 @@ class VllmEngine:
                 has_given_template=self._settings.chat_template is not None,
             )
             self.info: EngineInfo = replace(self.info, pooling=support)
+        elif self._settings.runner == "transcription":
+            seconds = clip_seconds(self._llm.model_config, self._model_class)
+            self.info = replace(self.info, clip_seconds=seconds)
         await self._warm_up()
 
     async def aclose(self) -> None:
@@ -280,7 +288,8 @@ class VllmEngine:
         self._pooling_params = vllm.PoolingParams
         names = getattr(self._llm.tokenizer, "model_input_names", ())
         self._has_token_types = "token_type_ids" in names
-        self._has_own_pairs = supports_score_template(get_model_cls(self._llm.model_config))
+        self._model_class = get_model_cls(self._llm.model_config)
+        self._has_own_pairs = supports_score_template(self._model_class)
         self._dead_errors = (exceptions.EngineDeadError, zmq.ZMQError)
         self._prompts = Prompts(
             self._llm, tokens_input, partial(parse_model_prompt, self._llm.model_config)
@@ -300,9 +309,6 @@ class VllmEngine:
                 model_config=self._llm.model_config,
             ),
         )
-        if self._settings.runner == "transcription":
-            seconds = clip_seconds(self._llm.model_config, get_model_cls(self._llm.model_config))
-            self.info = replace(self.info, clip_seconds=seconds)
         if self._cache_events is not None:
             self._cache_events.begin(self.info.cache_block_tokens)
         if parsers.tool_parser or parsers.reasoning_parser:

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import signal
 import sys
 import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from common.present import present
-from common.tasks import TaskSet
+from common.tasks import TaskSet, kill
 from gateway.completions.structure.sandbox import messages
 from gateway.completions.structure.sandbox.messages import (
     CompileTask,
@@ -29,7 +28,6 @@ from gateway.platform.concurrency.tether import tethered
 _PROGRAM: Final = "gateway.completions.structure.sandbox.program"
 _START_SECONDS: Final = 20.0
 _LOAD_SECONDS: Final = 30.0
-_END_SECONDS: Final = 2.0
 _LONG_WORK: Final = 5
 """Divisor of its CPU time limit; ordinary structures need less than the resulting share."""
 _OURSELVES: Final = ""
@@ -191,7 +189,7 @@ class _Sandbox:
     async def stop(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            await _kill(process)
+            await kill(process)
 
     async def _started(self) -> Process:
         settings = self._settings
@@ -212,23 +210,11 @@ class _Sandbox:
             async with asyncio.timeout(_START_SECONDS):
                 await _receive(process)
         except BaseException as error:
-            await _kill(process)
+            await kill(process)
             if isinstance(error, TimeoutError | asyncio.IncompleteReadError):
                 raise SandboxDiedError(is_tasks_fault=False) from None
             raise
         return process
-
-
-async def _kill(process: Process) -> None:
-    # Not Process.kill: it would reap a process that has just died, and asyncio waits for its exit
-    # status.
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(process.pid, signal.SIGKILL)
-    # asyncio reports the exit only after both pipes are read to the end, and nothing reads them
-    # now.
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_END_SECONDS):
-            await asyncio.shield(process.wait())
 
 
 async def _send(process: Process, message: bytes) -> None:

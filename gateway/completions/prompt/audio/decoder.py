@@ -1,0 +1,104 @@
+"""Decode audio files in processes of their own, so that no file can disturb other requests."""
+
+import asyncio
+import signal
+import sys
+import time
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+import msgspec
+
+from common.present import present
+from common.tasks import kill
+from contract.messages import SAMPLE_BYTES
+from gateway.completions.prompt.audio import Outcome
+from gateway.platform.concurrency.fair_turns import FairTurns
+from gateway.platform.concurrency.tether import tethered
+from gateway.platform.settings import Settings
+from gateway.records.errors import OverloadedError, invalid
+
+PROCESSES: Final = 2
+MEMORY_BYTES: Final = 2 * 1024**3
+"""Address space of a process, most of which are ffmpeg's libraries."""
+CPU_SECONDS: Final = 60
+TASK_SECONDS: Final = 120.0
+WAIT_SECONDS: Final = 30.0
+_PROGRAM: Final = "gateway.completions.prompt.audio.program"
+_MAX_WAITING: Final = 8
+_KILLED: Final = frozenset({-signal.SIGXCPU, -signal.SIGKILL})
+
+
+class Clips(NamedTuple):
+    """A decoded file, cut into clips that a model hears one at a time."""
+
+    samples: list[bytes]
+    """See `contract.messages.AUDIO_RATE`."""
+
+    @property
+    def lengths(self) -> list[int]:
+        """Samples of each clip."""
+        return [len(each) // SAMPLE_BYTES for each in self.samples]
+
+
+class AudioDecoder:
+    """Decodes files, a few at a time; tenants take turns."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._most_seconds = settings.max_audio_seconds
+        self._turns = FairTurns(
+            PROCESSES,
+            most_waiting_size=_MAX_WAITING,
+            wait_seconds=WAIT_SECONDS,
+            what="audio files to be decoded",
+        )
+
+    async def decode(self, content: bytes, *, clip_seconds: int, tenant_id: str) -> Clips:
+        """Return the clips of a tenant's file.
+
+        Raises InvalidParameterError, TenantQueueFullError and OverloadedError.
+        """
+        await self._turns.take(tenant_id)
+        began = time.monotonic()
+        try:
+            return await self._decode(content, clip_seconds)
+        finally:
+            self._turns.give_back(tenant_id, seconds=time.monotonic() - began)
+
+    async def _decode(self, content: bytes, clip_seconds: int) -> Clips:
+        limits = (MEMORY_BYTES, CPU_SECONDS, self._most_seconds, clip_seconds)
+        process = await asyncio.create_subprocess_exec(
+            *tethered(sys.executable, "-P", "-m", _PROGRAM, *map(str, limits)),
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=DEVNULL,
+            env={},  # It needs no environment, and parts of it are secret.
+        )
+        try:
+            async with asyncio.timeout(TASK_SECONDS):
+                return await _clips(process, content)
+        except TimeoutError:
+            raise OverloadedError(
+                "The audio could not be decoded in time.", retry_after_seconds=1.0
+            ) from None
+        except (asyncio.IncompleteReadError, ConnectionError, ValueError):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    await process.wait()
+            used = "takes too much time to decode" if process.returncode in _KILLED else ""
+            raise invalid("file", f"{used or 'is damaged: it cannot be decoded'}.") from None
+        finally:
+            await kill(process)
+
+
+async def _clips(process: Process, content: bytes) -> Clips:
+    source, target = present(process.stdout), present(process.stdin)
+    with suppress(ConnectionError):  # What it wrote before it ended says why.
+        target.write(content)
+        await target.drain()
+        target.close()
+    outcome = msgspec.json.decode(await source.readline(), type=Outcome)
+    if outcome.refusal:
+        raise invalid("file", f"{outcome.refusal}.")
+    return Clips([await source.readexactly(each * SAMPLE_BYTES) for each in outcome.samples])
