@@ -39,6 +39,7 @@ class LineBody(BaseModel):
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    audio_seconds: int
     cost_micros: int
 
 

@@ -32,6 +32,7 @@ class PriceService(Service):
         prompt_micros: int,
         completion_micros: int,
         cached_micros: int | None = None,
+        audio_micros: int = 0,
         service_tier: ServiceTier = ServiceTier.DEFAULT,
         effective_at: datetime | None = None,
         actor: str = SYSTEM,
@@ -41,6 +42,7 @@ class PriceService(Service):
             "prompt_micros": prompt_micros,
             "cached_micros": prompt_micros if cached_micros is None else cached_micros,
             "completion_micros": completion_micros,
+            "audio_micros": audio_micros,
         }
         check_name(model, param="model")
         _check_micros(micros)
@@ -119,6 +121,9 @@ class PriceAddition(RequestBody):
         "Default: `prompt_micros`.",
     )
     completion_micros: PriceMicros
+    audio_micros: PriceMicros = Field(
+        0, description="Micro-dollars per million seconds of audio. 0: only its tokens cost."
+    )
     effective_at: AwareDatetime | None = Field(
         None, description="When the price takes effect, not in the past. Default: now."
     )
@@ -134,6 +139,7 @@ class PriceBody(RecordBody):
     prompt_micros: int
     cached_micros: int = Field(description="For prompt tokens found in the prefix cache.")
     completion_micros: int
+    audio_micros: int = Field(description="Per million seconds of audio.")
     effective_at: datetime
     created_at: datetime
 

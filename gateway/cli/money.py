@@ -71,11 +71,11 @@ prices = Calls(
   sluice prices list
   sluice prices list --model llama-8b --history
 
-Amounts are in dollars per million tokens, with at most six decimals. A model without a price is
-free.
+Amounts are in dollars per million tokens or seconds, with at most six decimals. A model without a
+price is free.
 """)
 _PRICE: Final = columns("MODEL=model TIER=service_tier PROMPT=prompt_micros CACHED=cached_micros "
-                        "COMPLETION=completion_micros EFFECTIVE=effective_at")
+                        "COMPLETION=completion_micros AUDIO=audio_micros EFFECTIVE=effective_at")
 _DOLLARS: Final = Dollars(0, MAX_PRICE_MICROS)
 prices.add(
     "add MODEL", "POST /admin/prices", _PRICE,
@@ -86,6 +86,7 @@ prices.add(
            "prompt price]", type=_DOLLARS),
     option("--completion completion_micros", "Dollars per million completion tokens.",
            type=_DOLLARS, required=True),
+    option("--audio audio_micros", "Dollars per million seconds of audio.", type=_DOLLARS),
     choice("--tier service_tier", ServiceTier, "Service tier; a tier without a price has the price "
            "of the default tier.", default=ServiceTier.DEFAULT.value, show_default=True),
     option("--effective-at", "When the price takes effect.  [default: now]", type=Time()))

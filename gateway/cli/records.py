@@ -117,7 +117,7 @@ _FILTERS: Final = (
 _LIMIT: Final = option("--limit", "Maximum number of lines.", type=click.IntRange(1, MAX_SHOWN),
                        default=100, show_default=True)
 _COUNTS: Final = ("PROMPT=prompt_tokens CACHED=cached_tokens COMPLETION=completion_tokens "
-                  "COST=cost_micros")
+                  "AUDIO=audio_seconds COST=cost_micros")
 _MONTH: Final = re.compile(r"([0-9]{4})-(0[1-9]|1[0-2])")
 
 

@@ -289,10 +289,8 @@ class Settlement:
             # No consumer recorded it. The worker reports the time since its first token.
             generated_ms = max(each.generation_ms for each in finished)
             self._first_token_ms = max(int(self._age_ms() - generated_ms), 1)
-        counts = [
-            Counts(each.prompt_tokens, each.cached_tokens, each.completion_tokens)
-            for each in finished
-        ]
+        absent = JobReceipt(JobState.ABSENT)
+        counts = [self._counts_of(index, absent) for index in self.generation.finished]
         engines = [each.engine for each in finished]
         record = await self._settle(Outcome.FINISHED, "", counts, free=Counts(), engines=engines)
         self._service.drop_receipts(record.model, record.job_ids)
@@ -340,7 +338,7 @@ class Settlement:
         free = self._undelivered(counts, is_stored=is_stored) if ending.is_our_fault else Counts()
         runs_again = False
         if self.record.line:
-            free, runs_again = _total(counts), ending.is_temporary
+            free, runs_again = Counts.total(counts), ending.is_temporary
         record = await self._settle(
             ending.outcome,
             ending.code,
@@ -372,7 +370,7 @@ class Settlement:
         is_recorded: bool = True,
     ) -> UsageRecord:
         record = self.record.ended(
-            _total(counts),
+            Counts.total(counts),
             free=free,
             outcome=outcome,
             code=code,
@@ -423,8 +421,10 @@ class Settlement:
     def _undelivered(self, counts: Sequence[Counts], *, is_stored: bool) -> Counts:
         """Return the tokens of each job that no client has received or can still receive."""
         if not (self.record.is_streamed or is_stored):
-            return _total(counts)
-        return _total([self._undelivered_of(index, each) for index, each in enumerate(counts)])
+            return Counts.total(counts)
+        return Counts.total(
+            [self._undelivered_of(index, each) for index, each in enumerate(counts)]
+        )
 
     def _undelivered_of(self, index: int, counts: Counts) -> Counts:
         if index in self.generation.finished:
@@ -451,8 +451,8 @@ class Settlement:
         """Return the engine's counts of a job, but at least the tokens received of it."""
         finished = self.generation.finished.get(index)
         if finished is not None:
-            return Counts(
-                finished.prompt_tokens, finished.cached_tokens, finished.completion_tokens
+            return self.record.job_counts(
+                index, finished.prompt_tokens, finished.cached_tokens, finished.completion_tokens
             )
         received = self.generation.received_tokens[index]
         prompt_tokens = receipt.prompt_tokens
@@ -462,10 +462,7 @@ class Settlement:
             prompt_tokens = sum(
                 len(job.prompt_token_ids) for job in self.generation.jobs[index : index + 1]
             )
-        return Counts(
-            prompt_tokens, receipt.cached_tokens, max(receipt.completion_tokens, received)
+        completion_tokens = max(receipt.completion_tokens, received)
+        return self.record.job_counts(
+            index, prompt_tokens, receipt.cached_tokens, completion_tokens
         )
-
-
-def _total(counts: Sequence[Counts]) -> Counts:
-    return counts[0] if len(counts) == 1 else Counts(*map(sum, zip(*counts, strict=True)))

@@ -88,7 +88,7 @@ def requests(sums: UsageSums) -> int:
     return sums.requests
 
 
-NOTHING: Final = UsageSums(0, 0, 0, 0, 0, 0)
+NOTHING: Final = UsageSums(*[0] * len(UsageSums._fields))
 
 
 def add(parts: Iterable[UsageSums]) -> UsageSums:

@@ -29,6 +29,7 @@ from gateway.platform.database.engine import Database
 from gateway.platform.database.tables import ExportBatchRow, ExportSinkRow, LedgerRow
 from gateway.platform.settings import STRIPE_URL, ExportKind, ExportSink, Settings
 from gateway.records.times import EPOCH, to_ms, utc_now
+from gateway.records.usage_record import Counts
 
 TIMEOUT_SECONDS: Final = 30.0
 """Of one request; less than a claim."""
@@ -237,8 +238,8 @@ def _body(sink: ExportSink, batch: ExportBatch) -> tuple[bytes, str]:
 
 _DATA: Final = (
     *("model", "endpoint", "service_tier", "outcome", "cost_micros"),
-    *("prompt_tokens", "cached_tokens", "completion_tokens"),
-    *("free_prompt_tokens", "free_cached_tokens", "free_completion_tokens"),
+    *Counts._fields,
+    *(f"free_{name}" for name in Counts._fields),
 )
 """Data of an event that a row has under the same name."""
 

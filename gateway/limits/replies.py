@@ -39,7 +39,7 @@ class ReservationRequest(msgspec.Struct, frozen=True, kw_only=True):
             subjects=subjects,
             prompt_tokens=most.prompt_tokens,
             completion_tokens=most.completion_tokens,
-            cost_micros=draft.cost_of(**most._replace(cached_tokens=0)._asdict()),
+            cost_micros=draft.cost_of(*most._replace(cached_tokens=0)),
             is_prepaid=draft.is_prepaid,
             record=encode_usage(draft),
         )

@@ -16,7 +16,7 @@ from gateway.platform.database.engine import Database
 from gateway.platform.database.table_copy import TableCopy
 from gateway.platform.database.tables import PriceRow
 from gateway.records.errors import StoreUnavailableError
-from gateway.records.records import Price
+from gateway.records.records import PRICE_MICROS, Price
 
 _ALL: Final = select(PriceRow).order_by(PriceRow.effective_at, PriceRow.id)
 
@@ -101,11 +101,8 @@ class PriceBook(TableCopy):
 
 def _reduced(price: Price, percent: int) -> Price:
     """Return a part of a price. Fractions of a micro-dollar are rounded up."""
-    prompt, cached, completion = (
-        -(-micros * percent // 100)
-        for micros in (price.prompt_micros, price.cached_micros, price.completion_micros)
-    )
-    return replace(price, prompt_micros=prompt, cached_micros=cached, completion_micros=completion)
+    micros = {name: -(-getattr(price, name) * percent // 100) for name in PRICE_MICROS}
+    return replace(price, **micros)
 
 
 def _courses(prices: Iterable[Price]) -> dict[tuple[str, ServiceTier], _Course]:

@@ -195,6 +195,10 @@ MAX_PRICE_MICROS: Final = 10**12
 """A dollar for one token: a higher price is a wrong unit."""
 
 
+PRICE_MICROS: Final = ("prompt_micros", "cached_micros", "completion_micros", "audio_micros")
+"""The amounts of a Price."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
     """Price of a model from a given time on: micro-dollars per million tokens."""
@@ -206,6 +210,8 @@ class Price:
     cached_micros: int
     """For prompt tokens found in the prefix cache; at most `prompt_micros`."""
     completion_micros: int
+    audio_micros: int = 0
+    """Per million seconds of audio."""
     effective_at: datetime
     created_at: datetime
 

@@ -27,12 +27,22 @@ class Outcome(StrEnum):
 
 
 class Counts(NamedTuple):
-    """Token counts of a request, over all of its jobs."""
+    """Counts of a request, over all of its jobs."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     """Included in the prompt tokens."""
     completion_tokens: int = 0
+    audio_seconds: int = 0
+
+    @classmethod
+    def total(cls, counts: Iterable["Counts"]) -> "Counts":
+        """Return the sum of counts."""
+        return cls(*map(sum, zip(*counts, strict=True)))
+
+    def encodable(self) -> tuple[int, ...]:
+        """Return what to store: as release 0.3.0 reads it if there is no audio."""
+        return self if self.audio_seconds else self[:-1]
 
 
 class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -68,6 +78,10 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     """Micro-dollars per million tokens, as are the other prices."""
     cached_price: int = 0
     completion_price: int = 0
+    audio_price: int = 0
+    """Micro-dollars per million seconds."""
+    job_seconds: list[int] = []
+    """In a draft, the seconds of audio of each job; empty if there is none."""
     created_ms: int = 0
     """Unix time of the admission, by the Redis clock."""
     ended_ms: int = 0
@@ -77,14 +91,16 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     prompt_tokens: int = 0
     """In the draft of a resumed request, the count of its earlier settlement.
 
-    The same applies to the next two.
+    The same applies to the next three.
     """
     cached_tokens: int = 0
     completion_tokens: int = 0
+    audio_seconds: int = 0
     free_prompt_tokens: int = 0
     """Tokens above that the tenant does not pay for: the operator's fault ended their job."""
     free_cached_tokens: int = 0
     free_completion_tokens: int = 0
+    free_audio_seconds: int = 0
     cost_micros: int = 0
     first_token_ms: int = 0
     """Milliseconds from the admission to the first reply of a worker; 0 if there was none."""
@@ -116,13 +132,32 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
 
     def used(self, total: Counts) -> Counts:
         """Return the tokens that the record of a draft has, if its jobs have used `total`."""
-        if not (self.prompt_tokens or self.cached_tokens or self.completion_tokens):
+        earlier = self.counts
+        if not any(earlier):
             return total
-        return Counts(
-            max(total.prompt_tokens - self.prompt_tokens, 0),
-            max(total.cached_tokens - self.cached_tokens, 0),
-            max(total.completion_tokens - self.completion_tokens, 0),
-        )
+        return Counts(*(max(all_ - before, 0) for all_, before in zip(total, earlier, strict=True)))
+
+    @property
+    def counts(self) -> Counts:
+        """What its jobs have used."""
+        return Counts(*_counts_of(self))
+
+    @property
+    def free_micros(self) -> int:
+        """The cost of what the tenant does not pay for."""
+        return self.cost_of(*_free_counts_of(self))
+
+    def job_counts(self, job: int, prompt: int, cached: int, completion: int) -> Counts:
+        """Return the counts of a job with so many tokens; an engine that began it heard its audio.
+
+        Args:
+            job: Its index.
+            prompt: Prompt tokens.
+            cached: Prompt tokens found in the prefix cache.
+            completion: Completion tokens.
+        """
+        heard = self.job_seconds[job] if self.job_seconds and prompt else 0
+        return Counts(prompt, cached, completion, heard)
 
     def ended(
         self,
@@ -151,7 +186,7 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
             self,
             **own._asdict(),
             **{f"free_{name}": number for name, number in free._asdict().items()},
-            cost_micros=self.cost_of(**paid._asdict()),
+            cost_micros=self.cost_of(*paid),
             outcome=outcome,
             code=code,
             ended_ms=clock.now_ms(),
@@ -174,15 +209,21 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
         """Return the id of one of the owners."""
         return dict(self.owners)[scope]
 
-    def cost_of(self, *, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> int:
-        """Return the cost of these tokens in micro-dollars, rounded up once."""
+    def cost_of(
+        self, prompt_tokens: int, cached_tokens: int, completion_tokens: int, audio_seconds: int
+    ) -> int:
+        """Return the cost of these `Counts` in micro-dollars, rounded up once."""
         cost = (
             (prompt_tokens - cached_tokens) * self.prompt_price
             + cached_tokens * self.cached_price
             + completion_tokens * self.completion_price
+            + audio_seconds * self.audio_price
         )
         return -(-cost // MICRO)
 
+
+_counts_of: Final = operator.attrgetter(*Counts._fields)
+_free_counts_of: Final = operator.attrgetter(*(f"free_{name}" for name in Counts._fields))
 
 encode_usage = msgspec.msgpack.Encoder().encode
 decode_usage = msgspec.msgpack.Decoder(UsageRecord).decode

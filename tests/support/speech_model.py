@@ -67,6 +67,7 @@ def make(folder: Path) -> None:
         encoder_ffn_dim=64,
         decoder_ffn_dim=64,
         d_model=64,
+        init_std=0.5,
         max_target_positions=WINDOW,
         pad_token_id=end,
         bos_token_id=end,

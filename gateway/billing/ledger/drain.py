@@ -13,14 +13,14 @@ from contract import keys
 from gateway.billing.ledger.store import BATCH, LedgerStore
 from gateway.platform.database.engine import Database
 from gateway.records.times import MAX_MS, to_time
-from gateway.records.usage_record import UsageRecord, readable_usage
+from gateway.records.usage_record import Counts, UsageRecord, readable_usage
 
 MAX_INTEGER: Final = 2**63 - 1
 """Largest value of a database column."""
 _NUMBERS: Final = (
-    *("jobs", "prompt_price", "cached_price", "completion_price"),
-    *("prompt_tokens", "cached_tokens", "completion_tokens"),
-    *("free_prompt_tokens", "free_cached_tokens", "free_completion_tokens"),
+    *("jobs", "prompt_price", "cached_price", "completion_price", "audio_price"),
+    *Counts._fields,
+    *(f"free_{name}" for name in Counts._fields),
     *("cost_micros", "first_token_ms", "preemptions", "recomputed_tokens"),
 )
 
@@ -35,7 +35,7 @@ def row_of(record: UsageRecord) -> dict[str, Any]:
     created_ms, ended_ms = row.pop("created_ms"), row.pop("ended_ms")
     del row["line"]  # The ledger has its tier.
     row["model"] = _storable(record.full_model)
-    del row["adapter"], row["is_ranked"]
+    del row["adapter"], row["is_ranked"], row["job_seconds"]
     numbers = [row[name] for name in _NUMBERS]
     if not all(0 <= number <= MAX_INTEGER for number in numbers):
         raise UnusableRecordError("a count is negative or too large")

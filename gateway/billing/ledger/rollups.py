@@ -45,7 +45,7 @@ from gateway.platform.database.tables import (
 from gateway.records.adapters import SEPARATOR
 from gateway.records.errors import codes_of_clients
 from gateway.records.times import day_of
-from gateway.records.usage_record import BOUNDS_MS, Outcome
+from gateway.records.usage_record import BOUNDS_MS, Counts, Outcome
 
 ROLLUP_LOCK: Final = 7_585_426
 """PostgreSQL advisory lock for the summation: two processes at once would write the same rows."""
@@ -225,9 +225,7 @@ _USAGE: Final = _Kind(
     (
         "requests",
         "failed_requests",
-        "prompt_tokens",
-        "cached_tokens",
-        "completion_tokens",
+        *Counts._fields,
         "cost_micros",
         *FIRST_TOKENS,
     ),

@@ -23,7 +23,7 @@ from gateway.platform.database.tables import (
 )
 from gateway.records.limits import LimitScope, SubjectLimits
 from gateway.records.times import hour_of, month_start, next_month, to_time
-from gateway.records.usage_record import Outcome
+from gateway.records.usage_record import Counts, Outcome
 
 BATCH: Final = 500
 """Rows that one transaction inserts."""
@@ -156,7 +156,7 @@ def _chunks(values: Sequence[str]) -> Iterator[Sequence[str]]:
 def _difference(row: Mapping[str, Any], lost: LedgerRow) -> dict[str, Any]:
     """Return the row of a request minus its row that was settled as lost."""
     late = {**row, "request_id": f"{lost.request_id}{LATE}"}
-    for name in ("prompt_tokens", "cached_tokens", "completion_tokens"):
+    for name in Counts._fields:
         free = f"free_{name}"
         paid = (row[name] - row[free]) - (getattr(lost, name) - getattr(lost, free))
         late[name] = max(row[name] - getattr(lost, name), 0)

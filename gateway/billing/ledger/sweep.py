@@ -9,7 +9,7 @@ over renews its reservation first; then the sweep does not settle it.
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -107,7 +107,7 @@ class Sweep:
         else:
             settled = _settled(record, receipts)
             is_settled = await self._store.settle(settled, expired_ms=expired_ms)
-            self.lost_micros += is_settled * _free_micros(settled)
+            self.lost_micros += is_settled * settled.free_micros
         if is_settled:
             await queue.forget(job_ids)
         return is_settled
@@ -143,26 +143,15 @@ def _has_ended(receipt: JobReceipt) -> bool:
     return receipt.state in (JobState.ENDED, JobState.ABSENT)
 
 
-def _counts(receipts: Iterable[JobReceipt]) -> Counts:
-    counts = [(each.prompt_tokens, each.cached_tokens, each.completion_tokens) for each in receipts]
-    return Counts(*map(sum, zip(*counts, strict=True)))
-
-
-def _free_micros(record: UsageRecord) -> int:
-    return record.cost_of(
-        prompt_tokens=record.free_prompt_tokens,
-        cached_tokens=record.free_cached_tokens,
-        completion_tokens=record.free_completion_tokens,
-    )
-
-
 def _settled(draft: UsageRecord, receipts: Sequence[JobReceipt]) -> UsageRecord:
-    def is_free(receipt: JobReceipt) -> bool:
-        return draft.is_whole or not receipt.completion_tokens
-
+    counts = [
+        draft.job_counts(index, each.prompt_tokens, each.cached_tokens, each.completion_tokens)
+        for index, each in enumerate(receipts)
+    ]
+    free = [each for each in counts if draft.is_whole or not each.completion_tokens]
     return draft.ended(
-        _counts(receipts),
-        free=_counts(filter(is_free, receipts)),
+        Counts.total(counts),
+        free=Counts.total([Counts(), *free]),
         outcome=Outcome.LOST,
         code=LOST_CODE,
         engines=[receipt.engine for receipt in receipts],

@@ -53,6 +53,7 @@ USAGE_COLUMNS: Final = (
     "cached_tokens",
     "completion_tokens",
     "cost_micros",
+    "audio_seconds",
 )
 
 

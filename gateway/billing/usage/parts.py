@@ -39,4 +39,5 @@ class UsageSums(NamedTuple):
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    audio_seconds: int
     cost_micros: int

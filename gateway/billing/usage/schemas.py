@@ -32,6 +32,7 @@ class UsageBody(BaseModel):
     prompt_tokens: int
     cached_tokens: int = Field(description="Prompt tokens found in the prefix cache.")
     completion_tokens: int
+    audio_seconds: int
     cost_micros: int = Field(description="Micro-dollars.")
 
 
@@ -72,6 +73,7 @@ class Prices(BaseModel):
     prompt_micros: int = Field(description=f"{_MICROS}.")
     cached_micros: int = Field(description=f"{_MICROS}.")
     completion_micros: int = Field(description=f"{_MICROS}.")
+    audio_micros: int = Field(description="Micro-dollars per million seconds of audio.")
 
 
 class ReceiptBody(BaseModel):
@@ -98,6 +100,7 @@ class ReceiptBody(BaseModel):
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    audio_seconds: int
     prices: Prices
     free_prompt_tokens: int = Field(
         description="Prompt tokens that are not charged, because a fault of the service ended "
@@ -105,6 +108,7 @@ class ReceiptBody(BaseModel):
     )
     free_cached_tokens: int = Field(description="The same for cached tokens.")
     free_completion_tokens: int = Field(description="The same for completion tokens.")
+    free_audio_seconds: int = Field(description="The same for seconds of audio.")
     is_prepaid: bool = Field(description="Whether the cost was taken from credits.")
     cost_micros: int = Field(description="Micro-dollars.")
     preemptions: int = Field(
@@ -162,6 +166,7 @@ def receipt_fields(record: UsageRecord) -> dict[str, Any]:
             "prompt_micros": record.prompt_price,
             "cached_micros": record.cached_price,
             "completion_micros": record.completion_price,
+            "audio_micros": record.audio_price,
         },
     }
 
@@ -172,7 +177,7 @@ RECEIPT_COLUMNS: Final = (
     *("prompt_tokens", "cached_tokens", "completion_tokens"),
     *("free_prompt_tokens", "free_cached_tokens", "free_completion_tokens"),
     *("prompt_price", "cached_price", "completion_price", "prepaid", "cost_micros"),
-    *("preemptions", "recomputed_tokens"),
+    *("preemptions", "recomputed_tokens", "audio_seconds", "free_audio_seconds", "audio_price"),
 )
 FORMULA_SIGNS: Final = ("=", "+", "-", "@", "\t", "\r")
 """Spreadsheets evaluate text that starts with one of these characters."""

@@ -43,7 +43,7 @@ from gateway.platform.database.tables import (
 )
 from gateway.records.errors import NotFoundError, shown
 from gateway.records.times import hour_of, to_ms, to_time
-from gateway.records.usage_record import UsageRecord, quantile_ms
+from gateway.records.usage_record import Counts, UsageRecord, quantile_ms
 
 Rows = type[LedgerRow] | type[RollupRow]
 Time = InstrumentedAttribute[datetime]
@@ -289,7 +289,7 @@ _ROLLUP_FIRST_TOKENS: Final[dict[str, ColumnElement[Any]]] = {
 
 
 def _row_sums() -> dict[str, ColumnElement[Any]]:
-    counted = ("prompt_tokens", "cached_tokens", "completion_tokens", "cost_micros")
+    counted = (*Counts._fields, "cost_micros")
     has_failed = case((LedgerRow.outcome.in_(FAILED_OUTCOMES), 1), else_=0)
     return {
         "requests": func.count(),

@@ -123,7 +123,8 @@ class CheckedRequest(msgspec.Struct, frozen=True):
         for prompt, images in zip(self.prepared.prompts, self.request.images, strict=True):
             prompt_tokens += self._most_tokens(len(prompt.token_ids), len(images))
             completion_tokens += prompt.max_tokens
-        return Counts(prompt_tokens, 0, completion_tokens * self.request.best_of)
+        seconds = self.request.speech.seconds if self.request.audio else 0
+        return Counts(prompt_tokens, 0, completion_tokens * self.request.best_of, seconds)
 
     def _most_tokens(self, tokens: int, images: int) -> int:
         """Return the maximum tokens of a prompt.

@@ -192,6 +192,7 @@ class RequestSubmitter:
             gateway=self._dispatcher.gateway,
             line="" if call.line is None else call.line.id,
             jobs=len(checked.prepared.prompts),
+            job_seconds=request.speech.seconds_of_clips if request.audio else [],
         )
         if price is None:
             return record
@@ -200,6 +201,7 @@ class RequestSubmitter:
             prompt_price=price.prompt_micros,
             cached_price=price.cached_micros,
             completion_price=price.completion_micros,
+            audio_price=price.audio_micros,
         )
 
     @asynccontextmanager

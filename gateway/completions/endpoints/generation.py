@@ -241,8 +241,8 @@ class Completions:
         """Return the cost of the prompt alone and the maximum total cost."""
         record, most = self._submitter.draft(call, checked, ""), checked.most
         return {
-            "prompt_micros": record.cost_of(**most._replace(completion_tokens=0)._asdict()),
-            "max_micros": record.cost_of(**most._asdict()),
+            "prompt_micros": record.cost_of(*most._replace(completion_tokens=0)),
+            "max_micros": record.cost_of(*most),
         }
 
 

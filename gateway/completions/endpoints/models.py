@@ -54,6 +54,7 @@ from gateway.records.errors import (
     must,
 )
 from gateway.records.principal import Principal
+from gateway.records.records import PRICE_MICROS
 from gateway.records.scopes import Scope
 from gateway.records.times import utc_now
 
@@ -81,7 +82,6 @@ _CODEX_INSTRUCTIONS: Final = (
     "you change them, change them with the tools that you have, and check the result by running "
     "it. Work until the task is done, then say briefly what you changed."
 )
-_MICROS: Final = ("prompt_micros", "cached_micros", "completion_micros")
 _PRICE_DIGITS: Final = 12
 """Prices are in micro-dollars per million tokens, and here in dollars per token."""
 
@@ -213,7 +213,7 @@ class ModelList:
         except StoreUnavailableError:
             return None
         return {
-            tier: {name: getattr(price, name, 0) for name in _MICROS}
+            tier: {name: getattr(price, name, 0) for name in PRICE_MICROS}
             for tier, price in prices.items()
         }
 

@@ -167,16 +167,17 @@ class ResponseHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
 
 def cost_by(record: UsageRecord) -> Callable[[Usage], int]:
     """Return a function that returns the cost of usage in micro-dollars, by a record's prices."""
+    seconds = sum(record.job_seconds)
     return lambda usage: record.cost_of(
-        prompt_tokens=usage.prompt_tokens,
-        cached_tokens=usage.cached_tokens,
-        completion_tokens=usage.completion_tokens,
+        usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, seconds
     )
 
 
 def encode_head(head: ResponseHead) -> bytes:
     """Encode a head to be stored, with the prompts of its jobs as workers get them."""
-    return messages.encode(msgspec.structs.replace(head, jobs=[*map(wire_form, head.jobs)]))
+    most: Any = head.most.encodable()
+    jobs = [*map(wire_form, head.jobs)]
+    return messages.encode(msgspec.structs.replace(head, jobs=jobs, most=most))
 
 
 _StoredHead = msgspec.defstruct(

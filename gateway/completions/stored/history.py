@@ -27,7 +27,7 @@ from contract.messages import (
 )
 from gateway.completions.queue.reader import EntryId, entry_id_of
 from gateway.completions.stored.journal import Received
-from gateway.records.usage_record import Counts
+from gateway.records.usage_record import Counts, UsageRecord
 
 FRAMES_AT_ONCE: Final = 64
 
@@ -152,12 +152,11 @@ class History:
                 return job.end
         return None
 
-    def counts(self) -> Counts:
-        """Return the token counts of the messages received."""
-        return Counts(
-            sum(job.prompt_tokens for job in self.jobs),
-            sum(job.cached_tokens for job in self.jobs),
-            sum(sum(job.tokens.values()) for job in self.jobs),
+    def counts(self, draft: UsageRecord) -> Counts:
+        """Return the counts of the messages received, of a request with this draft."""
+        return Counts.total(
+            draft.job_counts(index, job.prompt_tokens, job.cached_tokens, sum(job.tokens.values()))
+            for index, job in enumerate(self.jobs)
         )
 
     def of(self, prompt_index: int) -> list[JobMessage]:

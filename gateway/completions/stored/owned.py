@@ -398,8 +398,7 @@ class OwnedResponse:
 
     def _on_settled(self, record: UsageRecord) -> None:
         if self._state not in _OVER:
-            new = Counts(record.prompt_tokens, record.cached_tokens, record.completion_tokens)
-            settled = Counts(*map(sum, zip(self._status.settled, new, strict=True)))
+            settled = Counts.total([self._status.settled, record.counts])
             self._status = self._status._replace(settled=settled)
             self._end(ResponseState.LEFT)
 

@@ -264,7 +264,7 @@ def _fields(status: ResponseStatus) -> dict[str, Any]:
         "handles": _encode(status.handles),
         "reservation": status.reservation,
         "state": status.state,
-        "settled": _encode(status.settled),
+        "settled": _encode(status.settled.encodable()),
     }
 
 

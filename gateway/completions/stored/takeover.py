@@ -265,9 +265,10 @@ class Takeovers:
                 # instead, the ledger keeps that record.
                 reservations.adopt(draft.tenant_id, draft.request_id)
         else:
-            # All clients had left; the engine reads the prompts again and the tenant pays for it.
-            left = Counts(completion_tokens=status.settled.completion_tokens)
-            settled = history.counts() if is_running else left
+            # All clients had left; the engine reads the prompts again and the tenant pays for it,
+            # but not for audio.
+            left = status.settled._replace(prompt_tokens=0, cached_tokens=0)
+            settled = history.counts(head.record) if is_running else left
             if head.record.line:
                 settled = Counts()  # The sweep has recorded nothing.
             draft = self._draft(head, f"{head.request_id}.{term}", settled)
@@ -309,7 +310,11 @@ class Takeovers:
     ) -> None:
         """Store a response that cannot resume now, so that a client can resume it later."""
         status = response.status
-        settled = status.settled if status.state is ResponseState.LEFT else history.counts()
+        settled = (
+            status.settled
+            if status.state is ResponseState.LEFT
+            else history.counts(response.head.record)
+        )
         await self._store.append(
             response.id,
             term=term,

@@ -32,7 +32,13 @@ AMOUNTS: Final = (
     ("prompt_micros", "Prompt tokens"),
     ("cached_micros", "Cached prompt tokens"),
     ("completion_micros", "Completion tokens"),
+    ("audio_micros", "Seconds of audio"),
 )
+OPTIONAL: Final = {
+    "cached_micros": "Dollars per million tokens; empty: as other prompt tokens.",
+    "audio_micros": "Dollars per million seconds; empty: none.",
+}
+"""Hints of the amounts that may be left out."""
 
 router = APIRouter(route_class=OperatorRoute, prefix=HOME, include_in_schema=False)
 
@@ -160,7 +166,7 @@ def _warning(services: Services, model: str) -> str:
 
 def _facts(body: PriceAddition) -> dict[str, str]:
     cached = body.prompt_micros if body.cached_micros is None else body.cached_micros
-    prices = (body.prompt_micros, cached, body.completion_micros)
+    prices = (body.prompt_micros, cached, body.completion_micros, body.audio_micros)
     at = body.effective_at
     return {
         "Model": f"{body.model}, tier {body.service_tier}",
@@ -175,7 +181,6 @@ def _facts(body: PriceAddition) -> dict[str, str]:
 def _form(
     request: Request, services: Services, form: Form, error: ApiError | None = None
 ) -> Response:
-    unit = "Dollars per million tokens"
     return form_page(
         request,
         title="New price",
@@ -190,9 +195,12 @@ def _form(
             ),
             Field("service_tier", "Service tier", options=[(each, each) for each in ServiceTier]),
             *(
-                Field(name, label, f"{unit}; empty: as other prompt tokens.")
-                if name == "cached_micros"
-                else Field(name, label, f"{unit}.", is_required=True)
+                Field(
+                    name,
+                    label,
+                    OPTIONAL.get(name, "Dollars per million tokens."),
+                    is_required=name not in OPTIONAL,
+                )
                 for name, label in AMOUNTS
             ),
             Field("effective_at", "From (UTC)", "Empty: at once.", "datetime-local"),
@@ -211,7 +219,7 @@ def _values(form: Form) -> dict[str, Any]:
         "service_tier": form["service_tier"] or ServiceTier.DEFAULT,
     }
     for name, label in AMOUNTS:
-        if not form[name] and name == "cached_micros":
+        if not form[name] and name in OPTIONAL:
             continue
         micros = read_dollars(form[name])
         if micros is None:

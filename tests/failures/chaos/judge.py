@@ -155,6 +155,7 @@ def cost_of(row: Row) -> int:
     )
     cost: int = (prompt - cached) * row["prompt_price"] + cached * row["cached_price"]
     cost += completion * row["completion_price"]
+    cost += (row["audio_seconds"] - row["free_audio_seconds"]) * row["audio_price"]
     return -(-cost // 1_000_000)
 
 

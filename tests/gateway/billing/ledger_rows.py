@@ -54,6 +54,7 @@ def record(at: datetime = NOON, **fields: Any) -> UsageRecord:
         prompt_tokens=record.prompt_tokens - record.free_prompt_tokens,
         cached_tokens=record.cached_tokens - record.free_cached_tokens,
         completion_tokens=record.completion_tokens - record.free_completion_tokens,
+        audio_seconds=record.audio_seconds - record.free_audio_seconds,
     )
     return msgspec.structs.replace(record, cost_micros=cost_micros)
 
@@ -123,6 +124,7 @@ def totals(records: Iterable[UsageRecord]) -> UsageSums:
         prompt_tokens=sum(each.prompt_tokens for each in known),
         cached_tokens=sum(each.cached_tokens for each in known),
         completion_tokens=sum(each.completion_tokens for each in known),
+        audio_seconds=sum(each.audio_seconds for each in known),
         cost_micros=sum(each.cost_micros for each in known),
     )
 

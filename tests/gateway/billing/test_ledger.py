@@ -56,12 +56,17 @@ async def test_row_has_every_field_of_the_record(database: Database) -> None:
         engine="vllm 0.32.0",
         preemptions=3,
         recomputed_tokens=4,
+        audio_price=100,
+        audio_seconds=31,
+        free_audio_seconds=30,
+        job_seconds=[30, 1],
     )
     assert await _insert(database, record) == 1
     async with database.reading() as transaction:
         row = (await transaction.scalars(select(LedgerRow))).one()
+    unlike = ("line", "adapter", "is_ranked", "model", "job_seconds")
     for field in UsageRecord.__struct_fields__:
-        if not field.endswith("ed_ms") and field not in ("line", "adapter", "is_ranked", "model"):
+        if not field.endswith("ed_ms") and field not in unlike:
             assert getattr(row, field) == getattr(record, field), field
     assert row.model == f"{record.model}:poet"
     assert (row.created_at.timestamp() * 1000, row.ended_at.timestamp() * 1000) == (

@@ -51,7 +51,7 @@ async def _insert(database: Database, *records: UsageRecord) -> None:
 def _sums_of(rows: list[LedgerRow]) -> dict[tuple[Any, ...], list[int | None]]:
     """The expected sums, added row by row."""
     sums: dict[tuple[Any, ...], list[int | None]]
-    sums = defaultdict(lambda: [0] * 6 + [None] * len(FIRST_TOKENS))
+    sums = defaultdict(lambda: [0] * 7 + [None] * len(FIRST_TOKENS))
     for row in rows:
         for period, start in (
             (RollupPeriod.HOUR, hour_of(row.created_at)),
@@ -66,11 +66,12 @@ def _sums_of(rows: list[LedgerRow]) -> dict[tuple[Any, ...], list[int | None]]:
                     row.prompt_tokens,
                     row.cached_tokens,
                     row.completion_tokens,
+                    row.audio_seconds,
                     row.cost_micros,
                 )
             ):
                 total[place] = (total[place] or 0) + number
-            _count_first_token(total, 6, row)
+            _count_first_token(total, 7, row)
     return dict(sums)
 
 

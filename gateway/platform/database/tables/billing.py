@@ -93,15 +93,18 @@ class LedgerRow(Table):
     prompt_price: Mapped[int]
     cached_price: Mapped[int]
     completion_price: Mapped[int]
+    audio_price: Mapped[int] = mapped_column(server_default="0")
     outcome: Mapped[Outcome]
     code: Mapped[str]
     prompt_tokens: Mapped[int]
     cached_tokens: Mapped[int]
     completion_tokens: Mapped[int]
+    audio_seconds: Mapped[int] = mapped_column(server_default="0")
     free_prompt_tokens: Mapped[int] = mapped_column(server_default="0")
     """Tokens that are not charged. Negative if a row makes tokens of an earlier row chargeable."""
     free_cached_tokens: Mapped[int] = mapped_column(server_default="0")
     free_completion_tokens: Mapped[int] = mapped_column(server_default="0")
+    free_audio_seconds: Mapped[int] = mapped_column(server_default="0")
     cost_micros: Mapped[int]
     first_token_ms: Mapped[int]
     engine: Mapped[str] = mapped_column(server_default="")
@@ -129,6 +132,7 @@ class RollupRow(Table):
     prompt_tokens: Mapped[int]
     cached_tokens: Mapped[int]
     completion_tokens: Mapped[int]
+    audio_seconds: Mapped[int] = mapped_column(server_default="0")
     cost_micros: Mapped[int]
 
 
@@ -197,6 +201,7 @@ class PriceRow(Recorded[Price], Table):
     prompt_micros: Mapped[int]
     cached_micros: Mapped[int]
     completion_micros: Mapped[int]
+    audio_micros: Mapped[int] = mapped_column(server_default="0")
     effective_at: Mapped[datetime]
     created_at: Mapped[datetime]
 

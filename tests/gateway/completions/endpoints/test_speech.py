@@ -1,30 +1,55 @@
 """Transcriptions, with a worker that hears a word for each second of audio."""
 
+import asyncio
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from openai import AsyncOpenAI
+from redis.asyncio import Redis
 
-from tests.gateway.conftest import eventually
+from gateway.billing.ledger.drain import Drain
+from gateway.billing.prices import PriceService
+from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.database.engine import Database
+from gateway.platform.redis_client import connect
+from gateway.records.limits import LimitName, LimitValues
+from tests.failures.chaos.run import RESUMED
+from tests.gateway.conftest import eventually, gateway_client
 from tests.support.speech_model import sound, write
-from tests.support.stack import MODEL, Stack
+from tests.support.stack import MODEL, Stack, metric
 
-SPEECH = "speech"
+SPEECH, MORTAL = "speech", "mortal-speech"
+SECOND_MICROS = 100
 PATH = "/v1/audio/transcriptions"
 SHORT, LONG = sound(2.5), sound(70, quiet=(27.0, 55.0))
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _worker(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.mktemp("speech")
-    write(folder)
-    stack.launch_worker(SPEECH, speech_worker(str(folder)))
+def folder(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a model of speech, which a worker serves at a price for each second."""
+
+    async def add_price() -> None:
+        database, redis = Database(stack.database_url), connect(stack.redis.url, max_connections=1)
+        service = PriceService(database, ChangeAnnouncer(redis))
+        for model in (SPEECH, MORTAL):
+            await service.add(
+                model, prompt_micros=0, completion_micros=0, audio_micros=SECOND_MICROS * 10**6
+            )
+        await redis.aclose()
+        await database.aclose()
+
+    folder = str(tmp_path_factory.mktemp("speech"))
+    write(Path(folder))
+    asyncio.run(add_price())
+    stack.launch_worker(SPEECH, speech_worker(folder))
     stack.await_worker(SPEECH)
+    return folder
 
 
-def speech_worker(folder: str) -> dict[str, str]:
+def speech_worker(folder: str, **more: str) -> dict[str, str]:
     """Return the environment of a worker with the scripted engine that hears."""
     return {
         "SLUICE_ENGINE": "scripted",
@@ -34,25 +59,29 @@ def speech_worker(folder: str) -> dict[str, str]:
         "SLUICE_SCRIPTED_STEP_SECONDS": "0.001",
         "SLUICE_TOOL_PARSER": "",
         "SLUICE_REASONING_PARSER": "",
+        **more,
     }
 
 
 @pytest.fixture
 async def api(client: httpx.AsyncClient) -> httpx.AsyncClient:
     """The endpoints, once their model is known."""
-
-    async def is_ready() -> bool:
-        found = await client.get(f"/v1/models/{SPEECH}")
-        return found.json().get("ready") is True
-
-    await eventually(is_ready, what="the model of speech being ready")
+    await eventually(partial(is_ready, client, SPEECH), what="the model of speech being ready")
     return client
+
+
+async def is_ready(client: httpx.AsyncClient, model: str) -> bool:
+    """Return whether a gateway knows a model and its price."""
+    found = (await client.get(f"/v1/models/{model}")).json()
+    price = (found.get("pricing") or {}).get("default", {}).get("audio_micros")
+    return found.get("ready") is True and price == SECOND_MICROS * 10**6
 
 
 async def send(
     client: httpx.AsyncClient, content: bytes = SHORT, path: str = PATH, **fields: Any
 ) -> httpx.Response:
-    data = {"model": SPEECH, **{name.replace("__", "[]"): each for name, each in fields.items()}}
+    given = {name.replace("__", "[]"): each for name, each in fields.items() if each is not None}
+    data = {"model": SPEECH, **given}
     return await client.post(path, files={"file": ("a.wav", content)}, data=data)
 
 
@@ -64,7 +93,7 @@ async def refusal(client: httpx.AsyncClient, *args: Any, **fields: Any) -> tuple
 
 @pytest.mark.parametrize("language", ["en", None])
 async def test_a_transcription_is_openai_s(api: httpx.AsyncClient, language: str | None) -> None:
-    response = await send(api, **({"language": language} if language else {}))
+    response = await send(api, language=language)
     body = response.json()
     assert response.headers["content-type"] == "application/json"
     assert len(body["text"].split()) == 3
@@ -103,17 +132,22 @@ async def test_long_audio_is_cut_at_quiet_points(api: httpx.AsyncClient) -> None
 async def test_the_official_client_reads_whole_and_streamed_text(
     stack: Stack, api: httpx.AsyncClient
 ) -> None:
-    openai = AsyncOpenAI(base_url=f"{stack.url}/v1", api_key=stack.key())
     file = ("long.wav", LONG)
-    whole = await openai.audio.transcriptions.create(model=SPEECH, file=file, temperature=0)
-    stream = await openai.audio.transcriptions.create(model=SPEECH, file=file, stream=True)
-    events = [each async for each in stream]
+    async with AsyncOpenAI(base_url=f"{stack.url}/v1", api_key=stack.key()) as openai:
+        create = openai.audio.transcriptions.create
+        whole = await create(model=SPEECH, file=file, temperature=0)
+        stream = await create(model=SPEECH, file=file, stream=True)
+        events = [each async for each in stream]
     assert "".join(each.delta for each in events[:-1]) == whole.text  # type: ignore[union-attr]
     assert events[-1].type == "transcript.text.done"
     assert events[-1].text == whole.text
     assert events[-1].usage.seconds == whole.usage.seconds == 70  # type: ignore[union-attr]
-    english = await openai.audio.translations.create(model=SPEECH, file=file)
-    assert len(english.text.split()) == len(whole.text.split())
+
+
+async def test_a_translation_has_its_task(api: httpx.AsyncClient) -> None:
+    path = "/v1/audio/translations"
+    whole = (await send(api, path=path, response_format="verbose_json", language="de")).json()
+    assert (whole["task"], whole["language"]) == ("translate", "en")
 
 
 @pytest.mark.parametrize(
@@ -164,3 +198,49 @@ async def test_a_repeated_key_returns_the_transcription(api: httpx.AsyncClient) 
         again.text,
         again.headers["content-type"],
     )
+
+
+async def test_the_account_pays_for_seconds(api: httpx.AsyncClient, stack: Stack) -> None:
+    headers = {"x-include-cost": "true"}
+    files, data = {"file": ("a.wav", SHORT)}, {"model": SPEECH}
+    response = await api.post(PATH, files=files, data=data, headers=headers)
+    assert response.json()["usage"]["cost"] == 3 * SECOND_MICROS / 10**6
+    limits: LimitValues = {LimitName.BUDGET: 70 * SECOND_MICROS - 1}
+    poor = await asyncio.to_thread(stack.key, "poor", limits=limits)
+    async with gateway_client(stack.url, poor) as client:
+        refused = await send(client, LONG)
+        assert (await send(client, SHORT)).status_code == 200
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "insufficient_quota")
+
+
+async def test_no_second_is_lost_or_paid_twice_if_a_worker_is_killed(
+    stack: Stack, api: httpx.AsyncClient, folder: str, store: "Redis"
+) -> None:
+    names = ("mortal-speech-1", "mortal-speech-2")
+    slow = {"SLUICE_LEASE_SECONDS": "1", "SLUICE_SCRIPTED_STEP_SECONDS": "0.1"}
+    for name in names:
+        stack.launch_worker(name, speech_worker(folder, SLUICE_MODEL_NAME=MORTAL, **slow))
+    for name in names:
+        stack.await_worker(name)
+    await eventually(partial(is_ready, api, MORTAL), what="the mortal model being ready")
+    began = metric(stack.operators, RESUMED)
+    asking = asyncio.create_task(send(api, LONG, model=MORTAL))
+
+    def working() -> list[str]:
+        """Return the workers that have sent some words of a clip that has others."""
+        urls = {name: stack.worker_url(name) for name in names}
+        frames = "sluice_worker_frames_written_total"
+        return [name for name, url in urls.items() if metric(url, frames) >= 2]
+
+    await eventually(working, what="words")
+    stack.kill(working()[0])
+    found = await asking
+    assert metric(stack.operators, RESUMED) > began
+    assert found.json()["text"] == (await send(api, LONG)).json()["text"]
+    database = Database(stack.database_url)
+    await Drain(store, database).run()
+    await database.aclose()
+    listed = (await api.get("/v1/usage/requests", params={"model": MORTAL})).json()["data"]
+    billed = {"endpoint": "audio.transcriptions", "audio_seconds": 70, "free_audio_seconds": 0}
+    assert [{**each, **billed} for each in listed] == listed
+    assert [each["cost_micros"] for each in listed] == [70 * SECOND_MICROS]

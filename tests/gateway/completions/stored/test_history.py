@@ -21,6 +21,8 @@ from gateway.completions.stored.journal import (
     encode_entries,
     encode_message,
 )
+from gateway.records.usage_record import Counts
+from tests.support.usage import usage_record
 
 
 def job(**fields: Any) -> GenerationJob:
@@ -98,7 +100,7 @@ def test_next_attempt_replaces_tokens_after_its_start() -> None:
     assert unread == [said(1, 1, 2), said(2, 2, 3), ended(2, 3)]
     assert text(history) == "abc"
     assert history.has_finished
-    assert history.counts() == (3, 0, 3)
+    assert history.counts(usage_record(1)) == Counts(3, 0, 3)
 
 
 def test_each_choice_is_truncated_separately() -> None:

@@ -1,0 +1,87 @@
+"""Speech in vLLM: a model with random weights in Whisper's form, in the worker's engine."""
+
+import asyncio
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from tokenizers import Tokenizer
+
+from common.present import present
+from contract.messages import Feature
+from contract.sampling import SamplingSpec
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.speech_model import LANGUAGES, WINDOW, sound
+from tests.worker.real_engine import MARKS, EngineSlot
+from worker.engine.base import EngineRequest
+from worker.engine.vllm.engine import VllmEngine
+
+pytestmark = MARKS
+
+_SAMPLES = sound(3)[44:]
+"""Without the head of the WAV file."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("speech")
+    program = [sys.executable, "-m", "tests.support.speech_model", str(folder)]
+    subprocess.run(program, check=True)
+    return folder
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def engine(engine_slot: EngineSlot, folder: Path) -> VllmEngine:
+    return await engine_slot.engine(
+        model_path=str(folder), runner="transcription", engine_arguments={"dtype": "float32"}
+    )
+
+
+async def heard(engine: VllmEngine, request: EngineRequest) -> list[int]:
+    await engine.submit([request])
+    found: list[int] = []
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            for each in (await engine.step()).outputs:
+                found += each.token_ids
+                if each.end is not None:
+                    return found
+
+
+async def test_a_whisper_model_hears_and_continues(engine: VllmEngine, folder: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    info = engine.info
+    assert (info.clip_seconds, info.context_window) == (30, WINDOW)
+    assert info.features == [Feature.STRUCTURE]
+    start, task, first, last = (
+        present(tokenizer.token_to_id(f"<|{each}|>"))
+        for each in ("startoftranscript", "transcribe", "0.00", "30.00")
+    )
+    languages = [present(tokenizer.token_to_id(f"<|{each}|>")) for each in LANGUAGES]
+    grammar = (
+        '%llguidance {"no_forcing": true}\n'
+        f"start: <[{languages[0]}-{languages[-1]}]> <[{task}]> segment*\n"
+        f"segment: <[{first}-{last}]> TEXT <[{first}-{last}]>\n"
+        "TEXT: /([^<]|<[^|])*/\n"
+    )
+    whole = EngineRequest(
+        id="whole",
+        prompt_token_ids=[start],
+        max_tokens=24,
+        sampling=SamplingSpec(seed=7, temperature=1.0),
+        seed=7,
+        cache_salt="",
+        grammar=grammar,
+        audio=_SAMPLES,
+    )
+    tokens = await heard(engine, whole)
+    assert tokens[0] in languages
+    assert tokens[1] == task
+    assert first <= tokens[2] <= last
+    rest = replace(whole, id="rest", output_token_ids=tokens[:9])
+    assert await heard(engine, rest) == tokens[9:]
+    other = replace(whole, id="other", audio=bytes(len(_SAMPLES)))
+    assert await heard(engine, other) != tokens, "the model hears the audio"
