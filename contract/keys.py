@@ -201,6 +201,10 @@ Until then, a client that resumes gets the same events that the dead gateway sen
 """
 gateway_alive = _Key("g", "alive")
 """String with expiry: exists while the gateway process is alive."""
+GATEWAYS = "gateways"
+"""Sorted set: gateway process -> its latest heartbeat in Unix ms, for operators to see."""
+JOBS_DONE = "jobs:done"
+"""Hash: background job -> its latest success in Unix ms, for operators to see."""
 BACKGROUND_OWNERS = "answers:background"
 """Set: gateways that own background responses, including dead gateways that owned some."""
 background_responses = _Key("g", "background")

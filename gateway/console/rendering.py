@@ -86,7 +86,7 @@ def page(request: Request, template: str, /, *, status: int = 200, **values: Any
         request=request,
         path=request.url.path,
         nonce=nonce,
-        outside=partial(_outside, settings),
+        outside=partial(outside, settings),
         has_status_page=settings.status_page,
         visitor=getattr(request.state, "visitor", None),
         **values,
@@ -164,7 +164,7 @@ def form_page(
     )
 
 
-def _outside(settings: Settings, name: str, value: str) -> str | None:
+def outside(settings: Settings, name: str, value: str) -> str | None:
     """Return a link of an operator to another system; None if its setting is empty."""
     template: str | None = getattr(settings, name)
     return template and _PLACEHOLDER.sub(lambda _match: quote(value, safe=""), template)

@@ -15,6 +15,17 @@ class Cell(NamedTuple):
     """What the link does, for those who do not see the row."""
 
 
+class Card(NamedTuple):
+    """A number with what it says."""
+
+    title: str
+    value: str
+    text: str
+    kind: str = ""
+    """Class of the value: warn or bad."""
+    href: str = ""
+
+
 class Step(NamedTuple):
     """What is missing, and the link to where it is made."""
 

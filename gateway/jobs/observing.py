@@ -4,19 +4,19 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from common.metrics import UNKNOWN
-from contract import keys
 from gateway.accounts.keys.service import count_expiring_keys
 from gateway.batches.store import BatchStore
 from gateway.billing.exports.store import ExportStore
+from gateway.billing.ledger.pending import pending_usage
 from gateway.jobs import telemetry
 from gateway.platform.database.engine import Database
 from gateway.platform.redis_client import observe_memory
@@ -29,16 +29,11 @@ UPDATE_SECONDS: Final = 5.0
 KEYS_SECONDS: Final = 60.0
 """Interval of the gauge of expiring keys."""
 MEMORY_TIMEOUT_SECONDS: Final = 5.0
-OVERDUE_MS: Final = 60_000
-"""Renewals and sweeps come every few seconds; a lease that ran out this long ago is a fault."""
 LINE_STATES: Final = ("waiting", "running", "done")
 """Names of the counts of `BatchStore.lines_of`."""
 MOST_BATCHES: Final = 1_000
 """Running batches whose lines are counted, the earliest deadlines first."""
 WITHIN: Final = {"1d": timedelta(days=1), "7d": timedelta(days=7)}
-
-_COMMANDS = 4
-"""For each bucket."""
 
 logger = logging.getLogger(__name__)
 
@@ -72,28 +67,13 @@ class Observer:
 
     async def _update_buckets(self) -> None:
         try:
-            lag, pending, opened, overdue = await self._bucket_numbers()
+            lag, pending, opened, overdue = await pending_usage(self._redis)
         except (RedisError, OSError):
             lag = pending = opened = overdue = UNKNOWN
         telemetry.LEDGER_LAG.set(lag)
         telemetry.PENDING_RECORDS.set(pending)
         telemetry.OPEN_RESERVATIONS.set(opened)
         telemetry.OVERDUE_RESERVATIONS.set(overdue)
-
-    async def _bucket_numbers(self) -> tuple[float, float, float, float]:
-        """Return the lag of the ledger, its pending records, and open and overdue reservations."""
-        seconds, micros = await self._redis.time()
-        now_ms = seconds * 1000 + micros // 1000
-        pipeline = self._redis.pipeline(transaction=False)
-        for bucket in range(keys.BUCKETS):
-            usage, reservations = keys.usage(bucket), keys.open_reservations(bucket)
-            pipeline.execute_command("XRANGE", usage, "-", "+", "COUNT", 1)
-            pipeline.execute_command("XLEN", usage)
-            pipeline.execute_command("ZCARD", reservations)
-            pipeline.execute_command("ZCOUNT", reservations, "-inf", now_ms - OVERDUE_MS)
-        replies: list[Any] = await pipeline.execute()
-        oldest, pending, opened, overdue = (replies[i::_COMMANDS] for i in range(_COMMANDS))
-        return _lag_seconds(oldest, now_ms), sum(pending), sum(opened), sum(overdue)
 
     async def _update_batches(self) -> None:
         counts: Mapping[BatchStatus, float] = dict.fromkeys(BatchStatus, UNKNOWN)
@@ -150,9 +130,3 @@ class Observer:
             except StoreUnavailableError:
                 expiring = UNKNOWN
             telemetry.EXPIRING_KEYS.labels(name).set(expiring)
-
-
-def _lag_seconds(oldest: Iterable[Sequence[Any]], now_ms: int) -> float:
-    """Return the age of the oldest of the buckets' first entries, by the time in their ids."""
-    times_ms = [int(page[0][0].partition(b"-")[0]) for page in oldest if page]
-    return max(now_ms - min(times_ms), 0) / 1000 if times_ms else 0.0

@@ -6,13 +6,14 @@ import threading
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from typing import Any, Final, TypeVar
 
 from redis.exceptions import RedisError
 
 from common import clock
 from common.tasks import end_task
+from contract import keys
 from gateway.jobs import telemetry
 from gateway.jobs.observing import Observer
 from gateway.jobs.schedule import TASKS, JobServices, Task, Track
@@ -105,6 +106,11 @@ class TrackRunner:
             self._failing.discard(task.name)
             outcome = SUCCEEDED
             telemetry.LAST_SUCCESS.labels(task.name).set(clock.now_ms() / 1000)
+            with suppress(RedisError, OSError):
+                succeeded: Any = self._services.redis.hset(
+                    keys.JOBS_DONE, task.name, str(clock.now_ms())
+                )
+                await succeeded
         finally:
             del self._running[task.name]
             telemetry.TASKS.labels(task.name, outcome).inc()

@@ -100,15 +100,18 @@ def _check_public_url(value: str) -> str:
     return value.rstrip("/")
 
 
-def _link(name: str) -> Callable[[str], str]:
-    """Return a check of the template of a link with one name in braces."""
+def _link(name: str = "") -> Callable[[str], str]:
+    """Return a check of a link, which is a template with this name in braces if there is one."""
+    needed = name and f"{{{name}}}"
 
     def check(value: str) -> str:
         parts = urlsplit(value)
         # Other braces, such as braces of JSON in a query, must be percent-encoded.
-        is_template = value.count("{") == value.count("}") == value.count(f"{{{name}}}") > 0
-        if parts.scheme not in ("http", "https") or not parts.hostname or not is_template:
-            raise ValueError(f"must be an http or https URL with {{{name}}} and no other braces")
+        count = value.count(needed) if needed else 0
+        is_known = value.count("{") == value.count("}") == count and bool(count) == bool(needed)
+        if parts.scheme not in ("http", "https") or not parts.hostname or not is_known:
+            what = f"with {needed} and no other braces" if needed else "without braces"
+            raise ValueError(f"must be an http or https URL {what}")
         return value
 
     return check
@@ -453,6 +456,8 @@ class Settings(BaseSettings):
     oidc_operator_reader_values: CommaSeparated[tuple[str, ...]] = ()
     """Comma-separated claim values, or entries of its list, that grant the scope `admin:read`."""
 
+    dashboard_url: Annotated[str, AfterValidator(_link())] | None = None
+    """Link from the operators' console to a dashboard of the deployment."""
     tenant_dashboard_url: Annotated[str, AfterValidator(_link("tenant"))] | None = None
     """Link from the operators' console to a dashboard of a tenant, with `{tenant}` for its id."""
     model_dashboard_url: Annotated[str, AfterValidator(_link("model"))] | None = None

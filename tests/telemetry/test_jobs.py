@@ -18,10 +18,11 @@ from gateway.accounts.tenants.service import TenantService
 from gateway.billing.exports.routes import ExportService
 from gateway.billing.exports.store import ExportStore
 from gateway.billing.ledger.drain import row_of
+from gateway.billing.ledger.pending import OVERDUE_MS
 from gateway.billing.ledger.store import LedgerStore
 from gateway.cli.jobs import SIGNALS, serving_health
 from gateway.jobs.app import BoundedScheduler, SchedulerTick, create_app, run_beat
-from gateway.jobs.observing import OVERDUE_MS, Observer
+from gateway.jobs.observing import Observer
 from gateway.jobs.schedule import sweep
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database

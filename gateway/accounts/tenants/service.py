@@ -3,7 +3,7 @@
 import math
 import re
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from typing import Any, Final, Unpack
@@ -85,6 +85,12 @@ class TenantService(Service):
         )
         async with self._database.reading() as transaction:
             return await read_page(transaction, TenantRow, wanted, *([found] if text else []))
+
+    async def names(self, ids: Collection[str]) -> dict[str, str]:
+        """Return the names of those of these tenants that exist."""
+        named = select(TenantRow.id, TenantRow.name).where(TenantRow.id.in_(ids))
+        async with self._database.reading() as transaction:
+            return dict((await transaction.execute(named)).tuples().all())
 
     async def prepaid(self, *, limit: int) -> list[Tenant]:
         """Return prepaid tenants, newest first."""

@@ -28,6 +28,8 @@ from gateway.records.usage_record import quantile_ms
 
 DAYS: Final = 90
 """Days that are read, today included."""
+HOURS: Final = 24
+"""Hours that are read, the current one included."""
 FRESH_SECONDS: Final = 10.0
 """Time for which a process shows what it has read, also that SQL is unavailable."""
 PATIENCE_SECONDS: Final = 3.0
@@ -85,9 +87,21 @@ class RecordedService:
     """False if SQL is unavailable."""
     days: Mapping[date, Mapping[str, Served]] = field(default_factory=dict)
     """By day and model. The model is empty for requests whose model was not known."""
-    recent: Mapping[str, Served] = field(default_factory=dict)
-    """Requests of the current and the last hour, by model."""
+    hours: Mapping[datetime, Mapping[str, Served]] = field(default_factory=dict)
+    """Of the last `HOURS`, by their beginnings and models."""
     _derived: dict[object, asyncio.Task[Any]] = field(default_factory=dict)
+
+    def recent(self, model: str) -> Served:
+        """Return the requests of a model in the current and the last hour."""
+        this_hour = hour_of(self.read_at)
+        return Served.total(
+            self.hours.get(hour, {}).get(model, Served()) for hour in (this_hour - HOUR, this_hour)
+        )
+
+    @property
+    def last_day(self) -> Served:
+        """The requests of all models in the last `HOURS`."""
+        return Served.total(each for models in self.hours.values() for each in models.values())
 
     async def once(self, key: object, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Return what `make` returns, which is called once for all callers with this key."""
@@ -125,7 +139,7 @@ class ServiceHistory:
             return RecordedService(now, is_known=False)
 
     async def _from_sql(self, now: datetime) -> RecordedService:
-        first_day, last_hour = day_of(now) - (DAYS - 1) * DAY, hour_of(now) - HOUR
+        first_day, first_hour = day_of(now) - (DAYS - 1) * DAY, hour_of(now) - (HOURS - 1) * HOUR
         columns = ServiceRollupRow.__table__.c
         numbers = ("requests", "failed_requests", *FIRST_TOKENS)
         async with self._database.snapshot() as transaction:
@@ -143,7 +157,7 @@ class ServiceHistory:
                         ),
                         and_(
                             ServiceRollupRow.period == RollupPeriod.HOUR,
-                            ServiceRollupRow.start_at >= last_hour,
+                            ServiceRollupRow.start_at >= first_hour,
                         ),
                     )
                 )
@@ -154,23 +168,24 @@ class ServiceHistory:
                 )
             )
         days: defaultdict[date, defaultdict[str, list[Served]]]
+        hours: defaultdict[datetime, defaultdict[str, list[Served]]]
         days = defaultdict(lambda: defaultdict(list))
-        recent: defaultdict[str, list[Served]] = defaultdict(list)
+        hours = defaultdict(lambda: defaultdict(list))
         for period, start, model, requests, failed, *buckets in sums:
             served = Served(requests, failed, tuple(each or 0 for each in buckets))
             if period is RollupPeriod.DAY:
                 days[start.date()][model].append(served)
             else:
-                recent[model].append(served)
+                hours[start][model].append(served)
         for hour, model, requests in rejections:
             rejected = Served(requests, requests)
             days[hour.date()][model].append(rejected)
-            if hour >= last_hour:
-                recent[model].append(rejected)
+            if hour >= first_hour:
+                hours[hour][model].append(rejected)
         return RecordedService(
             now,
             days={day: _totals(models) for day, models in days.items()},
-            recent=_totals(recent),
+            hours={hour: _totals(models) for hour, models in hours.items()},
         )
 
 

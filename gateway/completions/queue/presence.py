@@ -5,11 +5,14 @@ from typing import Any
 
 from redis.asyncio import Redis
 
+from common import clock
 from common.tasks import tolerating_outage
 from contract import keys
 
 ALIVE_SECONDS = 6
 """Other processes consider a gateway dead after this long without a heartbeat."""
+LISTED_MS = 3_600_000
+"""How long `known_gateways` has a gateway that did not deregister."""
 LEFT_SECONDS = 60
 """Lifetime of the reply stream of a gateway that has stopped."""
 
@@ -70,12 +73,24 @@ class Presence:
         """
         pipeline = self._client.pipeline(transaction=False)
         pipeline.execute_command("DEL", keys.gateway_alive(self.gateway))
+        pipeline.execute_command("ZREM", keys.GATEWAYS, self.gateway)
         pipeline.execute_command("EXPIRE", keys.replies(self.gateway), LEFT_SECONDS)
         with tolerating_outage("deregister the gateway"):
             await pipeline.execute()
 
     def _announcement(self, client: "Redis") -> Any:
-        pipeline = client.pipeline(transaction=False)
+        pipeline, now_ms = client.pipeline(transaction=False), clock.now_ms()
+        pipeline.execute_command("ZADD", keys.GATEWAYS, now_ms, self.gateway)
+        pipeline.execute_command("ZREMRANGEBYSCORE", keys.GATEWAYS, 0, now_ms - LISTED_MS)
         pipeline.execute_command("SET", keys.gateway_alive(self.gateway), 1, "EX", ALIVE_SECONDS)
         pipeline.execute_command("EXPIRE", keys.replies(self.gateway), keys.REPLIES_SECONDS)
         return pipeline
+
+
+async def known_gateways(client: "Redis") -> dict[str, int]:
+    """Return the gateways that have not stopped, with their latest heartbeats in Unix ms.
+
+    Those that are silent for longer than ALIVE_SECONDS are dead. Raises RedisError.
+    """
+    found: Any = await client.zrange(keys.GATEWAYS, 0, -1, withscores=True)
+    return {name.decode(): int(at_ms) for name, at_ms in found}

@@ -1,7 +1,7 @@
 """Money of all tenants: used up credits, and statements of a month."""
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Final
-from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request, Response
 
@@ -9,18 +9,19 @@ from gateway.accounts.shared import TenantId
 from gateway.accounts.tenants.routes import Tenants
 from gateway.billing.invoices import Month
 from gateway.billing.live import AfterPosition
-from gateway.billing.usage.parts import Dimension, UsageFilter
+from gateway.billing.usage.parts import Dimension, UsageFilter, UsageSums
 from gateway.billing.usage.query import decode_cursor, encode_cursor, read_month
 from gateway.billing.usage.service import UsageService
 from gateway.console.rendering import page
-from gateway.console.routing import OperatorRoute
+from gateway.console.routing import OperatorRoute, tenant_path
 from gateway.console.statement_pages import (
     latest_months,
     statement_file,
     statement_page,
     statements_list,
 )
-from gateway.console.usage_query import by_dimension
+from gateway.console.tables import Cell, Column, Table
+from gateway.console.usage_query import by_dimension, tokens, total
 from gateway.http.services import AllServices
 from gateway.limits.store import QuotaStore
 
@@ -49,24 +50,31 @@ async def money(
     names = {tenant.id: tenant.name for tenant in prepaid[:MOST_PREPAID]}
     left = await services[QuotaStore].credits(list(names))
     used_up = sorted((micros, tenant_id) for tenant_id, micros in left.items() if micros <= 0)
+    service = services.make(UsageService)
     rows, following = await by_dimension(
-        services.make(UsageService),
+        service,
         UsageFilter(tenant_id=None),
         read_month(month),
         Dimension.TENANT,
         after=decode_cursor(after, parts=2),
         limit=ROWS,
     )
+    everything = await total(service, UsageFilter(tenant_id=None), read_month(month))
+    rows_of = await tenants.names([tenant_id for tenant_id, _ in rows])
+
+    def statement(tenant_id: str) -> str:
+        return f"{tenant_path(tenant_id)}/invoices/{month}"
+
     return page(
         request,
         "operators/money.html",
-        used_up=[(each, names[each], micros) for micros, each in used_up[:MOST_USED_UP]],
+        used_up=_credits_table(names, used_up[:MOST_USED_UP]),
         hidden=max(len(used_up) - MOST_USED_UP, 0),
         unknown=len(names) - len(left),
         is_complete=len(prepaid) <= MOST_PREPAID,
         month=month,
         months=months,
-        rows=rows,
+        statements=sums_table("Statements", rows_of, rows, everything, statement),
         following=following and f"/console/money?month={month}&after={encode_cursor(*following)}",
     )
 
@@ -96,5 +104,37 @@ async def show_statement(
     )
 
 
+def sums_table(
+    label: str,
+    names: Mapping[str, str],
+    rows: Sequence[tuple[str, UsageSums]],
+    everything: UsageSums,
+    link: Callable[[str], str],
+) -> Table:
+    """Return the sums of tenants, by name, above those of all tenants."""
+
+    def tenant(row: tuple[str, UsageSums]) -> Cell:
+        return Cell(names.get(row[0], row[0]), link(row[0])) if row[0] else Cell("All tenants")
+
+    columns = (
+        Column("Tenant", tenant),
+        Column("Requests", lambda row: row[1].requests, "num"),
+        Column("Failed", lambda row: row[1].failed_requests, "num"),
+        Column("Tokens", lambda row: tokens(row[1]), "num"),
+        Column("Amount", lambda row: row[1].cost_micros, "money"),
+    )
+    return Table(label, columns, rows, "There was no request in this month.", ("", everything))
+
+
+def _credits_table(names: Mapping[str, str], used_up: Sequence[tuple[int, str]]) -> Table:
+    columns = (
+        Column("Tenant", lambda row: Cell(names.get(row[1], ""), tenant_path(row[1]))),
+        Column("Id", lambda row: row[1], "mono"),
+        Column("Credits left", lambda row: row[0], "money"),
+    )
+    empty = "No prepaid tenant has used up its credits."
+    return Table("Credits used up", columns, used_up, empty)
+
+
 def _path(tenant_id: str) -> str:
-    return f"/console/tenants/{quote(tenant_id, safe='')}/invoices"
+    return f"{tenant_path(tenant_id)}/invoices"

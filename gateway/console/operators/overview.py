@@ -1,19 +1,26 @@
-"""The first page: revenue, the biggest tenants, and models."""
+"""The first page: health, revenue, the biggest tenants, and models."""
 
 import asyncio
 from typing import Final
 
 from fastapi import APIRouter, Request, Response
 
+from gateway.accounts.tenants.routes import Tenants
 from gateway.billing.usage.parts import Dimension, UsageFilter
 from gateway.billing.usage.periods import Span
 from gateway.billing.usage.service import UsageService
 from gateway.console.charts import COST, REQUESTS
+from gateway.console.formats import cents
+from gateway.console.operators.health import read_health
+from gateway.console.operators.models import models_table
+from gateway.console.operators.money import sums_table
 from gateway.console.rendering import page
-from gateway.console.routing import OperatorRoute
+from gateway.console.routing import OperatorRoute, tenant_path
+from gateway.console.tables import Card
 from gateway.console.usage_query import add, by_dimension, by_period, cost, last_days, requests
 from gateway.http.services import AllServices
 from gateway.models.catalogue import Catalogue
+from gateway.platform.settings import Settings
 from gateway.records.times import month_start, utc_now
 
 TOP: Final = 10
@@ -23,12 +30,12 @@ router = APIRouter(route_class=OperatorRoute, include_in_schema=False)
 
 
 @router.get("/console")
-async def overview(request: Request, services: AllServices) -> Response:
-    """Show today, this month and the last thirty days."""
+async def overview(request: Request, services: AllServices, tenants: Tenants) -> Response:
+    """Show the health of the last day, and the money of today, this month and thirty days."""
     now, everything = utc_now(), UsageFilter(tenant_id=None)
     service = services.make(UsageService)
     # Concurrent queries, from which all sums of the page follow.
-    (tenants, _), periods = await asyncio.gather(
+    (sums, _), periods, health = await asyncio.gather(
         by_dimension(
             service,
             everything,
@@ -38,18 +45,39 @@ async def overview(request: Request, services: AllServices) -> Response:
             limit=MOST_TENANTS,
         ),
         by_period(service, everything, last_days(now), Dimension.MODEL),
+        read_health(services),
     )
+    month, today, name = add(each for _, each in sums), periods.sums[-1], f"{now:%B %Y}"
+    top = sorted(sums, key=lambda each: each[1].cost_micros, reverse=True)[:TOP]
+    names = await tenants.names([tenant_id for tenant_id, _ in top])
+    money = [
+        Card(
+            title, cents(each.cost_micros), f"{each.requests:,} requests{of}", href="/console/money"
+        )
+        for title, each, of in (
+            ("Revenue today", today, ""),
+            (f"Revenue in {name}", month, f" of {len(sums):,} tenants"),
+        )
+    ]
+    tokens = month.prompt_tokens + month.completion_tokens
     return page(
         request,
         "operators/overview.html",
-        month_name=f"{now:%B %Y}",
-        month=add(sums for _, sums in tenants),
-        today=periods.sums[-1],
-        tenants=len(tenants),
-        top=sorted(tenants, key=lambda each: each[1].cost_micros, reverse=True)[:TOP],
+        health=health,
+        cards=[
+            *health.cards,
+            *money,
+            Card(
+                f"Tokens in {name}",
+                f"{tokens:,}",
+                f"{month.prompt_tokens:,} in ({month.cached_tokens:,} cached), "
+                f"{month.completion_tokens:,} out",
+            ),
+        ],
         charts=[
             periods.chart("Revenue", COST, cost),
             periods.chart("Requests", REQUESTS, requests),
         ],
-        models=services[Catalogue].models,
+        models=models_table(services[Settings], services[Catalogue].models, health.workers),
+        top=sums_table(f"Biggest tenants in {name}", names, top, month, tenant_path),
     )

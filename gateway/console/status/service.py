@@ -79,7 +79,7 @@ def _numbers(served: Served) -> dict[str, Any]:
 def _state(model: ServedModel, history: RecordedService) -> ServiceState:
     if not (model.is_ready or model.is_asleep):
         return ServiceState.NO_WORKER
-    recent = history.recent.get(model.card.model, Served())
+    recent = history.recent(model.card.model)
     has_failed = 100 * recent.failed_requests > MOST_FAILED_PERCENT * recent.requests
     if has_failed or model.status.oldest_wait_seconds > LONG_WAIT_SECONDS:
         return ServiceState.DEGRADED

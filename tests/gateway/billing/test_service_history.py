@@ -19,6 +19,7 @@ from gateway.limits.refusal_log import PeriodCounts, Refusals
 from gateway.models.catalogue import ServedModel
 from gateway.platform.database.engine import Database
 from gateway.records.errors import OverloadedError
+from gateway.records.times import hour_of
 from gateway.records.usage_record import Outcome, UsageRecord
 from tests.gateway.billing.ledger_rows import NOON, add, record
 from tests.support.kinds import every_database
@@ -74,7 +75,7 @@ async def test_history_has_what_every_model_served_failed_and_rejected(
     assert counts == {"m1": (6 + 1 + 2, 1 + 2), "": (2, 2)}
     assert (yesterday["m1"].availability, yesterday["m1"].p50_ms) == (66.66, None)
     assert history.days[NOON.date()].keys() == {"m1", "m2"}
-    assert {model: served[:2] for model, served in history.recent.items()} == {
+    assert {model: history.recent(model)[:2] for model in ("m1", "m2")} == {
         "m1": (2, 2),
         "m2": (1, 0),
     }
@@ -165,7 +166,7 @@ def test_state_follows_workers_waits_and_failures(
     models: list[ServedModel], expected: list[str]
 ) -> None:
     recent = {"failing": Served(100, 6), "fair": Served(100, 5), "m1": Served(10, 0)}
-    history = RecordedService(NOON, recent=recent)
+    history = RecordedService(NOON, hours={hour_of(NOON): recent})
     status = service._status(history, models, 2, is_stale=False)
     assert [status.state, *(model.state for model in status.models)] == expected
     stale = service._status(history, models, 2, is_stale=True)

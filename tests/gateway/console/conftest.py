@@ -64,6 +64,7 @@ def stack() -> Iterator[Stack]:
             "SLUICE_ENCRYPTION_KEYS": ENCRYPTION_KEY,
             "SLUICE_WEBHOOK_ALLOW_PRIVATE": "1",
             "SLUICE_INVOICE_ISSUER": json.dumps(ISSUER),
+            "SLUICE_DASHBOARD_URL": "https://grafana.example/d/all",
             "SLUICE_TENANT_DASHBOARD_URL": "https://grafana.example/d/t?var-tenant={tenant}",
             "SLUICE_MODEL_DASHBOARD_URL": "https://grafana.example/d/m?var-model={model}",
             "SLUICE_TRACE_URL": "https://traces.example/find?id={request_id}",

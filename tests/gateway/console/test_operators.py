@@ -2,13 +2,21 @@
 
 import asyncio
 import re
+from datetime import timedelta
 
-from sqlalchemy import text
+from sqlalchemy import select, text
 
+from contract.keys import GATEWAYS, JOBS_DONE
+from gateway.billing.ledger.rollups import HOUR, Rollups
 from gateway.platform.database.engine import Database
+from gateway.platform.database.tables import LedgerRow
+from gateway.platform.redis_client import connect
 from gateway.records.scopes import TENANT_SCOPES, Scope
+from gateway.records.times import day_of, hour_of, month_start, utc_now
+from gateway.records.usage_record import Outcome
 from tests.gateway.conftest import complete, eventually, gateway_client
 from tests.gateway.console.conftest import HOSTILE, OTHER, TENANT, Visit, visiting
+from tests.support.ledger import use
 from tests.support.stack import MODEL, Stack
 
 
@@ -213,6 +221,71 @@ async def test_operator_sees_money_models_and_requests_of_all_tenants(
         assert revenue in usage
     requests = (await operator.get(f"/console/requests?tenant={OTHER}")).text
     assert ("$77.00" in requests, "$1.25" in requests) == (True, False)
+
+
+async def test_overview_shows_what_the_ledger_and_processes_have_recorded(
+    stack: Stack, operator: Visit
+) -> None:
+    database, redis = Database(stack.database_url), connect(stack.redis.url, max_connections=1)
+    name = f"Timed {HOSTILE}"
+    await operator.send("/console/tenants/new", name=name, id="timed")
+    now = utc_now()
+    try:
+        for ms, times in ((100, 6), (3_000, 2)):
+            await use(database, "timed", 500_000, times=times, first_token_ms=ms, prompt_tokens=7)
+        await use(database, "timed", 0, outcome=Outcome.FAILED, code="internal_error")
+        await Rollups(database).make_all()
+        async with database.reading() as transaction:
+            since = hour_of(now) - 23 * HOUR
+            rows = (
+                await transaction.execute(
+                    select(LedgerRow.created_at, LedgerRow.cost_micros, LedgerRow.outcome)
+                )
+            ).all()
+        old_ms = int((now - timedelta(hours=4)).timestamp() * 1000)
+        await redis.hset(JOBS_DONE, mapping={"drain": str(old_ms), "reconcile": str(old_ms)})
+        await redis.zadd(GATEWAYS, {"gw-silent": old_ms + 14_000_000})
+        await asyncio.to_thread(stack.key, "timed", expires_at=now + timedelta(hours=1))
+        # The history is cached for some seconds.
+        counted = sum(at >= since for at, _, _ in rows)
+
+        async def is_read() -> bool:
+            return f"1 of {counted:,} failed" in (await operator.get("/console")).text
+
+        await eventually(is_read, what="the history being read again")
+        page = (await operator.get("/console")).text
+        money = (await operator.get("/console/money")).text
+        await redis.hdel(JOBS_DONE, "drain", "reconcile")
+        await redis.zrem(GATEWAYS, "gw-silent")
+    finally:
+        await redis.aclose()
+        await database.aclose()
+    values = dict(re.findall(r"<h2>(?:<a[^>]*>)?([^<]+).*?value[^>]*>([^<]+)<", page))
+    month = sum(cost for at, cost, _ in rows if at >= month_start(now))
+    today = sum(cost for at, cost, _ in rows if at >= day_of(now))
+    assert values["Revenue today"] == f"${today / 1e6:,.2f}"
+    assert values[f"Revenue in {now:%B %Y}"] == f"${month / 1e6:,.2f}"
+    assert values["Availability, 24 h"] == f"{10_000 * (counted - 1) // counted / 100:.2f} %"
+    assert 64 < int(values["First token, 24 h"].removesuffix(" ms")) <= 128
+    assert (values["Utilisation now"], values["Longest wait now"]) == ("0 %", "0 ms")
+    for alert in (
+        *("AvailabilityBudgetBurn", "FirstTokenBudgetBurn", "KeyExpiry", "ProcessDown"),
+        *("The job drain does not succeed", "The job reconcile does not succeed"),
+    ):
+        assert alert in page.partition("</ul>")[2], alert
+    assert 'href="https://grafana.example/d/all"' in page
+    # Both tables have the tenant by its name, and the sums of all tenants.
+    for shown in (page, money):
+        assert HOSTILE not in shown
+        row = re.search(r"/timed[^>]*>Timed &lt;script.*?</tr>", shown, re.DOTALL)
+        assert row is not None
+        assert re.findall(r'num">([^<]+)<', row[0]) == ["9", "1", "56", "$4.00"]
+        sums = re.search(r"All tenants</th>.*?>([\d,]+)<.*?(\$[\d,.]+)<", shown, re.DOTALL)
+        assert sums is not None
+        assert sums.groups() == (
+            f"{sum(at >= month_start(now) for at, _, _ in rows):,}",
+            f"${month / 1e6:,.2f}",
+        )
 
 
 async def test_operator_cancels_a_live_request_after_a_confirmation(
