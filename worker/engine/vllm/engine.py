@@ -11,7 +11,7 @@ import copy
 import logging
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -56,6 +56,24 @@ _log = logging.getLogger(__name__)
 
 _START_STOP_SECONDS = 3.0
 _WARM_UP_GRAMMAR = 'start: "a"'
+
+
+def _set_environment(variables: Mapping[str, str]) -> None:
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)
+
+
+def _set_compiler(*, is_used: bool) -> None:
+    """Let vLLM's processes compile nothing, if so asked.
+
+    Even if its model runs without a compiler, vLLM compiles a part of its sampler. On a CPU this
+    needs a C++ compiler, and takes 15 s where its results are not cached.
+    """
+    import torch
+
+    if not is_used:
+        _set_environment({"TORCHDYNAMO_DISABLE": "1"})
+        torch.compiler.set_stance("force_eager")  # For forks of this process.
 
 
 class VllmEngine:
@@ -231,8 +249,7 @@ class VllmEngine:
     # --- starting ------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        for name, value in environment_variables(self._settings).items():
-            os.environ.setdefault(name, value)
+        _set_environment(environment_variables(self._settings))
         import vllm
         import zmq
         from vllm.config.kv_events import KVEventsConfig
@@ -260,6 +277,7 @@ class VllmEngine:
             is_cpu=is_cpu,
             can_sleep=current_platform.is_sleep_mode_available(),
         )
+        _set_compiler(is_used=not (is_cpu and arguments.enforce_eager))
         parsers = parser_format(
             self._settings,
             lambda: cached_tokenizer_from_config(arguments.create_model_config()),
@@ -286,8 +304,9 @@ class VllmEngine:
         self._client_errors = (vllm.exceptions.VLLMClientError, ValueError, TypeError)
         self._make_lora_request = LoRARequest
         self._pooling_params = vllm.PoolingParams
-        names = getattr(self._llm.tokenizer, "model_input_names", ())
-        self._has_token_types = "token_type_ids" in names
+        self._has_token_types = "token_type_ids" in getattr(
+            self._llm.tokenizer, "model_input_names", ()
+        )
         self._model_class = get_model_cls(self._llm.model_config)
         self._has_own_pairs = supports_score_template(self._model_class)
         self._dead_errors = (exceptions.EngineDeadError, zmq.ZMQError)
