@@ -144,7 +144,9 @@ def _columns(names: Mapping[str, str], known: Collection[str]) -> Iterator[Colum
 
     yield Column("Model", name)
     yield Column("Tier", lambda each: each.price.service_tier)
-    for (amount, _), title in zip(AMOUNTS, ("Prompt", "Cached", "Completion"), strict=True):
+    for (amount, _), title in zip(
+        AMOUNTS, ("Prompt", "Cached", "Completion", "Audio"), strict=True
+    ):
         yield Column(title, attrgetter(f"price.{amount}"), "price")
     yield Column("From (UTC)", lambda each: each.price.effective_at, "time")
     yield Column("State", lambda each: each.state)

@@ -120,7 +120,7 @@ def test_prices_are_given_in_dollars_and_stored_in_micro_dollars(sluice: Sluice)
         *("--cached", "0.5", "--effective-at", "2999-01-01"),
     )
     assert flex.exit_code == 0, flex.output
-    assert "m      flex  $2.00   $0.50   $0.00       2999-01-01 00:00:00 UTC" in flex.output
+    assert "m      flex  $2.00   $0.50   $0.00       $0.00  2999-01-01 00:00:00 UTC" in flex.output
     assert _json(sluice("prices", "list", "--json")) == [added]
     history = _json(sluice("prices", "list", "--model", "m", "--history", "--json"))
     assert isinstance(history, list)

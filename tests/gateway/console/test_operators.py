@@ -187,14 +187,14 @@ async def test_money_changes_only_after_a_confirmation(operator: Visit) -> None:
     listed = (await operator.get("/console/prices?model=priced")).text
     assert re.findall(
         r"priced \(unknown\)|\$[\d.]+(?=</td)|\$[\d.]+(?=<span)|in force", listed
-    ) == [*("priced (unknown)", "$0.15", "$0.15", "$0.60", "in force")]
+    ) == [*("priced (unknown)", "$0.15", "$0.15", "$0.60", "$0.00", "in force")]
     # A future price is listed before it applies, unless another one replaces it.
     for amount, start in (("0.2", "2090-01-01"), ("0.3", "2090-01-01"), ("0.1", "")):
         later = price | {"prompt_micros": amount, "effective_at": start and f"{start}T00:00:00"}
         await operator.send("/console/prices/new", **later, confirmed="yes")
     for query, states in (("", ["future", "in force"]), ("&history=true", ["future", "past"])):
         listed = (await operator.get(f"/console/prices?model=priced{query}")).text
-        found = re.findall(r"\$([\d.]+)<[^$]*\$[^$]*\$[^$]*>(future|in force|past)<", listed)
+        found = re.findall(r"\$([\d.]+)<[^$]*\$[^$]*\$[^$]*\$[^$]*>(future|in force|past)<", listed)
         assert [state for _, state in found][:2] == states
         assert found[0] == ("0.30", "future")
     assert [amount for amount, state in found if state == "past"] == ["0.20", "0.15"]
