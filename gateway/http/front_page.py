@@ -64,7 +64,8 @@ def _customers(url: str, models: Sequence[ServedModel] | None) -> dict[str, str]
         if path in served_endpoints(each.card).values() and _PLAIN_MODEL.fullmatch(each.card.model)
     )
     path, model = next(found, (COMPLETIONS.path, "YOUR_MODEL"))
-    state = f"{len(ready)} of {len(models)} models are ready." if models else ""
+    count = "All" if len(ready) == len(models or ()) else f"{len(ready)} of {len(models or ())}"
+    state = f"{count} models are ready." if models else ""
     return {
         "text": "An API for completions of open models, compatible with OpenAI's clients.",
         "state": state,
