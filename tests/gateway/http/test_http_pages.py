@@ -295,7 +295,11 @@ async def test_operators_have_a_separate_listener(stack: Stack) -> None:
         assert (await operators.get("/v1/models")).status_code == 404
 
 
-async def test_front_page_links_to_endpoints_that_exist(stack: Stack) -> None:
+async def test_front_page_links_to_endpoints_that_exist(
+    stack: Stack, client: httpx.AsyncClient
+) -> None:
+    # Then a model is ready.
+    await complete(client, max_tokens=1)
     for url, example in ((stack.url, "/v1/completions"), (stack.operators, "/admin/tenants")):
         async with gateway_client(url, None) as anonymous:
             page = await anonymous.get("/")
@@ -308,8 +312,8 @@ async def test_front_page_links_to_endpoints_that_exist(stack: Stack) -> None:
             if url == stack.url:
                 # The example works as it is, but for the key.
                 named = re.findall(r'-d \'{"model": "([^"]+)", "prompt"', unescape(page.text))
-                states = (await anonymous.get("/status.json")).json()["models"]
-                ready = {each["model"] for each in states if each["state"] == "operational"}
+                listed = (await client.get("/v1/models")).json()["data"]
+                ready = {each["id"] for each in listed if each["ready"]}
                 assert len(named) == 1
                 assert named[0] in ready
             paths = re.findall(r'href="([^"]+)"', page.text)
