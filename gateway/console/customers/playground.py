@@ -1,81 +1,151 @@
-"""The playground: try a completion or a chat with the rights of the session's key."""
+"""The playground: try a request with the rights of the session's key.
 
-from typing import Annotated, Final
+One script sends the form and shows the stream. Without scripts, the form runs chats and
+completions, and the page shows the answer.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Query, Request, Response
+from msgspec import json
+from starlette.types import Message
 
 from gateway.accounts.shared import MAX_TEXT_CHARACTERS
-from gateway.completions.endpoints.generation import Completions
+from gateway.completions.endpoints.generation import COST_HEADER, Completions
+from gateway.completions.endpoints.models import ModelList
 from gateway.console.customers.account import base_url
+from gateway.console.forms import Form, number
 from gateway.console.rendering import page
-from gateway.console.routing import CustomerRoute, Visitor, needs
-from gateway.dialects.endpoint import CHATS, COMPLETIONS
-from gateway.http.services import AllServices
-from gateway.models.catalogue import Catalogue
+from gateway.console.routing import CustomerRoute, SentForm, Visitor, needs
+from gateway.dialects.endpoint import CHATS, COMPLETIONS, ENDPOINTS, Endpoint
+from gateway.dialects.profile_choice import DIALECT_HEADER
+from gateway.http.services import AllServices, Services, services_of
+from gateway.records.errors import ApiError
 from gateway.records.scopes import Scope
 
+HOME: Final = "/console/playground"
 NUMBERS: Final = (
-    ("max_tokens", "Maximum tokens", "200", "1"),
-    ("temperature", "Temperature", "", "any"),
-    ("top_p", "Top p", "", "any"),
-    ("top_k", "Top k", "", "1"),
-    ("min_p", "Min p", "", "any"),
-    ("seed", "Seed", "", "1"),
-    ("presence_penalty", "Presence penalty", "", "any"),
-    ("frequency_penalty", "Frequency penalty", "", "any"),
-    ("repetition_penalty", "Repetition penalty", "", "any"),
+    ("max_tokens", "Maximum tokens", "1"),
+    ("n", "Choices", "1"),
+    ("temperature", "Temperature", "any"),
+    ("top_p", "Top p", "any"),
+    ("top_k", "Top k", "1"),
+    ("min_p", "Min p", "any"),
+    ("seed", "Seed", "1"),
+    ("presence_penalty", "Presence penalty", "any"),
+    ("frequency_penalty", "Frequency penalty", "any"),
+    ("repetition_penalty", "Repetition penalty", "any"),
 )
-"""Parameters with fields of their own: name, label, first value and step."""
+"""Parameters with fields of their own: name, label and step."""
+FIRST: Final = {"max_tokens": "200", "stream": "on"}
+_OWN_HEADERS: Final = {
+    b"content-type": b"application/json",
+    b"accept": b"application/json",
+    DIALECT_HEADER.encode(): b"openai",
+    COST_HEADER.encode(): b"true",
+}
+_OF_FORM: Final = (b"content-length", b"transfer-encoding", *_OWN_HEADERS)
+"""Headers of a form that its request does not have."""
 
 router = APIRouter(route_class=CustomerRoute, include_in_schema=False)
 
 Generates = Annotated[Visitor, Depends(needs(Scope.COMPLETIONS))]
 
 
-@router.get("/console/playground")
+@router.get(HOME)
 async def playground(
     request: Request,
     services: AllServices,
     visitor: Generates,
     model: Annotated[str, Query(max_length=MAX_TEXT_CHARACTERS)] = "",
 ) -> Response:
-    """Show the form. One script sends it and shows the stream."""
-    models = sorted(filter(visitor.principal.allows_model, services[Catalogue].names))
-    if model and model not in models:
-        models.append(model)  # An alias or an adapter.
+    """Show the form."""
+    chosen = model or visitor.principal.default_model or ""
+    return await _page(request, services, visitor, Form.of({**FIRST, "model": chosen}))
+
+
+@router.post(HOME)
+async def send(
+    request: Request, services: AllServices, visitor: Generates, form: SentForm
+) -> Response:
+    """Run the request of a form, and show its answer below the form."""
+    endpoint = CHATS if form["endpoint"] == _path(CHATS) else COMPLETIONS
+    try:
+        run = services[Completions].create
+        own = _with_body(request, _body(form, endpoint))
+        response = await run(own, endpoint, authorized=visitor.principal)
+    except ApiError as error:
+        return await _page(request, services, visitor, form, error=error)
+    return await _page(request, services, visitor, form, answer=json.decode(response.body))
+
+
+def _path(endpoint: Endpoint) -> str:
+    return endpoint.path.removeprefix("/v1/")
+
+
+def _body(form: Form, endpoint: Endpoint) -> dict[str, Any]:
+    """Return the request that a form stands for."""
+    body: dict[str, Any] = {"model": form["model"]}
+    if endpoint is CHATS:
+        said = (("system", form["system"]), ("user", form["prompt"]))
+        messages = [{"role": role, "content": text} for role, text in said if text]
+        body["messages"] = messages
+    else:
+        body["prompt"] = form["prompt"]
+    body |= {name: number(form[name]) for name, *_ in NUMBERS if form[name]}
+    stops = form["stop"].splitlines()
+    return body | ({"stop": stops} if stops else {})
+
+
+def _with_body(request: Request, body: dict[str, Any]) -> Request:
+    """Return a request with another body, from the client of a request that was read."""
+    content = json.encode(body)
+    parts: list[Message] = [{"type": "http.request", "body": content, "more_body": False}]
+
+    async def receive() -> Message:
+        return parts.pop() if parts else await request.receive()
+
+    kept = [each for each in request.scope["headers"] if each[0] not in _OF_FORM]
+    size = (b"content-length", str(len(content)).encode())
+    headers = [*kept, *_OWN_HEADERS.items(), size]
+    # Without the server's extensions: the connection would give the form that was read.
+    return Request({**request.scope, "headers": headers, "extensions": {}}, receive)
+
+
+async def _page(
+    request: Request,
+    services: Services,
+    visitor: Visitor,
+    form: Form,
+    *,
+    answer: dict[str, Any] | None = None,
+    error: ApiError | None = None,
+) -> Response:
+    listed = (await services[ModelList].list(visitor.principal))["data"]
+    models = [(each["id"], each["id"]) for each in listed if each["task"] == "generate"]
     return page(
         request,
         "playground.html",
-        model_options=[(name, name) for name in models],
-        model=model or visitor.principal.default_model,
+        status=200 if error is None else error.status,
+        models=models,
+        form=form,
         numbers=NUMBERS,
         base_url=base_url(request),
+        answer=answer,
+        error=error,
     )
 
 
-@router.post("/console/playground/completions")
-async def complete(request: Request, services: AllServices, visitor: Generates) -> Response:
-    """Run a request of `POST /v1/completions`."""
-    completions = services[Completions]
-    return await completions.create(request, COMPLETIONS, authorized=visitor.principal)
+def _add_route(action: str, serve: Callable[..., Awaitable[Response]], endpoint: Endpoint) -> None:
+    async def run(request: Request, visitor: Generates) -> Response:
+        completions = services_of(request)[Completions]
+        return await serve(completions, request, endpoint, authorized=visitor.principal)
+
+    path = f"{HOME}/{_path(endpoint)}{action}"
+    router.add_api_route(path, run, methods=["POST"], response_class=Response)
 
 
-@router.post("/console/playground/completions:estimate")
-async def estimate(request: Request, services: AllServices, visitor: Generates) -> Response:
-    """Estimate such a request."""
-    completions = services[Completions]
-    return await completions.estimate(request, COMPLETIONS, authorized=visitor.principal)
-
-
-@router.post("/console/playground/chat/completions")
-async def chat(request: Request, services: AllServices, visitor: Generates) -> Response:
-    """Run a request of `POST /v1/chat/completions`."""
-    completions = services[Completions]
-    return await completions.create(request, CHATS, authorized=visitor.principal)
-
-
-@router.post("/console/playground/chat/completions:estimate")
-async def estimate_chat(request: Request, services: AllServices, visitor: Generates) -> Response:
-    """Estimate such a request."""
-    completions = services[Completions]
-    return await completions.estimate(request, CHATS, authorized=visitor.principal)
+for _endpoint in ENDPOINTS:
+    _add_route("", Completions.create, _endpoint)
+    _add_route(":estimate", Completions.estimate, _endpoint)

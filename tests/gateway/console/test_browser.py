@@ -352,6 +352,16 @@ async def test_forms_work_without_javascript(stack: Stack, open_tab: OpenTab) ->
     await tab.page.get_by_label("Group by").select_option("period")
     await tab.page.get_by_role("button", name="Show").click()
     await tab.page.get_by_role("heading", name="By day").wait_for()
+    await tab.open("/console/playground")
+    sent = {"prompt": "Hello <b>you</b>", "temperature": "9"}
+    await tab.press("button", "Send", **sent)
+    assert "'temperature'" in await tab.page.locator("#e-temperature").inner_text()
+    tab.complaints.clear()
+    await tab.page.get_by_label("Temperature").fill("1")
+    await tab.press("button", "Send")
+    await tab.page.get_by_text("Finish reason: length").wait_for()
+    assert await tab.page.locator("section .output").inner_text()
+    assert await tab.page.get_by_label("Prompt").input_value() == "Hello <b>you</b>"
     await tab.page.get_by_text(TENANT, exact=True).first.click()
     await tab.page.get_by_role("button", name="Log out", exact=True).click()
     await tab.page.get_by_role("button", name="Log in").wait_for()
@@ -383,17 +393,47 @@ async def test_playground_streams_estimates_and_writes_code(
     assert shlex.split(code)[1] == f"{stack.url}/v1/chat/completions"
     await page.get_by_role("button", name="Python").click()
     compile(await page.locator("#code").text_content() or "", "python", "exec")
-    await page.get_by_role("button", name="Send").click()
-    await page.get_by_text("6 out; first token").wait_for()
-    assert await page.locator("#output .token").count() == 6
-    answer = await page.locator("#output").text_content()
-    assert await page.locator("#talk .assistant").text_content() == answer
+    await page.get_by_label("Choices").fill("2")
+    await page.get_by_label("Prompt", exact=True).focus()
+    await page.keyboard.press("Control+Enter")
+    await page.get_by_text("12 out; first token").wait_for()
+    first, second = await page.locator("#talk .assistant").all()
+    assert await first.locator(".token").count() == await second.locator(".token").count() == 6
+    # The alternatives of a token, by a click and by the arrow keys.
+    await first.locator(".token").nth(2).click()
+    clicked = await page.locator(".readout").first.inner_text()
+    assert clicked.count("%") == 5
+    await first.focus()
+    await page.keyboard.press("ArrowRight")
+    assert (
+        await first.locator(".read").inner_text()
+        == await first.locator(".token").nth(3).inner_text()
+    )
+    assert await page.locator("#talk .finish").all_text_contents() == ["Finish reason: length"] * 2
     assert await page.locator("#talk .user").text_content() == "Hello <b>you</b>"
-    # The next message continues the conversation; a completion does not have one.
+    # A copy is the request that was sent, whatever the form has now.
+    await page.get_by_label("Choices").fill("")
+    await page.get_by_label("Prompt", exact=True).fill("Not yet")
+    await page.get_by_role("button", name="curl").click()
+    sent = json.loads(shlex.split(await page.locator("#code").text_content() or "")[-1])
+    assert sent["messages"] == [{"role": "user", "content": "Hello <b>you</b>"}]
+    assert sent["n"] == 2
+    # Each endpoint continues the conversation in its own form.
+    for endpoint, name in (("messages", "end_turn|max_tokens"), ("responses", "max_output_tokens")):
+        await page.get_by_label("Endpoint").select_option(endpoint)
+        for streams in (True, False):
+            await page.get_by_label("Stream").set_checked(streams)
+            await page.get_by_label("Prompt", exact=True).fill(f"{endpoint} {streams}")
+            answers = await page.locator("#talk .assistant").count()
+            await page.get_by_role("button", name="Send").click()
+            await page.get_by_text(re.compile(r" 6 out; ")).wait_for()
+            shown = page.locator("#talk .choice").nth(answers)
+            assert await shown.locator(".assistant").inner_text()
+            assert re.search(name, await shown.locator(".finish").inner_text())
+    await page.get_by_role("button", name="Python").click()
+    assert "client.responses.create(" in (await page.locator("#code").text_content() or "")
     await page.get_by_label("Endpoint").select_option("completions")
-    assert not await page.locator("#talk").is_visible()
     await page.get_by_label("Prompt", exact=True).fill("Once")
-    await page.get_by_label("Stream").uncheck()
     await page.get_by_role("button", name="Send").click()
     await page.get_by_text(re.compile(r" 6 out; \d+ ms")).wait_for()
     await page.get_by_label("Temperature").fill("9")
@@ -402,6 +442,7 @@ async def test_playground_streams_estimates_and_writes_code(
     [complaint] = tab.complaints
     assert "400" in complaint
     tab.complaints.clear()
+    assert await page.get_by_label("Prompt", exact=True).input_value() == "Once"
 
 
 async def test_playground_stops_a_stream(stack: Stack, open_tab: OpenTab) -> None:
@@ -412,6 +453,6 @@ async def test_playground_stops_a_stream(stack: Stack, open_tab: OpenTab) -> Non
     await tab.page.get_by_label("Prompt", exact=True).fill("Hello")
     await tab.page.get_by_label("Maximum tokens").fill("1900")
     await tab.page.get_by_role("button", name="Send").click()
-    await tab.page.locator("#output:not(:empty)").wait_for()
+    await tab.page.locator("#talk .assistant:not(:empty)").wait_for()
     await tab.page.get_by_role("button", name="Stop").click()
     await tab.page.get_by_text("Stopped.").wait_for()
