@@ -354,7 +354,7 @@ def test_images_reach_the_engine_and_are_dropped(start: Any) -> None:
     generation, _ = start(images=[b"a", b"b"], n=2)
     assert generation.is_slow_to_submit
     assert [request.images for request in generation.requests()] == [[b"a", b"b"]] * 2
-    generation.release_images()
+    generation.release_media()
     assert generation.job.images == []
 
 

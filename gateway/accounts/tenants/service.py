@@ -90,7 +90,7 @@ class TenantService(Service):
         """Return the names of those of these tenants that exist."""
         named = select(TenantRow.id, TenantRow.name).where(TenantRow.id.in_(ids))
         async with self._database.reading() as transaction:
-            return dict((await transaction.execute(named)).tuples().all())
+            return {row.id: row.name for row in await transaction.execute(named)}
 
     async def prepaid(self, *, limit: int) -> list[Tenant]:
         """Return prepaid tenants, newest first."""

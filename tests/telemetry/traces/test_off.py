@@ -15,7 +15,7 @@ from tests.telemetry.traces.collector import Collector
 
 NEW_FIELDS = (
     *("request_id", "traceparent", "earlier_traceparent", "affinity", "pooling", "chunks"),
-    "model_share",
+    *("model_share", "audio"),
 )
 PARENT = f"00-{'a' * 32}-{'b' * 16}-01"
 

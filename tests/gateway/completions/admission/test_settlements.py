@@ -219,6 +219,7 @@ async def test_models_list_their_prices(customer: Customer, prices: None) -> Non
         "prompt_micros": PROMPT_MICROS,
         "cached_micros": CACHED_MICROS,
         "completion_micros": COMPLETION_MICROS,
+        "audio_micros": 0,
     }
     priority = {name: 2 * micros for name, micros in default.items()}
     batch = {name: (micros + 1) // 2 for name, micros in default.items()}
