@@ -92,13 +92,14 @@ def test_job_of_a_client_killed_in_the_queue_never_runs(
     stack: Stack, store: "Redis", stream: bool
 ) -> None:
     filler = {"n": MAX_SEQUENCES, "max_tokens": FILLING_TOKENS, "ignore_eos": True, "stream": True}
+    as_large = {"n": MAX_SEQUENCES, "max_tokens": 5}  # A small job would preempt a large one.
     before = completion_tokens(stack)
     with calling(stack.url, stack.key("crowd"), prompt=COUNTING, **filler) as crowd:
         wait_until(lambda: is_full(stack), what="the engine being full")
         [first, *_] = jobs = job_keys(store)
         claimed = worker_metric(stack, "sluice_worker_jobs_claimed_total")
         with calling(
-            stack.gateways[1], stack.key("crowd"), prompt=COUNTING, max_tokens=5, stream=stream
+            stack.gateways[1], stack.key("crowd"), prompt=COUNTING, stream=stream, **as_large
         ) as caller:
             wait_until(lambda: waiting(store) == 1, what="a job waiting")
             answer = caller.kill()
