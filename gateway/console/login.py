@@ -132,7 +132,6 @@ def login_page(
     response = page(
         request,
         "login.html",
-        status=200 if error is None else error.status,
         audience=audience,
         token=token,
         following=safe_page(following),

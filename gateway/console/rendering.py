@@ -78,8 +78,19 @@ def render(template: str, /, **values: Any) -> str:
     return _environment.get_template(template).render(**values)
 
 
-def page(request: Request, template: str, /, *, status: int = 200, **values: Any) -> HTMLResponse:
-    """Return a page. Templates see the request's visitor, if it has one, and `values`."""
+def page(
+    request: Request,
+    template: str,
+    /,
+    *,
+    error: ApiError | None = None,
+    status: int | None = None,
+    **values: Any,
+) -> HTMLResponse:
+    """Return a page, by default with the status of the `error` that it shows.
+
+    Templates see the request's visitor, if it has one, the error, and `values`.
+    """
     nonce, settings = secrets.token_urlsafe(16), services_of(request)[Settings]
     content = render(
         template,
@@ -89,8 +100,11 @@ def page(request: Request, template: str, /, *, status: int = 200, **values: Any
         outside=partial(outside, settings),
         has_status_page=settings.status_page,
         visitor=getattr(request.state, "visitor", None),
+        error=error,
         **values,
     )
+    if status is None:
+        status = 200 if error is None else error.status
     headers = {**SECURITY_HEADERS, "content-security-policy": policy(nonce)}
     return HTMLResponse(content, status_code=status, headers=headers)
 
@@ -150,7 +164,6 @@ def form_page(
     return page(
         request,
         "form.html",
-        status=200 if error is None else error.status,
         title=title,
         fields=fields,
         form=defaultdict(str, form),

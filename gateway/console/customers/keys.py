@@ -219,7 +219,6 @@ async def _key_form(
     return page(
         request,
         "key.html",
-        status=200 if error is None else error.status,
         key=key,
         use=use,
         form=defaultdict(str, form),

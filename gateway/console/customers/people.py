@@ -237,7 +237,6 @@ def _project_form(
     return page(
         request,
         "project.html",
-        status=200 if error is None else error.status,
         form=form,
         project=project,
         is_archived=project is not None and project.status is ProjectStatus.ARCHIVED,
@@ -260,7 +259,6 @@ async def _members_page(
     return page(
         request,
         "members.html",
-        status=200 if error is None else error.status,
         members=found.entries,
         roles=ROLES,
         form=Form() if form is None else form,

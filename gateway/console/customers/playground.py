@@ -127,7 +127,6 @@ async def _page(
     return page(
         request,
         "playground.html",
-        status=200 if error is None else error.status,
         models=models,
         form=form,
         numbers=NUMBERS,

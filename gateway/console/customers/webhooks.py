@@ -65,7 +65,6 @@ async def create_webhook(
         return page(
             request,
             "webhooks.html",
-            status=error.status,
             webhooks=await webhooks.list_of_tenant(visitor.tenant_id),
             form=form,
             error=error,
