@@ -110,8 +110,8 @@ class WorkerSettings(ProcessSettings):
     )
     runner: Literal["generate", "pooling", "transcription"] = "generate"
     """What the model is used for: `generate` completes texts, `pooling` embeds, scores or
-    classifies them (vLLM converts a model that can only generate), `transcription` writes what is
-    said in audio, with a Whisper model."""
+    classifies them (vLLM converts a model that can only generate), `transcription` writes the
+    text of audio, with a Whisper model."""
     engine: Literal["vllm", "scripted"] = "vllm"
     """`scripted` generates placeholder text at a steady pace, for tests."""
 

@@ -1,9 +1,10 @@
 """`GenerationRequest`: the common form of requests in every dialect."""
 
+import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -38,7 +39,7 @@ class ResponseForm(StrEnum):
     MESSAGES = "messages"  # Anthropic's Messages.
     RESPONSES = "responses"  # OpenAI's Responses.
     POOLED = "pooled"  # Vectors, labels, scores or ranks.
-    SPEECH = "speech"  # What is said in audio.
+    SPEECH = "speech"  # The text of audio.
 
 
 class MessagesOptions(msgspec.Struct, frozen=True, omit_defaults=True, tag="messages"):
@@ -81,6 +82,10 @@ class ResponsesOptions(msgspec.Struct, frozen=True, omit_defaults=True, tag="res
     """Whether reasoning is returned as a summary, and not as content."""
 
 
+LANGUAGE: Final = re.compile("[a-z]{2,3}")
+"""A language of audio, in ISO 639."""
+
+
 class SpeechFormat(StrEnum):
     """The formats of transcriptions."""
 
@@ -98,7 +103,7 @@ class SpeechOptions(msgspec.Struct, frozen=True, omit_defaults=True, tag="speech
     is_translated: bool = False
     """Whether the text is English, whatever the language of the audio."""
     language: str = ""
-    """As the client gave it; empty if the model hears it."""
+    """As the client gave it; empty if the model detects it."""
     ends: list[int] = []
     """Samples of audio until the end of each clip; empty until the audio is decoded."""
     first_time: int = 0
@@ -106,7 +111,7 @@ class SpeechOptions(msgspec.Struct, frozen=True, omit_defaults=True, tag="speech
 
     @property
     def has_times(self) -> bool:
-        """Whether the model writes when something is said."""
+        """Whether the model writes the times of segments."""
         return self.format not in (SpeechFormat.JSON, SpeechFormat.TEXT)
 
     @property

@@ -13,6 +13,7 @@ from gateway.dialects.fields import Parameters, bounded
 from gateway.dialects.parameters import unread
 from gateway.dialects.profile import ALL_THAT_FIT, ContextLengthBehavior, Profile
 from gateway.dialects.request import (
+    LANGUAGE,
     GenerationRequest,
     ResponseForm,
     SpeechFormat,
@@ -23,7 +24,6 @@ from gateway.dialects.stream_options import AccountParameters, read_service_tier
 from gateway.dialects.wire import validate
 from gateway.records.errors import MissingParameterError, invalid, must, unsupported
 
-_LANGUAGE: Final = re.compile("[a-z]{2,3}")
 _WRITTEN: Final = Field(strict=False)
 """The fields of forms are texts."""
 _REFUSED: Final = {
@@ -62,7 +62,7 @@ class TranscriptionRequest(SpeechParameters):
     """Form of `POST /v1/audio/transcriptions`."""
 
     language: str | None = None
-    """Language of the audio (ISO 639-1). Default: as the model hears."""
+    """Language of the audio (ISO 639-1). Default: the model detects it."""
     stream: Annotated[bool, _WRITTEN] | None = None
     """Whether to send the text as server-sent events while it is written, in formats json and text.
     Default: false."""
@@ -71,7 +71,7 @@ class TranscriptionRequest(SpeechParameters):
     ] = None
     """`segment`, in format verbose_json. Times of words are not supported. Default: segment."""
     chunking_strategy: str | None = None
-    """`auto`: audio is cut at quiet points into clips that the model can hear. Default: auto."""
+    """`auto`: audio is cut at quiet points into clips that the model can read. Default: auto."""
 
 
 def _read(
@@ -99,7 +99,7 @@ def _read(
         granularities = wire.timestamp_granularities
     if wire.file is None:
         raise MissingParameterError("file")
-    if language is not None and not _LANGUAGE.fullmatch(language):
+    if language is not None and not LANGUAGE.fullmatch(language):
         raise must("language", "be a code of ISO 639-1, such as en", language)
     if stream and form not in (SpeechFormat.JSON, SpeechFormat.TEXT):
         raise must("response_format", "be json or text with 'stream'", form)

@@ -148,7 +148,7 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
         return self.cost_of(*_free_counts_of(self))
 
     def job_counts(self, job: int, prompt: int, cached: int, completion: int) -> Counts:
-        """Return the counts of a job with so many tokens; an engine that began it heard its audio.
+        """Return the counts of a job with so many tokens; an engine that began it read its audio.
 
         Args:
             job: Its index.
@@ -156,8 +156,8 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
             cached: Prompt tokens found in the prefix cache.
             completion: Completion tokens.
         """
-        heard = self.job_seconds[job] if self.job_seconds and prompt else 0
-        return Counts(prompt, cached, completion, heard)
+        seconds = self.job_seconds[job] if self.job_seconds and prompt else 0
+        return Counts(prompt, cached, completion, seconds)
 
     def ended(
         self,

@@ -1,4 +1,4 @@
-"""What the scripted engine hears: a word for each second, in segments of ten seconds."""
+"""Transcripts of the scripted engine: a word for each second, in segments of ten seconds."""
 
 import math
 from typing import Final

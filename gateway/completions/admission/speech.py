@@ -24,7 +24,6 @@ from gateway.records.errors import must, unsupported
 _START: Final = "<|startoftranscript|>"
 _EARLIER: Final = "<|startofprev|>"
 _NO_TIMES: Final = "<|notimestamps|>"
-_FIRST_TIME: Final = "<|0.00|>"
 _LANGUAGE: Final = re.compile(r"<\|[a-z]{2,3}\|>")
 _TIME: Final = re.compile(r"<\|[0-9]+\.[0-9]{2}\|>")
 _TEXT: Final = r"TEXT: /([^<]|<[^|])*/"

@@ -11,15 +11,14 @@ from typing_extensions import override
 from contract.messages import AUDIO_RATE, Delta
 from gateway.completions.queue.generation import Turn
 from gateway.completions.rendering.assembler import Assembler, WholeResponse
-from gateway.completions.rendering.completion import Completion
+from gateway.completions.rendering.completion import Completion, Usage
 from gateway.completions.rendering.events import EventRenderer
 from gateway.completions.rendering.sse import error_data
-from gateway.dialects.request import SpeechFormat, SpeechOptions
+from gateway.dialects.request import LANGUAGE, SpeechFormat
 from gateway.records.errors import ApiError
 
 _MARK: Final = re.compile(r"<\|([^|]*)\|>")
 _TIME: Final = re.compile(r"[0-9]+\.[0-9]{2}")
-_LANGUAGE: Final = re.compile("[a-z]{2,3}")
 _MEDIA_TYPES: Final = {
     SpeechFormat.TEXT: "text/plain; charset=utf-8",
     SpeechFormat.SRT: "text/plain; charset=utf-8",
@@ -29,7 +28,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class SpeechAssembler(Assembler):
-    """Collects what was said in each clip."""
+    """Collects the text of each clip."""
 
     def __init__(self, completion: Completion) -> None:
         super().__init__(completion)
@@ -60,7 +59,7 @@ class SpeechAssembler(Assembler):
         return WholeResponse(content.encode(), self.usage, headers)
 
     def _body(self, form: SpeechFormat) -> dict[str, Any]:
-        usage = usage_of(self._options) | self.completion.cost(self.usage)
+        usage = _usage(self.completion, self.usage)
         if form is SpeechFormat.JSON:
             return {"text": self._text(), "usage": usage}
         return {
@@ -77,22 +76,22 @@ class SpeechAssembler(Assembler):
 
     def _language(self) -> str:
         found = _MARK.match(self._texts[0])
-        heard = found[1] if found and _LANGUAGE.fullmatch(found[1]) else ""
-        return self._options.language or heard
+        written = found[1] if found and LANGUAGE.fullmatch(found[1]) else ""
+        return self._options.language or written
 
     def _segments(self) -> Iterator[dict[str, Any]]:
         """Yield the segments. A time is never before an earlier one, or after its clip."""
         options, number = self._options, 0
         for index, text in enumerate(self._texts):
             begin, end = options.starts[index] / AUDIO_RATE, options.ends[index] / AUDIO_RATE
-            times, said = _timed(text, begin)
+            times, texts = _timed(text, begin)
             runs = _runs(self._tokens[index], options.first_time)
             last = begin
             # A segment that the length of the response has cut off has no end.
             for at in range(0, len(times), 2):
                 start = min(max(times[at], last), end)
                 last = min(max([*times, end][at + 1], start), end)
-                words = said[at]
+                words = texts[at]
                 yield {
                     "id": number,
                     "seek": round(begin * 100),
@@ -111,20 +110,21 @@ class SpeechAssembler(Assembler):
 _ENDS: Final = ("start", "end")
 
 
-def usage_of(options: SpeechOptions) -> dict[str, Any]:
-    """Return OpenAI's usage of audio."""
-    return {"type": "duration", "seconds": options.seconds}
+def _usage(completion: Completion, usage: Usage) -> dict[str, Any]:
+    """Return OpenAI's usage of audio, with the cost."""
+    seconds = completion.request.speech.seconds
+    return {"type": "duration", "seconds": seconds} | completion.cost(usage)
 
 
 def _timed(text: str, begin: float) -> tuple[list[float], list[str]]:
     """Return the times in a clip's text, in seconds, and the text after each of them."""
     times: list[float] = []
-    said: list[str] = []
+    texts: list[str] = []
     marks = [each for each in _MARK.finditer(text) if _TIME.fullmatch(each[1])]
     for mark, following in zip(marks, [*marks[1:], None], strict=True):
         times.append(begin + float(mark[1]))
-        said.append(_MARK.sub("", text[mark.end() : following and following.start()]))
-    return times, said
+        texts.append(_MARK.sub("", text[mark.end() : following and following.start()]))
+    return times, texts
 
 
 def _runs(token_ids: list[int], first_time: int) -> list[list[int]]:
@@ -181,7 +181,7 @@ class SpeechRenderer(EventRenderer):
 
     @override
     def _finish(self, parts: list[bytes]) -> None:
-        usage = usage_of(self._options) | self._completion.cost(self.usage)
+        usage = _usage(self._completion, self.usage)
         done = {"type": "transcript.text.done", "text": self._text.rstrip(), "usage": usage}
         self._add(done, parts)
 

@@ -31,7 +31,7 @@ _KILLED: Final = frozenset({-signal.SIGXCPU, -signal.SIGKILL})
 
 
 class Clips(NamedTuple):
-    """A decoded file, cut into clips that a model hears one at a time."""
+    """A decoded file, cut into clips that a model reads one at a time."""
 
     samples: list[bytes]
     """See `contract.messages.AUDIO_RATE`."""
