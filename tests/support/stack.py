@@ -45,6 +45,8 @@ class Stack:
     environment: dict[str, str]
     program: str = "tests.support.long_timeouts"
     """The module that runs as `sluice`."""
+    worker_program: tuple[str, ...] = ("worker",)
+    """The module that runs as a worker, and its arguments."""
     gateways: list[str] = field(default_factory=list)
     """Base URLs."""
     processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
@@ -167,7 +169,7 @@ class Stack:
             "SLUICE_HEALTH_PORT": str(free_port()),
             **(environment or {}),
         }
-        self._start(name, [sys.executable, "-m", "worker"], variables)
+        self._start(name, [sys.executable, "-m", *self.worker_program], variables)
         url = f"http://127.0.0.1:{variables['SLUICE_HEALTH_PORT']}"
         self.environment[f"url of {name}"] = url
 

@@ -122,6 +122,7 @@ def deployed(
     executable = BUNDLED if url is None else SYSTEM or BUNDLED
     with running_stack(executable=executable, database_url=url) as stack:
         stack.program = "tests.failures.proofs.program"
+        stack.worker_program = (stack.program, "worker")
         stack.environment |= environment or {}
         asyncio.run(_set_price(stack))
         # They start side by side.
