@@ -20,7 +20,7 @@ from contract.tier import ServiceTier
 from gateway.completions.queue.dispatcher import Dispatcher
 from gateway.completions.queue.generation import Generation
 from gateway.models.catalogue import Catalogue
-from gateway.platform.redis_client import MeasuredConnection, connect
+from gateway.platform.redis_client import connect, shared_connection
 
 _TENANT = "batches"
 _DEADLINE_MS = 3_600_000
@@ -82,7 +82,7 @@ async def _main(
     redis_url: str, *, window: int, prompt_tokens: int, tokens: int, lines: int
 ) -> None:
     redis = connect(redis_url, max_connections=64)
-    catalogue = Catalogue(MeasuredConnection(redis))
+    catalogue = Catalogue(shared_connection(redis))
     dispatcher = Dispatcher(
         gateway=f"batches-{secrets.token_hex(4)}",
         client=redis,

@@ -39,7 +39,7 @@ from gateway.limits.store import QuotaStore
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
 from gateway.platform.database.partitions import make_partitions
-from gateway.platform.redis_client import MeasuredConnection
+from gateway.platform.redis_client import shared_connection
 from gateway.records.limits import LimitName, Limits, LimitScope, SubjectLimits
 from gateway.records.scopes import TENANT_SCOPES, Scope
 from gateway.records.times import month_start, utc_now
@@ -155,7 +155,7 @@ async def _fill(sluice: Sluice, rows: int) -> dict[str, str]:
 
 async def _fill_redis(redis: Redis) -> None:
     """Let Redis have live requests, balances and counts of rejected requests."""
-    executor = MeasuredConnection(redis)
+    executor = shared_connection(redis)
     store, counts = QuotaStore(executor), PeriodCounts(executor)
     try:
         subjects = (SubjectLimits(LimitScope.TENANT, BIG, Limits()),)

@@ -1,26 +1,30 @@
-"""Redis URLs: one server, or the current master according to Redis Sentinel.
+"""Redis URLs: one server, the servers of a cluster, or the master according to Redis Sentinel.
 
     redis://[USER:PASSWORD@]HOST[:6379][/DATABASE]      rediss:// with TLS
+    redis://[USER:PASSWORD@]HOST[:6379][,HOST[:6379]...]?cluster=true
     redis+sentinel://[USER:PASSWORD@]HOST[:26379][,HOST[:26379]...]/SERVICE[/DATABASE][?OPTIONS]
 
-USER and PASSWORD log in at the servers, the OPTIONS `sentinel_username` and `sentinel_password` at
-the sentinels. All may be percent-encoded.
+The servers of a cluster report all others. USER and PASSWORD log in at the servers, the OPTIONS
+`sentinel_username` and `sentinel_password` at the sentinels. All may be percent-encoded.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
 import redis
 from redis.asyncio import Redis
 from redis.asyncio.sentinel import Sentinel
 from typing_extensions import override
 
+from common.redis_cluster import ClusterClient, SlotMap
 from common.redis_private import guarded
 
 SENTINEL_SCHEME: Final = "redis+sentinel"
 SCHEMES: Final = ("redis", "rediss", SENTINEL_SCHEME)
+REDIS_PORT: Final = 6379
 SENTINEL_PORT: Final = 26379
 SENTINEL_OPTIONS: Final = ("sentinel_username", "sentinel_password")
 LARGEST_PORT: Final = 65_535
@@ -51,11 +55,26 @@ class SentinelAddress:
         return {"username": self.sentinel_username, "password": self.sentinel_password}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterAddress:
+    """The parts of a URL of a cluster."""
+
+    scheme: str
+    hosts: tuple[tuple[str, int], ...]
+    """Host and port of the servers that the URL names."""
+    username: str | None
+    password: str | None = field(repr=False)
+    query: str
+    """The other options of the URL, such as `ssl_ca_certs`."""
+
+
 def check_redis_url(url: str) -> str:
     """Return the URL if it is valid, else raise ValueError. Its message contains no password."""
     parts = _split(url)
     if parts.scheme == SENTINEL_SCHEME:
         _read_sentinels(parts)
+        return url
+    if cluster_address(url) is not None:
         return url
     if not parts.hostname:
         raise ValueError(f"a host must follow {parts.scheme}://")
@@ -70,14 +89,43 @@ def sentinel_address(url: str) -> SentinelAddress | None:
     return _read_sentinels(parts) if parts.scheme == SENTINEL_SCHEME else None
 
 
+def cluster_address(url: str) -> ClusterAddress | None:
+    """Return the parts of a cluster's URL; None if the URL names no cluster. Raises ValueError."""
+    parts = _split(url)
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    if parts.scheme == SENTINEL_SCHEME or options.get("cluster", "false") == "false":
+        if "," in parts.netloc.rpartition("@")[2] and parts.scheme != SENTINEL_SCHEME:
+            raise ValueError("several hosts need ?cluster=true")
+        return None
+    if (given := options.pop("cluster")) != "true":
+        raise ValueError(f"cluster must be true or false. Given: {given}")
+    if parts.path not in ("", "/", "/0"):
+        raise ValueError(f"a cluster has only the database 0. Given: {parts.path[1:]}")
+    credentials, _, hosts = parts.netloc.rpartition("@")
+    username, _, password = credentials.partition(":")
+    return ClusterAddress(
+        scheme=parts.scheme,
+        hosts=tuple(_host(text, REDIS_PORT) for text in hosts.split(",")),
+        username=unquote(username) or None,
+        password=unquote(password) or None,
+        query=urlencode(options),
+    )
+
+
 def redis_client(url: str, *, kind: type["Redis"] = Redis, **options: Any) -> "Redis":
-    """Return a client of the server, or of the current master if the URL names sentinels.
+    """Return a client of the server, of the cluster, or of the master that sentinels name.
 
     Each new connection goes to the server that is master at that moment. This function opens no
     connection. `kind` is the class of the client; `options` are connection options
     (timeouts, retries). Raises ValueError.
     """
-    address = sentinel_address(check_redis_url(url))
+    cluster = cluster_address(check_redis_url(url))
+    if cluster is not None:
+        client: Any = _server(cluster, type("Cluster", (ClusterClient, kind), {}), options)
+        client.slot_map = SlotMap(cluster.hosts, partial(_server, cluster, kind, options))
+        whole: Redis = client
+        return whole
+    address = sentinel_address(url)
     if address is None:
         return guarded(kind.from_url(url, **options))
     sentinels: Any = Sentinel(address.hosts, sentinel_kwargs=_sentinel_options(address, options))
@@ -91,8 +139,21 @@ def redis_client(url: str, *, kind: type["Redis"] = Redis, **options: Any) -> "R
     )
 
 
+def _server(
+    cluster: ClusterAddress,
+    kind: type["Redis"],
+    options: Mapping[str, Any],
+    address: tuple[str, int] | None = None,
+) -> "Redis":
+    host, port = address or cluster.hosts[0]
+    name = f"[{host}]" if ":" in host else host
+    url = f"{cluster.scheme}://{name}:{port}?{cluster.query}"
+    login: dict[str, Any] = {"username": cluster.username, "password": cluster.password}
+    return guarded(kind.from_url(url, **options, **login))
+
+
 def blocking_redis_client(url: str, **options: Any) -> "redis.Redis":
-    """Return a client like `redis_client`, but a blocking one."""
+    """Return a client like `redis_client`, but a blocking one, and of no cluster."""
     address = sentinel_address(check_redis_url(url))
     if address is None:
         return redis.Redis.from_url(url, **options)
@@ -161,7 +222,7 @@ def _read_sentinels(parts: SplitResult) -> SentinelAddress:
             f"Given: {', '.join(unknown)}"
         )
     return SentinelAddress(
-        hosts=tuple(_host(text) for text in hosts.split(",")),
+        hosts=tuple(_host(text, SENTINEL_PORT) for text in hosts.split(",")),
         service=unquote(service),
         database=_database(database),
         username=unquote(username) or None,
@@ -171,13 +232,13 @@ def _read_sentinels(parts: SplitResult) -> SentinelAddress:
     )
 
 
-def _host(text: str) -> tuple[str, int]:
+def _host(text: str, port: int) -> tuple[str, int]:
     """Parse `HOST`, `HOST:PORT` or `[ADDRESS]:PORT`."""
     found = urlsplit(f"//{text}")
     _require_port(found)
     if not found.hostname:
-        raise ValueError("each sentinel must be HOST or HOST:PORT, separated by commas")
-    return found.hostname, SENTINEL_PORT if found.port is None else found.port
+        raise ValueError("each server must be HOST or HOST:PORT, separated by commas")
+    return found.hostname, port if found.port is None else found.port
 
 
 def _database(text: str) -> int:

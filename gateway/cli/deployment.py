@@ -33,7 +33,7 @@ from gateway.platform.concurrency.fair_turns import LoopTurns
 from gateway.platform.concurrency.large_work import LargeWork
 from gateway.platform.database.engine import Database
 from gateway.platform.database.schema import CheckedDatabase
-from gateway.platform.redis_client import MeasuredConnection, connect, converting_errors
+from gateway.platform.redis_client import connect, converting_errors, shared_connection
 from gateway.platform.settings import Settings, load_command_settings
 from gateway.records.errors import StoreUnavailableError
 from gateway.records.principal import Principal
@@ -55,7 +55,7 @@ class Stores:
         self.database = CheckedDatabase(settings.database_url.get_secret_value())
         # One for the commands of the shared connection.
         self.redis = connect(settings.redis_url, max_connections=2)
-        self.executor = MeasuredConnection(self.redis)
+        self.executor = shared_connection(self.redis)
         self.announcer = ChangeAnnouncer(self.redis)
         self.catalogue = Catalogue(self.executor)
         self.authenticator = user = _User()

@@ -31,7 +31,7 @@ from gateway.models.catalogue import Catalogue
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import MOST_CONNECTIONS, Database
 from gateway.platform.database.partitions import make_partitions, months_from
-from gateway.platform.redis_client import MeasuredConnection, connect
+from gateway.platform.redis_client import connect, shared_connection
 from gateway.platform.settings import Settings
 from gateway.records.times import utc_now
 
@@ -53,7 +53,7 @@ class JobServices:
         self.box = SecretBox(settings.plain_encryption_keys())
         self.files = FileService(settings, database)
         announcer = ChangeAnnouncer(redis)
-        catalogue = Catalogue(MeasuredConnection(redis))
+        catalogue = Catalogue(shared_connection(redis))
         authenticator = Authenticator.from_settings(settings, database)
         outbound = Outbound(allows_private=settings.webhook_allow_private)
         self.drain = Drain(redis, database)

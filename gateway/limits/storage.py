@@ -4,12 +4,13 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from redis.exceptions import RedisError
 
 from contract import keys
 from contract.scripts import CommandExecutor, LuaScript
+from contract.scripts.cluster import ask_every_server
 from gateway.limits.refusals import refusal_error
 from gateway.limits.replies import Refused
 from gateway.records.errors import queue_unavailable
@@ -118,10 +119,11 @@ class Storage:
         if (now := time.monotonic()) < self._look_at:
             return
         self._look_at = now + LOOK_SECONDS
-        memory: Any = await self._executor.execute_command("INFO", "memory")
-        most = memory["maxmemory"]
-        self._is_filling = memory["used_memory"] > OPTIONAL_SHARE * most > 0
-        share = most // TENANTS_IN_MEMORY
+        servers = await ask_every_server(self._executor, "INFO", "memory")
+        self._is_filling = any(
+            each["used_memory"] > OPTIONAL_SHARE * each["maxmemory"] > 0 for each in servers
+        )
+        share = min(each["maxmemory"] for each in servers) // TENANTS_IN_MEMORY
         self._most_of_tenant = min(self._set_most, share or self._set_most)
 
     async def _keep(

@@ -14,6 +14,7 @@ import msgspec
 
 from contract import keys
 from contract.scripts import CommandExecutor, LuaScript
+from contract.scripts.cluster import server_id
 from gateway.limits.accounts import FIELD, AccountNumbers
 from gateway.limits.replies import (
     Admitted,
@@ -94,12 +95,11 @@ class QuotaStore:
         return _reserve_reply(request, reply, is_extension=extends)
 
     async def server_id(self) -> str:
-        """Return the id of the Redis process.
+        """Return the id of the Redis process, or of all processes of a cluster.
 
         A new process may lack data that an earlier one stored.
         """
-        info: Any = await self._executor.execute_command("INFO", "server")
-        return str(info["run_id"])
+        return await server_id(self._executor)
 
     def settle(
         self, record: UsageRecord, *, expired_ms: int | None = None

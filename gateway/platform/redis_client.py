@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 from redis.asyncio import Redis
@@ -11,14 +12,17 @@ from redis.asyncio.client import Pipeline
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import SentinelConnectionPool
 from redis.backoff import NoBackoff
+from redis.exceptions import AskError, NoScriptError, RedisError, TryAgainError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, RedisError
 from typing_extensions import override
 
 from common.metrics import UNKNOWN
+from common.redis_cluster import slot_map_of
 from common.redis_private import transport_of
 from common.redis_url import redis_client
 from contract.scripts import LuaScript
+from contract.scripts.cluster import ClusterConnection, ask_every_server
+from contract.scripts.cluster import shared_connection as shared
 from contract.scripts.executor import SharedConnection
 from gateway.platform import store_telemetry
 from gateway.platform.store_errors import cause_of
@@ -55,7 +59,10 @@ def connect(url: str, *, max_connections: int) -> "Redis":
 
 
 def describe(client: "Redis") -> str:
-    """Return the address of the server, or of its sentinels, without a password."""
+    """Return the address of the server, or of its sentinels or cluster, without a password."""
+    if (slots := slot_map_of(client)) is not None:
+        servers = (f"{host}:{port}" for host, port in slots.masters or slots.seeds)
+        return f"Redis Cluster of {', '.join(servers)}"
     pool: Any = client.connection_pool
     if isinstance(pool, SentinelConnectionPool):
         sentinels = (_address(each.connection_pool) for each in pool.sentinel_manager.sentinels)
@@ -81,16 +88,24 @@ def converting_errors(client: "Redis") -> Iterator[None]:
 
 
 async def observe_memory(client: "Redis", *, timeout_seconds: float) -> None:
-    """Query the used and maximum memory of Redis; both are unknown if Redis does not respond."""
+    """Query the used and maximum memory of Redis; both are unknown if Redis does not respond.
+
+    Of a cluster, the values are those of the fullest server.
+    """
     used = most = UNKNOWN
     try:
         async with asyncio.timeout(timeout_seconds):
-            info: Any = await client.info("memory")
-        used, most = info["used_memory"], info["maxmemory"] or info["total_system_memory"]
+            infos = await ask_every_server(client, "INFO", "memory")
+        used, most = max(map(memory_of, infos), key=lambda each: each[0] / each[1])
     except (RedisError, TimeoutError):
         pass
     store_telemetry.REDIS_USED_MEMORY.set(used)
     store_telemetry.REDIS_MAX_MEMORY.set(most)
+
+
+def memory_of(info: dict[str, int]) -> tuple[int, int]:
+    """Return the used and the maximum memory of a server, from its `INFO memory`."""
+    return info["used_memory"], info["maxmemory"] or info["total_system_memory"]
 
 
 class MeasuredRedis(Redis):
@@ -143,6 +158,13 @@ class MeasuredConnection(SharedConnection):
         _note_failure(args, error)
 
 
+def shared_connection(
+    client: "Redis", *, timeout_seconds: float | None = None
+) -> MeasuredConnection | ClusterConnection:
+    """Return a connection that all tasks share; for a cluster, one to each of its servers."""
+    return shared(client, partial(MeasuredConnection, timeout_seconds=timeout_seconds))
+
+
 def _name_of(args: tuple[Any, ...]) -> str:
     """Return the metrics name of a command; for a script, the name of its file."""
     if args[0] == "EVALSHA":
@@ -157,8 +179,8 @@ def _note_reply(args: tuple[Any, ...], began: float) -> None:
 
 
 def _note_failure(args: tuple[Any, ...], error: Exception) -> None:
-    # NOSCRIPT is the normal reply before a script is loaded.
-    if not isinstance(error, NoScriptError):
+    # NOSCRIPT is the normal reply before a script is loaded, the others that of a slot that moves.
+    if not isinstance(error, (NoScriptError, AskError, TryAgainError)):
         store_telemetry.REDIS_ERRORS.labels(_name_of(args)).inc()
 
 

@@ -62,7 +62,7 @@ from gateway.platform.concurrency.fair_turns import LoopTurns
 from gateway.platform.concurrency.large_work import LargeWork
 from gateway.platform.database.engine import Database
 from gateway.platform.database.schema import require_current_schema
-from gateway.platform.redis_client import MeasuredConnection, connect, describe
+from gateway.platform.redis_client import connect, describe, shared_connection
 from gateway.platform.settings import Settings
 from gateway.platform.store_errors import cause_of
 from gateway.process.heartbeat import Heartbeat
@@ -153,7 +153,7 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> Services:
     )
     listener.start()
     stack.push_async_callback(listener.stop)
-    executor = MeasuredConnection(redis)
+    executor = shared_connection(redis)
     stack.push_async_callback(executor.aclose)
     catalogue = Catalogue(executor)
     dispatcher = Dispatcher(

@@ -28,6 +28,7 @@ class RedisServer:
     Args:
         executable: BUNDLED or SYSTEM.
         cluster: whether it runs in cluster mode.
+        slots: those that it has then; a cluster that lacks some is not ready.
         append: when it flushes its append-only file; without one, each start begins with nothing.
         options: further arguments of redis-server.
     """
@@ -37,6 +38,7 @@ class RedisServer:
         executable: str,
         *,
         cluster: bool = False,
+        slots: range = range(HASH_SLOTS),
         append: Literal["always", "everysec"] | None = None,
         options: tuple[str, ...] = (),
     ) -> None:
@@ -44,6 +46,7 @@ class RedisServer:
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self._executable = executable
         self._cluster = cluster
+        self._slots = slots
         self._append = append
         self._options = options
         self._directory = tempfile.TemporaryDirectory(prefix="sluice-redis-")
@@ -66,13 +69,10 @@ class RedisServer:
             stderr=subprocess.DEVNULL,
         )
         wait_until(self._answers, what="redis-server answering")
-        if self._cluster:
-            slots = " ".join(str(slot) for slot in range(HASH_SLOTS))
-            self.command(f"CLUSTER ADDSLOTS {slots}")
-            wait_until(
-                lambda: b"cluster_state:ok" in self.command("CLUSTER INFO"),
-                what="the cluster being ready",
-            )
+        if self._cluster and self._slots and not self._has_slots():
+            self.command(f"CLUSTER ADDSLOTS {' '.join(map(str, self._slots))}")
+        if self._cluster and len(self._slots) == HASH_SLOTS:
+            wait_until(self.is_ready, what="the cluster being ready")
 
     def stop(self) -> None:
         """Stop the server; `start` restarts it on the same port, empty unless it keeps a file."""
@@ -118,6 +118,13 @@ class RedisServer:
             request += b"".join(b"$%d\r\n%s\r\n" % (len(p), p.encode()) for p in parts)
             connection.sendall(request)
             return connection.recv(65536)
+
+    def is_ready(self) -> bool:
+        """Whether a server in cluster mode accepts commands."""
+        return b"cluster_state:ok" in self.command("CLUSTER INFO")
+
+    def _has_slots(self) -> bool:
+        return b"cluster_slots_assigned:0" not in self.command("CLUSTER INFO")
 
     def _answers(self) -> bool:
         try:

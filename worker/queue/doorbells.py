@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Final, Literal
 
 from redis.asyncio import Redis
 
 from common.tasks import end_task
 from contract import keys
+from contract.scripts.cluster import shared_connection
 from contract.scripts.executor import SharedConnection
 from contract.tier import Lane
 
@@ -34,10 +36,8 @@ class Doorbells:
             **{lane: [keys.doorbell(model, lane)] for lane in Lane},
         }
         self._doorbells[Lane.REQUESTS].insert(0, own)
-        self._connections = {
-            bell: SharedConnection(redis, timeout_seconds=timeout_seconds)
-            for bell in self._doorbells
-        }
+        connect = partial(SharedConnection, timeout_seconds=timeout_seconds)
+        self._connections = {bell: shared_connection(redis, connect) for bell in self._doorbells}
         self._rings: dict[Bell, asyncio.Future[Any]] = {}
 
     async def wait(

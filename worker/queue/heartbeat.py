@@ -21,6 +21,7 @@ from redis.asyncio.client import PubSub
 from redis.exceptions import NoPermissionError, RedisError
 
 from common.loop_thread import LoopThread
+from common.redis_cluster import server_of
 from common.redis_private import transport_of
 from contract import keys
 from contract.queue import JobQueue
@@ -76,9 +77,12 @@ class WorkerHeartbeat:
         """Subscribe and send heartbeats until that fails."""
         pause_seconds = _AGAIN_SECONDS
         try:
-            async with redis.pubsub(ignore_subscribe_messages=True) as subscription:
+            channel = keys.worker_channel(self._model, self._worker)
+            # The script of heartbeats sees the subscriptions to its own server.
+            server = await server_of(redis, channel)
+            async with server.pubsub(ignore_subscribe_messages=True) as subscription:
                 self._subscription = subscription
-                await subscription.subscribe(keys.worker_channel(self._model, self._worker))
+                await subscription.subscribe(channel)
                 # The first message confirms the subscription. Later ones only end the pause.
                 await subscription.get_message(timeout=self._lease_ms / 1000)
                 while await self._beat(queue):

@@ -9,6 +9,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -18,6 +19,7 @@ from contract import keys
 from contract.messages import GenerationJob, about
 from contract.prompts import CHUNK_BYTES, chunk_names
 from contract.queue import JobQueue
+from contract.scripts.cluster import shared_connection
 from contract.scripts.executor import SharedConnection
 from worker import telemetry
 from worker.queue.held import HeldDigests
@@ -143,7 +145,9 @@ class Link:
     chunk_cache_bytes: int = 0
 
     def __post_init__(self) -> None:
-        shared = SharedConnection(self.redis, timeout_seconds=REDIS_TIMEOUT_SECONDS)
+        shared = shared_connection(
+            self.redis, partial(SharedConnection, timeout_seconds=REDIS_TIMEOUT_SECONDS)
+        )
         self.queue = JobQueue(shared, self.model)
         self.leases = Leases(self.queue, self.worker, lease_ms=self.lease_ms)
         self.held = HeldDigests(self.queue, self.worker)

@@ -27,7 +27,7 @@ from gateway.limits.accounts import DAY_MS, AccountNumbers
 from gateway.limits.store import QuotaStore
 from gateway.platform.database.engine import Database
 from gateway.platform.database.tables import ApiKeyRow, ProjectRow, TenantRow
-from gateway.platform.redis_client import MeasuredConnection
+from gateway.platform.redis_client import shared_connection
 from gateway.records.limits import Limits, LimitScope, SubjectLimits, subject_of
 from gateway.records.times import day_of, to_ms, utc_now
 from gateway.records.usage_record import UsageRecord, readable_usage
@@ -138,7 +138,7 @@ class Reconciler:
 
     def __init__(self, redis: Redis, database: Database, *, rollup_days: int = ROLLUP_DAYS) -> None:
         self._redis = redis
-        self._executor = MeasuredConnection(redis)
+        self._executor = shared_connection(redis)
         self._database = database
         self._store = QuotaStore(self._executor)
         self._rollup_days = rollup_days

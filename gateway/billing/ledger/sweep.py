@@ -23,7 +23,7 @@ from contract.outcomes import JobReceipt, JobState
 from contract.queue import JobQueue
 from gateway.limits.replies import ExpiredReservation
 from gateway.limits.store import QuotaStore
-from gateway.platform.redis_client import MeasuredConnection
+from gateway.platform.redis_client import shared_connection
 from gateway.records.usage_record import Counts, Outcome, UsageRecord, readable_usage
 
 PATIENCE_MS: Final = 600_000
@@ -48,7 +48,7 @@ class Sweep:
     """Finds and settles abandoned reservations in all buckets."""
 
     def __init__(self, redis: Redis) -> None:
-        self._executor = MeasuredConnection(redis)
+        self._executor = shared_connection(redis)
         self._store = QuotaStore(self._executor)
         self.lost_micros = 0
         """Cost in micro-dollars of all tokens that were settled free of charge."""

@@ -8,6 +8,7 @@ from redis.asyncio import Redis
 from common import clock
 from common.tasks import tolerating_outage
 from contract import keys
+from contract.scripts.cluster import server_id
 
 ALIVE_SECONDS = 6
 """Other processes consider a gateway dead after this long without a heartbeat."""
@@ -50,10 +51,8 @@ class Presence:
 
     async def beat(self) -> None:
         """Send a heartbeat and detect a restarted or replaced Redis. Raises RedisError."""
-        pipeline = self._announcement(self._client)
-        pipeline.execute_command("INFO", "server")
-        *_, server = await pipeline.execute()
-        run_id = str(server["run_id"])
+        await self.announce(self._client)
+        run_id = await server_id(self._client)
         if self._run_id and run_id != self._run_id:
             self.note_outage()
         self._run_id = run_id

@@ -15,7 +15,7 @@ from contract import messages
 from contract.messages import Frame
 from gateway.completions.queue.presence import Presence
 from gateway.platform import telemetry
-from gateway.platform.redis_client import COMMAND_TIMEOUT_SECONDS, MeasuredConnection
+from gateway.platform.redis_client import COMMAND_TIMEOUT_SECONDS, shared_connection
 
 READ_BLOCK_MS = 1_000
 READ_ENTRIES = 256
@@ -47,7 +47,7 @@ class ReplyReader:
         """The last entry whose frame was delivered."""
         self.read_bytes = 0
         """Bytes of all frames that were read."""
-        self._blocking = MeasuredConnection(self._client, timeout_seconds=COMMAND_TIMEOUT_SECONDS)
+        self._blocking = shared_connection(self._client, timeout_seconds=COMMAND_TIMEOUT_SECONDS)
         """A connection of its own: nothing else is sent while a read waits for entries."""
         self._frame_numbers: dict[str, int] = {}
         self._outages = self._presence.outages

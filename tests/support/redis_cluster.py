@@ -1,0 +1,143 @@
+"""A real Redis Cluster of several masters and replicas on loopback."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
+
+from redis import Redis
+
+from tests.support.processes import wait_until
+from tests.support.redis_server import BUNDLED, CLUSTER_BUS_OFFSET, HASH_SLOTS, SYSTEM, RedisServer
+
+NODE_TIMEOUT_MS = 2_000
+"""After which a master that does not respond is replaced."""
+_OPTIONS = ("--cluster-node-timeout", str(NODE_TIMEOUT_MS), "--repl-diskless-sync-delay", "0")
+_MOVED_AT_ONCE = 64
+
+
+class RedisClusterServers:
+    """Masters with one replica each.
+
+    Masters and replicas have the numbers of their first roles, `masters[0]` with `replicas[0]`.
+    """
+
+    def __init__(self, *, masters: int = 3, executable: str = SYSTEM or BUNDLED) -> None:
+        self._executable = executable
+        bounds = [HASH_SLOTS * number // masters for number in range(masters + 1)]
+        self.masters = [self._server(range(first, end)) for first, end in pairwise(bounds)]
+        self.replicas = [self._server(range(0)) for _ in self.masters]
+
+    @property
+    def servers(self) -> list[RedisServer]:
+        """All of them."""
+        return [*self.masters, *self.replicas]
+
+    @property
+    def url(self) -> str:
+        """The URL that names the first masters."""
+        hosts = ",".join(f"127.0.0.1:{server.port}" for server in self.masters)
+        return f"redis://{hosts}?cluster=true"
+
+    def start(self) -> None:
+        """Start all servers and wait until every replica is connected."""
+        for server in self.servers:
+            server.start()
+        self._meet(self.servers)
+        for master, replica in zip(self.masters, self.replicas, strict=True):
+            self._replicate(replica, master)
+
+    def add(self) -> RedisServer:
+        """Start another master, which has no slots yet."""
+        server = self._server(range(0))
+        server.start()
+        self.masters.append(server)
+        self._meet([server, self.masters[0]])
+        return server
+
+    def move(self, slots: Sequence[int], *, to: RedisServer) -> None:
+        """Move slots with their keys, as `redis-cli --cluster reshard` does."""
+        target = _client(to)
+        target_id = target.execute_command("CLUSTER", "MYID")
+        for slot in slots:
+            source = next(each for each in self.masters if each is not to and _has(each, slot))
+            client = _client(source)
+            source_id = client.execute_command("CLUSTER", "MYID")
+            target.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", source_id)
+            client.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", target_id)
+            while keys := client.execute_command("CLUSTER", "GETKEYSINSLOT", slot, _MOVED_AT_ONCE):
+                arguments = ("127.0.0.1", to.port, "", 0, 10_000, "KEYS", *keys)
+                client.execute_command("MIGRATE", *arguments)
+            for each in (target, client):
+                each.execute_command("CLUSTER", "SETSLOT", slot, "NODE", target_id)
+
+    def fail_over(self, number: int) -> None:
+        """Kill a master and wait until its replica has its slots."""
+        replica = self.replicas[number]
+        self.masters[number].kill()
+        wait_until(lambda: _is_master(replica) and replica.is_ready(), what="the promotion")
+        self.masters[number], self.replicas[number] = replica, self.masters[number]
+
+    def restart_replica(self, number: int) -> None:
+        """Start a killed server, and wait until it replicates the one that was promoted."""
+        self.replicas[number].start()
+        wait_until(lambda: _is_connected(self.replicas[number]), what="the replica's connection")
+
+    def close(self) -> None:
+        """Stop all servers and remove their files."""
+        for server in self.servers:
+            server.close()
+
+    def _server(self, slots: range) -> RedisServer:
+        return RedisServer(self._executable, cluster=True, slots=slots, options=_OPTIONS)
+
+    def _meet(self, servers: Sequence[RedisServer]) -> None:
+        for server in servers[1:]:
+            bus = server.port + CLUSTER_BUS_OFFSET
+            servers[0].command(f"CLUSTER MEET 127.0.0.1 {server.port} {bus}")
+        for server in servers:
+            knows = partial(_knows, server, len(self.servers))
+            wait_until(knows, what="the servers knowing each other")
+
+    def _replicate(self, replica: RedisServer, master: RedisServer) -> None:
+        name = _client(master).execute_command("CLUSTER", "MYID").decode()
+        replica.command(f"CLUSTER REPLICATE {name}")
+        wait_until(lambda: _is_connected(replica), what="the replica's connection")
+
+
+def _client(server: RedisServer) -> "Redis":
+    return Redis(port=server.port, single_connection_client=True)
+
+
+def _knows(server: RedisServer, number: int) -> bool:
+    info = server.command("CLUSTER INFO")
+    return server.is_ready() and b"cluster_known_nodes:%d" % number in info
+
+
+def _has(server: RedisServer, slot: int) -> bool:
+    client = _client(server)
+    own = client.execute_command("CLUSTER", "MYID")
+    return any(
+        first <= slot <= last and master[2] == own
+        for first, last, master, *_ in client.execute_command("CLUSTER", "SLOTS")
+    )
+
+
+def _is_connected(server: RedisServer) -> bool:
+    info = server.command("INFO replication")
+    return b"role:slave" in info and b"master_link_status:up" in info
+
+
+def _is_master(server: RedisServer) -> bool:
+    return b"role:master" in server.command("INFO replication")
+
+
+@contextmanager
+def running_cluster(*, masters: int = 3) -> Iterator[RedisClusterServers]:
+    """Run a cluster for the length of a block."""
+    cluster = RedisClusterServers(masters=masters)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.close()
