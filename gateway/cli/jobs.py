@@ -104,6 +104,7 @@ def command(track: str | None, **urls: str | None) -> None:
     from gateway.jobs.runner import running, stop_all
     from gateway.jobs.schedule import DRAIN, Track
 
+    app = create_app(settings)
     configure_logs(settings.log_format, level=logging.WARNING)
     begin_metrics("jobs")
     with ExitStack() as stack:
@@ -114,7 +115,7 @@ def command(track: str | None, **urls: str | None) -> None:
             return all(runner.is_responsive() for runner in runners.values())
 
         stack.enter_context(serving_health(settings, are_responsive))
-        status = run_worker(create_app(settings), runners)
+        status = run_worker(app, runners)
         stop_all(runners.values())
         if Track.LEDGER in runners:
             # Drain the settlements of stopped gateways, so that none stay in Redis.
@@ -128,9 +129,10 @@ def beat(redis_url: str | None) -> None:
     settings = load_settings(redis_url=redis_url)
     from gateway.jobs.app import SchedulerTick, create_app, run_beat
 
+    app = create_app(settings)
     configure_logs(settings.log_format, level=logging.WARNING)
     begin_metrics("beat")
     heartbeat = SchedulerTick()
     # The jobs are imported for their schedules; this process runs none of them.
     with serving_health(settings, heartbeat.is_recent, registry=bare_registry()):
-        run_beat(create_app(settings), heartbeat)
+        run_beat(app, heartbeat)

@@ -17,10 +17,16 @@ from celery.signals import setup_logging
 from celery.worker.consumer import Consumer
 from typing_extensions import override
 
-from common.redis_url import SentinelAddress, blocking_redis_client, sentinel_address
+from common.redis_url import (
+    SentinelAddress,
+    blocking_redis_client,
+    cluster_address,
+    sentinel_address,
+)
 from gateway.jobs.runner import TrackRunner
 from gateway.jobs.schedule import TASKS, Task, Track
 from gateway.platform.settings import Settings
+from gateway.records.errors import StartupError
 
 START: Final = "sluice.start"
 """Name of the Celery task. Its arguments are names of jobs: each message takes CPU time."""
@@ -39,9 +45,17 @@ logger = logging.getLogger(__name__)
 
 
 def create_app(settings: Settings) -> Celery:
-    """Return the application with its broker and schedule. It uses this process's logging."""
+    """Return the application with its broker and schedule. It uses this process's logging.
+
+    Raises StartupError if the broker would be a Redis Cluster.
+    """
     setup_logging.connect(_leave_logs_alone)
     url = settings.celery_broker_url or settings.redis_url
+    if cluster_address(url) is not None:
+        raise StartupError(
+            "Celery cannot use a Redis Cluster. Set SLUICE_CELERY_BROKER_URL to a Redis server, or "
+            "to a master that sentinels name."
+        )
     sentinels = sentinel_address(url)
     app = Celery("sluice", broker=url if sentinels is None else _sentinel_urls(sentinels))
     app.conf.update(
