@@ -1,8 +1,10 @@
 """URLs of Redis, and errors in them."""
 
+import re
+
 import pytest
 
-from common.redis_url import check_redis_url, sentinel_address
+from common.redis_url import check_redis_url, cluster_address, sentinel_address
 from tests.support.cases import all_cases
 
 
@@ -29,6 +31,18 @@ def test_database_and_credentials_of_sentinels_may_be_left_out() -> None:
     assert address.sentinel_options == {"username": None, "password": None}
 
 
+def test_url_of_a_cluster_has_servers_and_passes_other_options_on() -> None:
+    url = "rediss://u%40x:p%2Fw@one:7000,[::1]:7001,three/0?cluster=true&ssl_ca_certs=ca.pem"
+    assert check_redis_url(url) == url
+    address = cluster_address(url)
+    assert address is not None
+    assert address.hosts == (("one", 7000), ("::1", 7001), ("three", 6379))
+    assert (address.username, address.password) == ("u@x", "p/w")
+    assert (address.scheme, address.query) == ("rediss", "ssl_ca_certs=ca.pem")
+    assert "p/w" not in repr(address)
+    assert cluster_address("redis://h?cluster=false") is None
+
+
 @all_cases("url", ["redis://h", "rediss://u:p@h:1/2", "redis://[::1]:6379/0"])
 def test_url_of_a_server_has_no_sentinels(url: str) -> None:
     assert check_redis_url(url) == url
@@ -44,14 +58,18 @@ def test_url_of_a_server_has_no_sentinels(url: str) -> None:
         ("redis://h:port", "a port must be a number from 0 to 65535"),
         ("redis://h:70000", "a port must be a number"),
         ("redis://h/zero", "the database must be a number of at least 0. Given: zero"),
+        ("redis://:hidden@a,b", "several hosts need ?cluster=true"),
+        ("redis://:hidden@a,b?cluster=yes", "cluster must be true or false. Given: yes"),
+        ("redis://:hidden@a,b/1?cluster=true", "a cluster has only the database 0. Given: 1"),
+        ("redis://:hidden@a,b:x?cluster=true", "a port must be a number"),
         ("redis+sentinel://h:26379", "the name of the master must follow the sentinels"),
         ("redis+sentinel://:hidden@h:x/main", "a port must be a number"),
-        ("redis+sentinel://h,/main", "each sentinel must be HOST or HOST:PORT"),
+        ("redis+sentinel://h,/main", "each server must be HOST or HOST:PORT"),
         ("redis+sentinel://h/main/-1", "the database must be a number"),
         ("redis+sentinel://h/main?sentinel_pass=hidden", "Given: sentinel_pass"),
     ],
 )
 def test_errors_in_a_url_hide_passwords(url: str, complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint.replace("+", r"\+")) as caught:
+    with pytest.raises(ValueError, match=re.escape(complaint)) as caught:
         check_redis_url(url)
     assert "hidden" not in str(caught.value)

@@ -83,6 +83,11 @@ class RedisClusterServers:
         self.replicas[number].start()
         wait_until(lambda: _is_connected(self.replicas[number]), what="the replica's connection")
 
+    def stop(self) -> None:
+        """Stop all servers."""
+        for server in self.servers:
+            server.stop()
+
     def close(self) -> None:
         """Stop all servers and remove their files."""
         for server in self.servers:
@@ -95,7 +100,7 @@ class RedisClusterServers:
         for server in servers[1:]:
             bus = server.port + CLUSTER_BUS_OFFSET
             servers[0].command(f"CLUSTER MEET 127.0.0.1 {server.port} {bus}")
-        for server in servers:
+        for server in self.servers:
             knows = partial(_knows, server, len(self.servers))
             wait_until(knows, what="the servers knowing each other")
 

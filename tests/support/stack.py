@@ -25,6 +25,7 @@ from gateway.records.errors import ConflictError
 from tests.support.databases import create_sqlite
 from tests.support.patience import PATIENCE_SECONDS, PROCESS_PATIENCE_SECONDS
 from tests.support.processes import free_port, spawn, stop, wait_until
+from tests.support.redis_cluster import RedisClusterServers
 from tests.support.redis_server import BUNDLED, RedisServer
 from tests.support.sentinels import WatchedRedis
 
@@ -41,7 +42,7 @@ class Stack:
     """Processes of one deployment; `close` ends them all."""
 
     directory: Path
-    redis: RedisServer | WatchedRedis
+    redis: RedisServer | RedisClusterServers | WatchedRedis
     environment: dict[str, str]
     program: str = "tests.support.long_timeouts"
     """The module that runs as `sluice`."""
@@ -238,7 +239,7 @@ class Stack:
 def running_stack(
     *,
     executable: str = BUNDLED,
-    redis: RedisServer | WatchedRedis | None = None,
+    redis: RedisServer | RedisClusterServers | WatchedRedis | None = None,
     database_url: str | None = None,
 ) -> Iterator[Stack]:
     """Start Redis and upgrade a database, by default SQLite; the caller adds processes."""

@@ -109,6 +109,7 @@ async def test_running_requests_finish_exactly_and_new_ones_are_refused_meanwhil
         await books.settled()
         running = deployment.begin(wishes, key)
         await deployment.running(sum(wish.sequences for wish in wishes))
+        assert isinstance(stack.redis, RedisServer | WatchedRedis)
         async with _outage(stack.redis, name):
             is_served = isinstance(stack.redis, WatchedRedis)
             trying = await _try(deployment, key, seconds, refusals=0 if is_served else REFUSALS)

@@ -13,6 +13,7 @@ from tests.failures.proofs.accounts import Accounts, open_accounts
 from tests.failures.proofs.ledger import Books, open_books
 from tests.support.postgres_server import PostgresServer, running_postgres
 from tests.support.processes import free_port
+from tests.support.redis_cluster import RedisClusterServers
 from tests.support.redis_server import BUNDLED, SYSTEM
 from tests.support.stack import Stack, running_stack
 
@@ -35,7 +36,7 @@ ENVIRONMENT = {
     "SLUICE_JWT_ISSUER": "https://login.example",
     "SLUICE_JWT_AUDIENCE": "sluice",
 }
-BUSY_WORKER = {
+BUSY_WORKER: dict[str, Any] = {
     "SLUICE_MAX_SEQUENCES": "64",
     "SLUICE_SCRIPTED_PREFILL_SECONDS_PER_TOKEN": "0.0005",
 }
@@ -115,12 +116,16 @@ def database_url(kind: str, request: pytest.FixtureRequest) -> str | None:
 
 @contextmanager
 def deployed(
-    url: str | None, *, environment: Mapping[str, str] | None = None, **worker: str
+    url: str | None,
+    *,
+    redis: RedisClusterServers | None = None,
+    environment: Mapping[str, str] | None = None,
+    **worker: Any,
 ) -> Iterator[Stack]:
     """Run a whole deployment for the length of a block, with variables for all or the worker."""
     # Each database is tested with a different Redis, if two are installed.
     executable = BUNDLED if url is None else SYSTEM or BUNDLED
-    with running_stack(executable=executable, database_url=url) as stack:
+    with running_stack(executable=executable, redis=redis, database_url=url) as stack:
         stack.program = "tests.failures.proofs.program"
         stack.worker_program = (stack.program, "worker")
         stack.environment |= environment or {}

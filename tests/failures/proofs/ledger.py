@@ -120,8 +120,11 @@ class Books:
         return {name[len("{g:") : -len("}:alive")] for name in await self._keys("{g:*}:alive")}
 
     async def _keys(self, pattern: str) -> list[str]:
-        found = self.redis.scan_iter(pattern, count=1000)
-        return [name.decode() async for name in found]
+        every = getattr(self.redis, "servers", None)
+        servers = [self.redis] if every is None else await every()
+        return [
+            name.decode() for each in servers async for name in each.scan_iter(pattern, count=1000)
+        ]
 
     async def nothing_left(
         self, *, seconds: float = PATIENCE_SECONDS, but: Collection[str] = ()

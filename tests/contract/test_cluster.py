@@ -1,0 +1,181 @@
+"""A client and a shared connection of a real cluster, while its slots move and servers die."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+from itertools import count
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+from redis.crc import key_slot
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import MovedError
+
+from common.redis_cluster import MOST_REDIRECTIONS, server_of, slot_map_of
+from common.redis_url import redis_client
+from contract import keys
+from contract.scripts.cluster import ClusterConnection, server_id, shared_connection
+from contract.scripts.executor import SharedConnection
+from tests.support.patience import PATIENCE_SECONDS
+from tests.support.processes import free_port
+from tests.support.redis_cluster import RedisClusterServers, running_cluster
+from worker.queue.heartbeat import WorkerHeartbeat
+
+TAGS = range(12)
+"""Hash tags of the keys under load, in slots of every server."""
+
+_ROUNDS = 20
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RedisClusterServers]:
+    """Three masters with a replica each."""
+    with running_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def client(cluster: RedisClusterServers) -> AsyncIterator["Redis"]:
+    async with redis_client(cluster.url) as client:
+        yield client
+
+
+@pytest.fixture
+async def shared(client: "Redis") -> AsyncIterator[ClusterConnection]:
+    connect = partial(SharedConnection, timeout_seconds=PATIENCE_SECONDS)
+    shared = shared_connection(client, connect)
+    assert isinstance(shared, ClusterConnection)
+    yield shared
+    await shared.aclose()
+
+
+async def count_up(client: "Redis", shared: ClusterConnection, tag: int, number: int) -> None:
+    """Increment six keys in each way of sending commands, and check the replies."""
+    names = [f"{{{tag}}}:{name}" for name in "abcdef"]
+    assert await shared.execute_command("INCR", names[0]) == number
+    assert await client.incr(names[1]) == number
+    transaction = client.pipeline(transaction=True)
+    for name in names[2:4]:
+        transaction.execute_command("INCR", name)
+    assert await transaction.execute() == [number, number]
+    pipeline = client.pipeline(transaction=False)
+    pipeline.execute_command("INCR", names[4])
+    pipeline.execute_command("INCR", f"{{other {tag}}}:{names[5]}")
+    assert await pipeline.execute() == [number, number]
+
+
+@asynccontextmanager
+async def counting(client: "Redis", shared: ClusterConnection) -> AsyncIterator[None]:
+    """Count up during a block, and some rounds before and after it."""
+    rounds, is_over = dict.fromkeys(TAGS, 0), False
+
+    async def run(tag: int) -> None:
+        for number in count(1):
+            await count_up(client, shared, tag, number)
+            rounds[tag] = number
+            if is_over:
+                return
+
+    async def progress() -> None:
+        first = dict(rounds)
+        while any(rounds[tag] < first[tag] + _ROUNDS for tag in TAGS):
+            assert not any(task.done() for task in tasks)
+            await asyncio.sleep(0.01)
+
+    for server in await shared.servers():
+        await server.execute_command("FLUSHALL")
+    tasks = [asyncio.create_task(run(tag)) for tag in TAGS]
+    try:
+        await progress()
+        yield
+        await progress()
+    finally:
+        is_over = True
+        await asyncio.gather(*tasks)
+
+
+async def test_every_command_is_executed_once_while_its_slot_moves(
+    cluster: RedisClusterServers, client: "Redis", shared: ClusterConnection
+) -> None:
+    async with counting(client, shared):
+        added = await asyncio.to_thread(cluster.add)
+        slots = [key_slot(str(tag).encode()) for tag in TAGS]
+        await asyncio.to_thread(cluster.move, slots, to=added)
+    server = await server_of(client, f"{{{TAGS[0]}}}:a")
+    assert server.connection_pool.connection_kwargs["port"] == added.port
+
+
+async def test_an_idle_client_finds_the_promoted_replica_of_a_killed_master(
+    cluster: RedisClusterServers, client: "Redis", shared: ClusterConnection
+) -> None:
+    names = [f"{{{tag}}}:idle" for tag in range(40)]
+    for name in names:
+        assert await shared.execute_command("SET", name, 1)
+        assert await client.set(name, 1)
+    before = await server_id(shared)
+    assert cluster.masters[0].command("WAIT 1 0") == b":1\r\n"
+    await asyncio.to_thread(cluster.fail_over, 0)
+    for name in names:
+        assert await shared.execute_command("GET", name) == b"1"
+        assert await client.get(name) == b"1"
+    assert await server_id(client) == await server_id(shared) != before
+    await asyncio.to_thread(cluster.restart_replica, 0)
+
+
+async def test_heartbeats_are_seen_by_the_server_of_the_model(
+    cluster: RedisClusterServers, client: "Redis"
+) -> None:
+    models = [f"model {tag}" for tag in TAGS]
+    beats = [WorkerHeartbeat(cluster.url, each, "worker", lease_ms=60_000) for each in models]
+    for beat in beats:
+        beat.start()
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            for model in models:
+                while not await client.zcard(keys.watched_workers(model)):
+                    await asyncio.sleep(0.05)
+    finally:
+        for beat in beats:
+            await beat.aclose()
+
+
+async def test_commands_fail_if_no_server_responds() -> None:
+    url = f"redis://127.0.0.1:{free_port()},127.0.0.1:{free_port()}?cluster=true"
+    async with redis_client(url) as client:
+        shared = shared_connection(client, partial(SharedConnection, timeout_seconds=1))
+        for command in (client.get("x"), shared.execute_command("GET", "x"), client.ping()):
+            with pytest.raises(RedisConnectionError):
+                await command
+        await shared.aclose()
+
+
+async def test_servers_that_refer_to_each_other_do_not_loop(
+    client: "Redis", shared: ClusterConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = []
+
+    async def refer(*args: Any, **_: Any) -> None:
+        sent.append(args)
+        slots = slot_map_of(client)
+        assert slots is not None
+        host, port = slots.masters[len(sent) % 2]
+        raise MovedError(f"{key_slot(b'x')} {host}:{port}")
+
+    def referred(*args: Any) -> asyncio.Future[None]:
+        return asyncio.ensure_future(refer(*args))
+
+    for each in await shared.servers():
+        monkeypatch.setattr(
+            each, "execute_command", lambda *args: asyncio.ensure_future(refer(*args))
+        )
+    slots = slot_map_of(client)
+    assert slots is not None
+    for address in slots.masters:
+        monkeypatch.setattr(slots.client(address), "execute_command", refer)
+    for executor in (client, shared):
+        sent.clear()
+        with pytest.raises(MovedError):
+            await executor.execute_command("GET", "x")
+        assert len(sent) in (MOST_REDIRECTIONS, MOST_REDIRECTIONS + 1)
