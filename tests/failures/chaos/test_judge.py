@@ -310,10 +310,17 @@ def test_slow_refusal_without_redis_is_reported(
 
 
 def row(outcome: Outcome = Outcome.FINISHED, **fields: Any) -> dict[str, Any]:
-    """Return a row that costs what its fields say; a dollar a token."""
-    counts = {"prompt_tokens": 2, "cached_tokens": 0, "completion_tokens": 3}
+    """Return a row that costs what its fields say; a dollar a token or second of audio."""
+    counts = {
+        "prompt_tokens": 2,
+        "cached_tokens": 0,
+        "completion_tokens": 3,
+        "audio_seconds": 0,
+    }
     free = {f"free_{name}": 0 for name in counts}
-    prices = dict.fromkeys(("prompt_price", "cached_price", "completion_price"), 10**12)
+    prices = dict.fromkeys(
+        ("prompt_price", "cached_price", "completion_price", "audio_price"), 10**12
+    )
     found = {"request_id": "cmpl-1", "outcome": outcome, **counts, **free, **prices, **fields}
     return {"cost_micros": cost_of(found)} | found
 
