@@ -231,9 +231,18 @@ async def test_overview_shows_what_the_ledger_and_processes_have_recorded(
     name = f"Timed {HOSTILE}"
     await operator.send("/console/tenants/new", name=name, id="timed")
     now = utc_now()
+    past = now - timedelta(seconds=10)  # The last of them is recorded five seconds later.
     try:
         for ms, times in ((100, 6), (3_000, 2)):
-            await use(database, "timed", 500_000, times=times, first_token_ms=ms, prompt_tokens=7)
+            await use(
+                database,
+                "timed",
+                500_000,
+                at=past,
+                times=times,
+                first_token_ms=ms,
+                prompt_tokens=7,
+            )
         await use(database, "timed", 0, outcome=Outcome.FAILED, code="internal_error")
         await Rollups(database).make_all()
         async with database.reading() as transaction:
