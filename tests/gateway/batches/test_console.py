@@ -9,7 +9,7 @@ import pytest
 from gateway.records.scopes import ROLE_SCOPES, TENANT_SCOPES, Role
 from tests.gateway.batches.conftest import COMPLETIONS, jsonl, line
 from tests.gateway.console.conftest import HOSTILE, browser, open_tab, visiting
-from tests.gateway.console.test_browser import OpenTab, check_page
+from tests.gateway.console.test_browser import OpenTab, add_axe, check_page
 from tests.support.stack import Stack
 
 __all__ = ["browser", "open_tab"]
@@ -24,6 +24,7 @@ async def test_developer_uploads_runs_follows_and_cancels_batches(
 ) -> None:
     key = await asyncio.to_thread(stack.key, TENANT, scopes=ROLE_SCOPES[Role.DEVELOPER])
     tab = await open_tab(stack.url, color_scheme="dark")
+    await add_axe(tab)
     await tab.log_in(key)
     page, press = tab.page, tab.press
 
