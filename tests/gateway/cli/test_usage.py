@@ -166,7 +166,7 @@ def test_reconcile_corrects_differences_and_finds_none_the_second_time(
     assert "     1 counters were wrong and will be derived again." in first.stdout
     listed = shown(sluice("usage", "requests", *NOVEMBER, "--json"))
     assert "cmpl-late" in {each["id"] for each in listed}
-    second = shown(sluice("usage", "reconcile", "--days", "90", "--json"))
+    second = shown(sluice("usage", "reconcile", "--days", "4", "--json"))
     assert (second["is_clean"], second["differences"], second["wrong_hours"]) == (True, [], [])
 
 
