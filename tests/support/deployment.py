@@ -19,7 +19,7 @@ from typing import Final
 import httpx
 import pytest
 
-from tests.support.processes import free_port, spawn, wait_until
+from tests.support.processes import free_port, wait_until
 from tests.support.redis_server import BUNDLED, RedisServer
 from tests.support.stack import (
     CHECKPOINT,
@@ -28,6 +28,7 @@ from tests.support.stack import (
     REPOSITORY,
     Stack,
     locked,
+    make_model,
     running_stack,
 )
 from tests.telemetry.traces.collector import Collector
@@ -188,11 +189,7 @@ def _engines(_folder: Path) -> Iterator[Stack]:
 def _seeing(folder: Path) -> Iterator[Stack]:
     """Run a worker with a vision model in the other deployment, which this process uses too."""
     model = folder / "model"
-    program = [sys.executable, "-m", "tests.support.vision_model", str(CHECKPOINT), str(model)]
-    with (folder / "model.log").open("wb") as log:
-        made = spawn(*program, cwd=REPOSITORY, stdout=log, stderr=log)
-    if made.wait(ENGINE_START_SECONDS):
-        raise RuntimeError(f"the vision model was not made:\n{(folder / 'model.log').read_text()}")
+    make_model("tests.support.vision_model", CHECKPOINT, model, log=folder / "model.log")
     user = _User(folder.parent / ENGINES, ENGINES)
     try:
         user.stack.start_worker(

@@ -45,6 +45,8 @@ from tests.support import measuring
 _MODULE: Final = "tests.support.preloaded"
 """This module, whose name differs when it runs as a program."""
 
+_MODELS: Final = ("tests.support.speech_model", "tests.support.vision_model")
+"""Modules that write models."""
 PROGRAMS: Final = (
     "gateway.cli.main",
     "worker",
@@ -52,7 +54,7 @@ PROGRAMS: Final = (
     "tests.failures.proofs.program",
     "tests.support.short_leases",
     "tests.support.long_timeouts",
-    "tests.support.vision_model",
+    *_MODELS,
 )
 """Modules that run as forks; any other command starts as usual."""
 _IMPORTED: Final = {
@@ -252,7 +254,7 @@ def role_of(command: Sequence[str], environment: Mapping[str, str]) -> str | Non
     """Return the role of a command that runs as a fork, or None."""
     if command[:2] != [sys.executable, "-m"] or command[2] not in PROGRAMS:
         return None
-    if command[2] == "tests.support.vision_model":
+    if command[2] in _MODELS:
         return "engine"
     if command[2] != "worker":
         return command[3] if command[3] in _IMPORTED else None
@@ -364,11 +366,14 @@ def fork_engine_cores() -> None:
     """Let the engine cores that this process starts be its forks.
 
     On CPUs, vLLM lets a core import everything again, since a fork would lack the threads of
-    OpenMP. Tests have none.
+    OpenMP. Tests have none. It also inspects the class of each model that the machine has not seen
+    in a new process, which imports everything: 11 s of CPU time, to initialise no GPU here.
     """
     _import("engine")
+    from vllm.model_executor.models import registry
     from vllm.v1.engine import utils
 
+    registry._run_in_subprocess = lambda inspect: inspect()
     utils.get_mp_context = lambda: multiprocessing.get_context("fork")
     gc.freeze()  # Each core collects garbage five times during its start.
 

@@ -235,6 +235,15 @@ class Stack:
         return {"SLUICE_CACHE_SALT_SECRET": CACHE_SALT, **own}
 
 
+def make_model(program: str, *arguments: object, log: Path) -> None:
+    """Run a program that writes a model. Raise RuntimeError with its output if it fails."""
+    command = [sys.executable, "-m", program, *map(str, arguments)]
+    with log.open("wb") as output:
+        made = spawn(*command, cwd=REPOSITORY, stdout=output, stderr=output)
+    if made.wait(ENGINE_START_SECONDS):
+        raise RuntimeError(f"{program} has made no model:\n{log.read_text()}")
+
+
 @contextmanager
 def running_stack(
     *,

@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from itertools import count
@@ -37,6 +35,7 @@ from contract.queue import JobQueue
 from contract.sampling import SamplingSpec
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.redis_server import RedisServer
+from tests.support.stack import make_model
 from worker.engine.base import Engine, EngineRequest, EngineStep
 from worker.engine.scripted import Script, ScriptedEngine
 from worker.execution.runner import Runner
@@ -98,8 +97,7 @@ async def engine_slot() -> AsyncIterator["EngineSlot"]:
 def vision_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make the vision model in a separate process: its imports must not affect the engine."""
     folder = tmp_path_factory.mktemp("vision")
-    program = [sys.executable, "-m", "tests.support.vision_model", str(MODEL_FOLDER), str(folder)]
-    subprocess.run(program, cwd=ROOT, check=True)
+    make_model("tests.support.vision_model", MODEL_FOLDER, folder, log=folder / "log")
     return folder
 
 

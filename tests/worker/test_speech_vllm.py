@@ -1,8 +1,6 @@
 """Speech in vLLM: a model with random weights in Whisper's form, in the worker's engine."""
 
 import asyncio
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from contract.messages import Feature
 from contract.sampling import SamplingSpec
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.speech_model import LANGUAGES, WINDOW, sound
+from tests.support.stack import make_model
 from tests.worker.real_engine import MARKS, EngineSlot
 from worker.engine.base import EngineRequest
 from worker.engine.vllm.engine import VllmEngine
@@ -28,8 +27,7 @@ _SAMPLES = sound(3)[44:]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("speech")
-    program = [sys.executable, "-m", "tests.support.speech_model", str(folder)]
-    subprocess.run(program, check=True)
+    make_model("tests.support.speech_model", folder, log=folder / "log")
     return folder
 
 
