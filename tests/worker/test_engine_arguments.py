@@ -17,6 +17,7 @@ class ModelConfig:
     """The part of vLLM's model configuration that the worker reads."""
 
     max_model_len: int
+    quantization: str | None
 
 
 @dataclass
@@ -25,6 +26,8 @@ class EngineArgs:
 
     model: str
     served_model_name: str
+    dtype: str = "auto"
+    quantization: str | None = None
     generation_config: str = "auto"
     max_logprobs: int = 20
     enable_prefix_caching: bool | None = None
@@ -45,12 +48,15 @@ class EngineArgs:
     enable_sleep_mode: bool = False
 
     def create_model_config(self) -> ModelConfig:
-        return ModelConfig(self.max_model_len or 8192)
+        return ModelConfig(self.max_model_len or 8192, self.quantization)
 
 
-def arguments(*, is_cpu: bool, can_sleep: bool = True, **changes: Any) -> EngineArgs:
+def arguments(
+    *, is_cpu: bool, can_sleep: bool = True, has_bfloat16: bool = True, **changes: Any
+) -> EngineArgs:
     settings = WorkerSettings(model_path=str(MODEL_FOLDER), **changes)
-    made = engine_arguments(settings, EngineArgs, is_cpu=is_cpu, can_sleep=can_sleep)
+    platform = {"is_cpu": is_cpu, "can_sleep": can_sleep, "has_bfloat16": has_bfloat16}
+    made = engine_arguments(settings, EngineArgs, **platform)
     assert isinstance(made, EngineArgs)
     return made
 
@@ -60,6 +66,24 @@ def test_no_prompt_is_ever_split_on_a_cpu() -> None:
     assert (made.enable_chunked_prefill, made.max_num_batched_tokens) == (False, 8192)
     assert made.enforce_eager
     assert arguments(is_cpu=True, context_window=512).max_num_batched_tokens == 4096
+
+
+@all_cases(
+    ("given", "has_bfloat16", "dtype"),
+    [
+        ({}, False, "float32"),
+        ({}, True, "auto"),
+        ({"dtype": "bfloat16"}, False, "bfloat16"),
+        ({"quantization": "awq"}, False, "auto"),
+    ],
+    ids=str,
+)
+def test_a_cpu_computes_in_float32_if_it_lacks_shorter_numbers(
+    given: dict[str, Any], dtype: str, *, has_bfloat16: bool
+) -> None:
+    made = arguments(is_cpu=True, has_bfloat16=has_bfloat16, engine_arguments=given)
+    assert made.dtype == dtype
+    assert arguments(is_cpu=False, has_bfloat16=has_bfloat16).dtype == "auto"
 
 
 def test_gpu_keeps_vllms_defaults() -> None:

@@ -46,11 +46,17 @@ _CPU_FIXED = {"enable_chunked_prefill", "max_num_batched_tokens"}
 
 
 def engine_arguments(
-    settings: WorkerSettings, engine_args: Any, *, is_cpu: bool, can_sleep: bool
+    settings: WorkerSettings,
+    engine_args: Any,
+    *,
+    is_cpu: bool,
+    can_sleep: bool,
+    has_bfloat16: bool = True,
 ) -> Any:
     """Return vLLM's engine arguments (an instance of `engine_args`) for these settings.
 
-    `can_sleep` is whether vLLM has its sleep mode on this platform.
+    `can_sleep` is whether vLLM has its sleep mode on this platform, and `has_bfloat16` whether the
+    CPU has instructions for 16-bit numbers.
     """
     more = settings.engine_arguments
     _check_names(more, {field.name for field in fields(engine_args)}, is_cpu=is_cpu)
@@ -89,8 +95,10 @@ def engine_arguments(
         # A seeded prompt that is split over steps crashes
         # the engine on a CPU, so disable splitting.
         arguments["enable_chunked_prefill"] = False
-        longest = engine_args(**arguments).create_model_config().max_model_len
-        arguments["max_num_batched_tokens"] = max(longest, _CPU_STEP_TOKENS)
+        model = engine_args(**arguments).create_model_config()
+        arguments["max_num_batched_tokens"] = max(model.max_model_len, _CPU_STEP_TOKENS)
+        if not has_bfloat16 and model.quantization is None:
+            arguments.setdefault("dtype", "float32")
     return engine_args(**arguments)
 
 

@@ -76,6 +76,13 @@ def _set_compiler(*, is_used: bool) -> None:
         torch.compiler.set_stance("force_eager")  # For forks of this process.
 
 
+def _has_bfloat16() -> bool:
+    """Whether this CPU multiplies 16-bit numbers: oneDNN needs AVX-512; PyTorch itself is slow."""
+    import torch
+
+    return str(torch.backends.cpu.get_cpu_capability()) != "AVX2"
+
+
 class VllmEngine:
     """vLLM in separate processes, on the device of this machine."""
 
@@ -276,6 +283,7 @@ class VllmEngine:
             AsyncEngineArgs,
             is_cpu=is_cpu,
             can_sleep=current_platform.is_sleep_mode_available(),
+            has_bfloat16=_has_bfloat16(),
         )
         _set_compiler(is_used=not (is_cpu and arguments.enforce_eager))
         parsers = parser_format(
