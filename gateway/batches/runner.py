@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -148,6 +148,10 @@ class BatchRunner:
                 if not self._is_failing:
                     logger.warning("batches cannot be read: %s", error)
                 self._is_failing = True
+            except Exception:  # One batch must not end this gateway, and then the others.
+                if not self._is_failing:
+                    logger.exception("a turn of the batches failed")
+                self._is_failing = True
             raise_if_cancelled()
             turn += 1
             if self._running or self._is_failing:
@@ -226,7 +230,10 @@ class BatchRunner:
                 task.cancel()
         for batch in batches:
             states[batch.id].note(batch)
-            await self._lines.promote(states[batch.id], tier_of(batch, now))
+            try:
+                await self._lines.promote(states[batch.id], tier_of(batch, now))
+            except Exception:  # The lines of other batches need their leases.
+                logger.exception("lines of %s cannot be promoted", batch.id)
         if not renews and not self._pushed_back:
             return
         pushed_back, self._pushed_back = self._pushed_back, set()
@@ -393,19 +400,10 @@ def runs_again(error: ApiError, times: int) -> bool:
 
 
 @asynccontextmanager
-async def running_batches(
-    services: Services, drain: Draining, *, on_failure: Callable[[], None]
-) -> AsyncIterator[None]:
-    """Run lines of batches during the block. Calls `on_failure` if a bug ends the loop."""
+async def running_batches(services: Services, drain: Draining) -> AsyncIterator[None]:
+    """Run lines of batches during the block."""
     runner = services.with_others({Draining: drain}).make(BatchRunner)
     task = asyncio.create_task(runner.run())
-
-    def report_failure(ended: asyncio.Task[None]) -> None:
-        if not ended.cancelled() and (error := ended.exception()) is not None:
-            logger.critical("the batch runner failed; the gateway shuts down", exc_info=error)
-            on_failure()
-
-    task.add_done_callback(report_failure)
     try:
         yield
     finally:

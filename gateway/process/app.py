@@ -101,7 +101,7 @@ def create_app(settings: Settings) -> FastAPI:
         try:
             async with (
                 open_services(settings, on_failure=drain.fail) as services,
-                running_batches(services, drain, on_failure=drain.fail),
+                running_batches(services, drain),
             ):
                 app.state.services = services
                 yield

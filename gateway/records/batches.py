@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from contract.dialect import Dialect
+from gateway.records.times import MAX_MS, to_ms, to_time
 
 
 class FilePurpose(StrEnum):
@@ -121,12 +122,13 @@ class Batch:
     def projected_end(self, now: datetime) -> datetime | None:
         """Return when its last line ends if lines continue to end at their mean rate.
 
-        Return None if the batch does not run, or no line has ended.
+        It is at most MAX_MS. Return None if the batch does not run, or no line has ended.
         """
         ended = self.completed + self.failed
         if self.status is not BatchStatus.IN_PROGRESS or self.in_progress_at is None or not ended:
             return None
-        return self.in_progress_at + (now - self.in_progress_at) * (self.total / ended)
+        seconds = (now - self.in_progress_at).total_seconds() * self.total / ended
+        return to_time(min(to_ms(self.in_progress_at) + int(1000 * seconds), MAX_MS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

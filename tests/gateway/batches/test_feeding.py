@@ -11,6 +11,7 @@ from redis.asyncio import Redis
 from sqlalchemy import func, select
 from typing_extensions import override
 
+from common.tasks import end_task
 from contract import keys
 from contract.messages import JobFailed
 from contract.outcomes import FailureCode
@@ -29,7 +30,7 @@ from gateway.platform.redis_client import MeasuredConnection
 from gateway.platform.settings import Settings
 from gateway.records.batches import Batch, BatchStatus, Chunk, ChunkState
 from gateway.records.errors import OverloadedError
-from gateway.records.times import utc_now
+from gateway.records.times import MAX_MS, to_time, utc_now
 from tests.support.fake_worker import FakeWorker
 from tests.support.kinds import every_database
 
@@ -114,6 +115,14 @@ async def claim_all(database: Database) -> int:
     """Claim what is released, as a gateway does; return the number of chunks."""
     async with database.writing() as transaction:
         return len(await BatchStore(transaction).claim_chunks("gw-1", utc_now(), limit=1000))
+
+
+def runner_of(database: Database) -> BatchRunner:
+    """Return a gateway's runner, whose lines cannot run."""
+    none: Any = None
+    gateway, drain = SimpleNamespace(gateway="gw-1"), SimpleNamespace(is_draining=False)
+    others: Any = [none, gateway, LineRunner(*[none] * 9), none, drain]
+    return BatchRunner(Settings(), database, *others)
 
 
 async def a_second_later(database: Database, **columns: Any) -> None:
@@ -211,6 +220,8 @@ def test_late_batch_is_promoted_tier_by_tier() -> None:
     assert tiers == hours
     in_time = replace(batch, completed=99)
     assert tier_of(in_time, now + timedelta(hours=9.5)) is ServiceTier.BATCH
+    slow = replace(batch, total=1_000_000, completed=1)
+    assert slow.projected_end(now + timedelta(days=3)) == to_time(MAX_MS)
 
 
 @pytest.mark.parametrize(
@@ -317,10 +328,7 @@ async def test_chunks_leave_nothing_however_they_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     ended = asyncio.Event()
-    none: Any = None
-    gateway, drain = SimpleNamespace(gateway="gw-1"), SimpleNamespace(is_draining=False)
-    others: Any = [none, gateway, LineRunner(*[none] * 9), none, drain]
-    runner = BatchRunner(Settings(), database, *others)
+    runner = runner_of(database)
     monkeypatch.setattr(runner, "_run_chunk", lambda *_: ended.wait())
     await running_batch(database, chunks=2)
     await feeder.run()
@@ -342,6 +350,39 @@ async def test_chunks_leave_nothing_however_they_end(
     await runner._turn(renews=True)  # They end while their batch is read.
     assert not runner._states()
     assert not caplog.records
+
+
+async def test_batch_that_cannot_be_looked_at_keeps_no_other_from_its_lease(
+    feeder: Feeder,
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    runner = runner_of(database)
+    monkeypatch.setattr(runner, "_run_chunk", lambda *_: asyncio.Event().wait())
+    for tenant in ("acme", "other"):
+        await running_batch(database, tenant, chunks=1)
+    await feeder.run()
+    await runner._turn(renews=False)
+
+    async def leases() -> set[datetime]:
+        async with database.reading() as transaction:
+            return set(await transaction.scalars(select(BatchChunkRow.leased_until)))
+
+    before = await leases()
+    monkeypatch.setattr(Batch, "projected_end", lambda *_: 1 / 0)
+    await runner._turn(renews=True)
+    assert before.isdisjoint(await leases())
+    assert len(caplog.records) == 2
+    # Not even an error that concerns all batches ends the gateway.
+    failing = asyncio.Event()
+    monkeypatch.setattr(runner, "_watch", lambda *_, **__: failing.set() or 1 / 0)
+    running = asyncio.create_task(runner.run())
+    await failing.wait()
+    failing.clear()
+    await failing.wait()
+    await end_task(running)
+    await runner.aclose()
 
 
 async def test_lines_of_a_tenant_begin_in_turn_with_the_lines_of_others() -> None:
