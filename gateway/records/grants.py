@@ -123,6 +123,13 @@ class Grant:
                 f"A key cannot change its own '{own[0]}': use another credential.", param=own[0]
             )
 
+    def require_current_secret(self) -> None:
+        """Raise PermissionDeniedError if a former secret asks for one that would outlive it."""
+        if self.is_former_secret:
+            raise PermissionDeniedError(
+                "The key's former secret cannot rotate keys: use its current secret."
+            )
+
     def inherit(self, options: Mapping[str, Any], defaults: LimitValues) -> dict[str, Any]:
         """Return the options of a new key, with the credential's bounds where none are given.
 

@@ -164,10 +164,12 @@ class KeyService(Service):
         keys that it made.
         """
         check_grace(grace)
+        if (grantor := by.get("grantor")) is not None:
+            grantor.require_current_secret()
         # Announce the change before the rotation as well. If Redis were found to be unavailable
         # only afterwards, the error would lose the new secret, and the next rotation would end the
         # one in use.
-        found = await self.get(tenant_id, id_or_prefix, grantor=by.get("grantor"))
+        found = await self.get(tenant_id, id_or_prefix, grantor=grantor)
         await self._announcer.key_changed(found.id)
         new = ApiKey.generate()
         async with changing(self._database, tenant_id, **by) as change:

@@ -396,6 +396,12 @@ async def test_keys_are_revoked_with_the_key_that_made_them(keys: KeyService) ->
     ended = {key.id for key in (await keys.page("acme", PageRequest())).entries if key.revoked_at}
     assert ended == {*family, maker.record.id}
 
+    # A former secret gets no secret that outlives it, not even of its own key.
+    thief = replace(grant(), credential_id=unrelated.record.id, is_former_secret=True)
+    for victim in (unrelated, await keys.create("acme", name="victim")):
+        with pytest.raises(PermissionDeniedError, match="former secret cannot rotate"):
+            await keys.rotate("acme", victim.record.id, grantor=thief)
+
     # A rotation ends the former secret, and what it made.
     await keys.rotate("acme", unrelated.record.id)
     stolen = await made(unrelated, in_grace=True)
