@@ -16,6 +16,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -154,10 +155,30 @@ class Response:
     """The content as sent, in its encoding, as it arrives."""
 
 
+LOOKUPS_AT_ONCE: Final = 32
+_resolver: Final = ThreadPoolExecutor(LOOKUPS_AT_ONCE, "resolve")
+"""A silent name server keeps a thread for long after its caller has given up. So files and stores
+need other threads."""
+_lookups: Final[dict[str, Future[list[str]]]] = {}
+
+
 async def resolve(host: str, port: int) -> list[str]:
-    """Return the addresses of a host name."""
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    """Return the addresses of a host name; none if it has none. A name keeps one thread at most."""
+    for name in [name for name, lookup in _lookups.items() if lookup.done()]:
+        del _lookups[name]
+    if host not in _lookups:
+        _lookups[host] = _resolver.submit(_look_up, host, port)
+    lookup = _lookups[host]
+    # Unlike the caller, it is not cancelled: others wait for it, too.
+    await asyncio.wait([asyncio.wrap_future(lookup)])
+    return lookup.result()
+
+
+def _look_up(host: str, port: int) -> list[str]:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return []
     return list(dict.fromkeys(str(each[4][0]) for each in found))
 
 

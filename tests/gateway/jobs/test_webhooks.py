@@ -8,10 +8,12 @@ import socket
 import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -363,6 +365,35 @@ async def test_unresolvable_name_is_reported(
     monkeypatch.setattr(socket, "getaddrinfo", fail)
     with pytest.raises(DeliveryError, match="cannot be resolved"):
         await outbound.post("https://no-such-host.example/", b"{}", {})
+
+
+async def test_silent_name_servers_keep_no_threads_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    getaddrinfo, answered, asked = socket.getaddrinfo, Event(), list[str]()
+
+    def resolve(host: str, *args: Any, **options: Any) -> Any:
+        if host != "silent.example":
+            return getaddrinfo(host, *args, **options)
+        asked.append(host)
+        answered.wait()
+        raise socket.gaierror
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    impatient = Outbound(allows_private=True, timeout_seconds=0.05)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    try:
+        for _ in range(3):
+            posts = (impatient.post("http://silent.example/", b"", {}) for _ in range(20))
+            replies = await asyncio.gather(*posts, return_exceptions=True)
+            assert {str(reply) for reply in replies} == {"no response in time"}
+        assert asked == ["silent.example"]
+        # Files and stores need the other threads.
+        await asyncio.wait_for(asyncio.to_thread(asked.clear), PATIENCE_SECONDS)
+    finally:
+        answered.set()
+    with pytest.raises(DeliveryError, match="cannot be resolved"):
+        await Outbound(allows_private=True).post("http://silent.example/", b"", {})
 
 
 async def test_name_is_resolved_once_and_the_next_address_tried(
