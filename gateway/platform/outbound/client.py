@@ -164,11 +164,12 @@ _lookups: Final[dict[str, Future[list[str]]]] = {}
 
 async def resolve(host: str, port: int) -> list[str]:
     """Return the addresses of a host name; none if it has none. A name keeps one thread at most."""
-    for name in [name for name, lookup in _lookups.items() if lookup.done()]:
-        del _lookups[name]
-    if host not in _lookups:
-        _lookups[host] = _resolver.submit(_look_up, host, port)
-    lookup = _lookups[host]
+    # Event loops of several threads come here.
+    for name, each in list(_lookups.items()):
+        if each.done():
+            _lookups.pop(name, None)
+    if (lookup := _lookups.get(host)) is None:
+        lookup = _lookups[host] = _resolver.submit(_look_up, host, port)
     # Unlike the caller, it is not cancelled: others wait for it, too.
     await asyncio.wait([asyncio.wrap_future(lookup)])
     return lookup.result()

@@ -376,7 +376,12 @@ async def test_batch_that_cannot_be_looked_at_keeps_no_other_from_its_lease(
     assert len(caplog.records) == 2
     # Not even an error that concerns all batches ends the gateway.
     failing = asyncio.Event()
-    monkeypatch.setattr(runner, "_watch", lambda *_, **__: failing.set() or 1 / 0)
+
+    async def fail(*_: Any, **__: Any) -> None:
+        failing.set()
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(runner, "_watch", fail)
     running = asyncio.create_task(runner.run())
     await failing.wait()
     failing.clear()
