@@ -378,12 +378,13 @@ class Settlement:
             engines=engines,
             preempted=self.generation.preempted,
         )
-        telemetry.tokens_used(
+        telemetry.used(
             record.model,
             record.tenant_id,
             prompt=record.prompt_tokens,
             cached=record.cached_tokens,
             completion=record.completion_tokens,
+            cost_micros=record.cost_micros,
         )
         telemetry.preempted(record.tenant_id, record.preemptions, record.recomputed_tokens)
         if self._trace is None:

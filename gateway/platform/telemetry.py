@@ -103,6 +103,11 @@ _TENANT_PREEMPTIONS = LightCounter(
     "How often sequences of ended requests left an engine to make room, by tenant.",
     ["tenant"],
 )
+_COSTS = LightCounter(
+    "sluice_gateway_cost_micros_total",
+    "Cost in micro-dollars of ended requests, by tenant and model.",
+    ["tenant", "model"],
+)
 TIME_TO_FIRST_TOKEN = LightHistogram(
     "sluice_gateway_time_to_first_token_seconds",
     "From the arrival of a streamed request to its first token.",
@@ -274,9 +279,13 @@ def route_label(scope: Mapping[str, Any]) -> str:
     return OTHER if route is None else str(route.path)
 
 
-def tokens_used(model: str, tenant_id: str, *, prompt: int, cached: int, completion: int) -> None:
-    """Count the tokens of a request that has ended."""
-    counters = _token_counters(model, TENANTS.of(tenant_id))
+def used(
+    model: str, tenant_id: str, *, prompt: int, cached: int, completion: int, cost_micros: int
+) -> None:
+    """Count the tokens of a request that has ended, and its cost in micro-dollars."""
+    tenant = TENANTS.of(tenant_id)
+    _COSTS.labels(tenant, model).inc(cost_micros)
+    counters = _token_counters(model, tenant)
     for (by_model, by_tenant), tokens in zip(counters, (prompt, cached, completion), strict=True):
         if tokens:
             by_model.inc(tokens)

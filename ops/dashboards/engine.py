@@ -3,8 +3,18 @@
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from ops.dashboards.frame import dashboard, row
-from ops.dashboards.panels import Query, graph
-from ops.dashboards.promql import ENGINE, NAMESPACE, POOL, mean, quantile, rate, ratio, total
+from ops.dashboards.panels import Panel, Query, graph
+from ops.dashboards.promql import (
+    ENGINE,
+    NAMESPACE,
+    POOL,
+    highest,
+    mean,
+    quantile,
+    rate,
+    ratio,
+    total,
+)
 
 PROCESS = f'{POOL}, job="sluice-worker"'
 
@@ -362,6 +372,94 @@ def build() -> Dashboard:
                 "step.",
                 Query(mean("vllm:iteration_tokens_total", ENGINE, "model_name"), "{{model_name}}"),
             ),
+            graph(
+                "KV cache in use",
+                "percentunit",
+                "Share of the KV cache that running requests use, of the fullest engine.",
+                Query(highest("vllm:kv_cache_usage_perc", ENGINE, "model_name"), "{{model_name}}"),
+            ),
+            graph(
+                "Time of a request by phase",
+                "s",
+                "Mean time that finished requests waited in the engine, read their prompts and "
+                "generated.",
+                *(
+                    Query(
+                        mean(f"vllm:request_{phase}_time_seconds", ENGINE, "model_name"),
+                        f"{{{{model_name}}}} {phase}",
+                    )
+                    for phase in ("queue", "prefill", "decode")
+                ),
+            ),
+            graph(
+                "Tokens",
+                "suffix: tok/s",
+                "Prompt tokens that the engine computed or found in its cache, and tokens that it "
+                "generated.",
+                Query(
+                    rate("vllm:prompt_tokens_total", ENGINE, "model_name"), "{{model_name}} prompt"
+                ),
+                Query(
+                    rate("vllm:generation_tokens_total", ENGINE, "model_name"),
+                    "{{model_name}} completion",
+                ),
+            ),
+        ),
+        row(
+            "GPUs",
+            _gpu(
+                "Busy",
+                "percentunit",
+                "Share of the time in which any kernel runs. Compare it with tensor cores and "
+                "memory: a busy GPU may be far from its limits.",
+                "DCGM_FI_PROF_GR_ENGINE_ACTIVE",
+            ),
+            _gpu(
+                "Tensor cores",
+                "percentunit",
+                "Share of the cycles in which tensor cores compute: high while prompts are read.",
+                "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",
+            ),
+            _gpu(
+                "Memory bandwidth",
+                "percentunit",
+                "Share of the cycles in which memory is read or written: it bounds the generation "
+                "of tokens.",
+                "DCGM_FI_PROF_DRAM_ACTIVE",
+            ),
+            _gpu(
+                "Memory in use",
+                "percentunit",
+                "Share of the memory that weights and the KV cache take. vLLM takes all of it at "
+                "its start.",
+                "DCGM_FI_DEV_FB_USED",
+                of="DCGM_FI_DEV_FB_FREE",
+            ),
+            _gpu("Power", "watt", "Power that each GPU draws.", "DCGM_FI_DEV_POWER_USAGE"),
+            _gpu(
+                "Temperature",
+                "celsius",
+                "Temperature of each GPU. Near its limit, it lowers its clock.",
+                "DCGM_FI_DEV_GPU_TEMP",
+            ),
+            _gpu(
+                "Last XID error",
+                "short",
+                "Number of the last error that the driver reported, 0 for none. NVIDIA's list of "
+                "XID errors has their meaning.",
+                "DCGM_FI_DEV_XID_ERRORS",
+            ),
+            graph(
+                "Tokens a joule",
+                "suffix: tok/J",
+                "Completion tokens of all engines, divided by the power of all GPUs.",
+                Query(
+                    ratio(
+                        rate("sluice_worker_completion_tokens_total", NAMESPACE),
+                        total("DCGM_FI_DEV_POWER_USAGE", NAMESPACE),
+                    ),
+                ),
+            ),
         ),
         row(
             "Processes",
@@ -389,3 +487,11 @@ def build() -> Dashboard:
             ),
         ),
     )
+
+
+def _gpu(title: str, unit: str, description: str, gauge: str, *, of: str = "") -> Panel:
+    """Return a panel of a gauge of DCGM exporter for each GPU: its share of itself and `of`."""
+    value = highest(gauge, NAMESPACE, "Hostname", "gpu")
+    if of:
+        value = ratio(value, f"({value} + {highest(of, NAMESPACE, 'Hostname', 'gpu')})")
+    return graph(title, unit, description, Query(value, "{{Hostname}} {{gpu}}"))

@@ -1,7 +1,7 @@
 """Panel builders. Each takes a title, a unit and a description, in this order, then its queries."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias, TypeVar
 
 from grafana_foundation_sdk.builders import common, heatmap, prometheus, stat, timeseries
@@ -75,10 +75,12 @@ def graph(
         limit: A limit that belongs to no alert.
         link: Link of the title in addition to the runbooks.
         width: Width in columns, of 24.
-        is_stacked: Whether lines are stacked.
+        is_stacked: Whether lines are stacked. Lines of zeros are left out.
     """
     panel = _panel(timeseries.Panel(), title, unit, description, _links(alert, runbooks, link))
     panel.height(GRAPH_HEIGHT).span(width)
+    if is_stacked:
+        queries = tuple(replace(query, expr=f"{query.expr} > 0") for query in queries)
     for number_of_query, query in enumerate(queries):
         panel.with_target(_target(query, "ABCDEFGH"[number_of_query]))
     panel.line_width(1).fill_opacity(20 if is_stacked else 5)

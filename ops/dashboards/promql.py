@@ -13,6 +13,8 @@ POOL: Final = f'{NAMESPACE}, pool=~"$pool"'
 """Worker metrics; Prometheus adds the pool label to everything that it scrapes from workers."""
 ENGINE: Final = f'{POOL}, model_name=~"$model"'
 """vLLM metrics."""
+MICROS: Final = 1_000_000
+"""Micro-dollars of a dollar."""
 TENANT: Final = f'{NAMESPACE}, tenant=~"$tenant"'
 
 

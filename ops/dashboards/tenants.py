@@ -5,13 +5,26 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from ops.dashboards.frame import Variable, dashboard, row
 from ops.dashboards.limits import Limit
 from ops.dashboards.panels import Query, graph, number
-from ops.dashboards.promql import MODEL, NAMESPACE, TENANT, highest, increase, rate, ratio
+from ops.dashboards.promql import (
+    MICROS,
+    MODEL,
+    NAMESPACE,
+    TENANT,
+    highest,
+    increase,
+    rate,
+    ratio,
+)
 
 TENANTS = Variable(
     "tenant",
     "Tenant",
     f"label_values(sluice_gateway_tenant_requests_total{{{NAMESPACE}}}, tenant)",
 )
+
+
+COSTS = "sluice_gateway_cost_micros_total"
+SOLD = f'{TENANT}, model=~"$model"'
 
 
 def build() -> Dashboard:
@@ -103,7 +116,53 @@ def build() -> Dashboard:
             ),
         ),
         row(
+            "Money",
+            graph(
+                "Revenue by tenant",
+                "suffix: $/h",
+                "Cost of ended requests, in dollars an hour at the current rate.",
+                Query(_an_hour(rate(COSTS, SOLD, "tenant")), "{{tenant}}"),
+                is_stacked=True,
+            ),
+            graph(
+                "Revenue by model",
+                "suffix: $/h",
+                "Cost of ended requests, in dollars an hour at the current rate. Models without a "
+                "price have no line.",
+                Query(_an_hour(rate(COSTS, SOLD, "model")), "{{model}}"),
+                is_stacked=True,
+            ),
+            graph(
+                "Revenue for a million tokens",
+                "currencyUSD",
+                "Cost of ended requests, divided by their prompt and completion tokens: the price "
+                "after discounts for cached tokens, tiers and batches.",
+                Query(
+                    ratio(
+                        rate(COSTS, MODEL, "model"),
+                        f"({rate('sluice_gateway_prompt_tokens_total', MODEL, 'model')}"
+                        f" + {rate('sluice_gateway_completion_tokens_total', MODEL, 'model')})",
+                    ),
+                    "{{model}}",
+                ),
+            ),
+        ),
+        row(
             "Totals of the time range",
+            number(
+                "Revenue",
+                "currencyUSD",
+                "Cost of the ended requests of the selected tenants and models.",
+                Query(f"{increase(COSTS, SOLD)} / {MICROS}"),
+                decimals=2,
+            ),
+            number(
+                "Not paid",
+                "currencyUSD",
+                "Cost of tokens that requests of dead gateways used and that nobody pays for.",
+                Query(f"{increase('sluice_ledger_lost_micros_total', NAMESPACE)} / {MICROS}"),
+                decimals=2,
+            ),
             number(
                 "Requests",
                 "short",
@@ -253,3 +312,8 @@ def build() -> Dashboard:
             ),
         ),
     )
+
+
+def _an_hour(micros_a_second: str) -> str:
+    """Return dollars an hour."""
+    return f"{micros_a_second} * 3600 / {MICROS}"

@@ -83,7 +83,8 @@ def test_every_process_is_scraped_where_it_listens() -> None:
             jobs.add(job["job_name"])
             for name in found["names"]:
                 scraped.setdefault(name, set()).add(found["port"])
-    assert scraped == ports
+    # An operator adds the service that reports GPUs.
+    assert scraped == ports | {"dcgm-exporter": {9400}}
     settings = {"SLUICE_OPERATOR_PORT", "SLUICE_METRICS_PORT", "SLUICE_HEALTH_PORT"}
     settings.add("SLUICE_HOST_HEALTH_PORT")
     for name, own in ports.items():
@@ -95,6 +96,7 @@ def test_every_process_is_scraped_where_it_listens() -> None:
         "hosted-worker",
         "sluice-jobs",
         "sluice-beat",
+        "dcgm-exporter",
     }
 
 

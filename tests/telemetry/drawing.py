@@ -46,7 +46,15 @@ PALETTE: Final = (
     *("#73bf69", "#f2cc0c", "#8ab8ff", "#ff780a", "#b877d9", "#5794f2", "#fade2a", "#ca95e5"),
     *("#96d98d", "#ffb357", "#c0d8ff", "#ff7383"),
 )
-SUFFIXES: Final = {"reqps": " req/s", "cps": " /s", "short": "", "bytes": "B"}
+SUFFIXES: Final = {
+    "reqps": " req/s",
+    "cps": " /s",
+    "short": "",
+    "bytes": "B",
+    "currencyUSD": " $",
+    "watt": "W",
+    "celsius": " °C",
+}
 
 
 def draw(board: Board, server: PrometheusServer, *, start: float, end: float, path: Path) -> None:

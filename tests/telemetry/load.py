@@ -7,7 +7,13 @@ from contextlib import contextmanager, suppress
 
 import httpx
 
+from gateway.accounts.aliases import AliasService
+from gateway.billing.prices import PriceService
+from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.database.engine import Database
+from gateway.platform.redis_client import connect
 from tests.gateway.conftest import asking
+from tests.support.stack import MODEL, Stack
 
 BODIES = (
     asking(stream=True, max_tokens=40),
@@ -18,6 +24,20 @@ BODIES = (
 """Two streams, a whole response, and a request that is refused."""
 PATIENCE_SECONDS = 0.2
 """Timeout of a client that disconnects before its response."""
+
+
+async def sell(stack: Stack) -> None:
+    """Give the model a price, and hide it behind an alias of its name."""
+    database, redis = Database(stack.database_url), connect(stack.redis.url, max_connections=1)
+    try:
+        announcer = ChangeAnnouncer(redis)
+        await AliasService(database, announcer).put(MODEL, weights={MODEL: 1})
+        await PriceService(database, announcer).add(
+            MODEL, prompt_micros=15_000_000, completion_micros=60_000_000
+        )
+    finally:
+        await redis.aclose()
+        await database.aclose()
 
 
 @contextmanager

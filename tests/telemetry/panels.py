@@ -17,6 +17,9 @@ NEED_THE_REAL_ENGINE: Final = {
     "sluice-engine/vLLM/Requests in the engine",
     "sluice-engine/vLLM/Prefix cache hits",
     "sluice-engine/vLLM/Tokens per iteration",
+    "sluice-engine/vLLM/KV cache in use",
+    "sluice-engine/vLLM/Time of a request by phase",
+    "sluice-engine/vLLM/Tokens",
 }
 """Panels of vLLM's own metrics, which tests/e2e/test_dashboards.py checks."""
 
@@ -33,7 +36,16 @@ NEED_A_HOST: Final = {
 NEED_A_FULL_ENGINE: Final = {"sluice-engine/Preemption/Wait for a seat"}
 """Panels without data until a job waits for room, which none does while Prometheus scrapes."""
 
-WITHOUT_DATA: Final = NEED_THE_REAL_ENGINE | NEED_AN_ADAPTER | NEED_A_HOST | NEED_A_FULL_ENGINE
+ONLY_ZEROS: Final = {
+    "sluice-queue/Batches/Batches by status",
+    "sluice-queue/Batches/Lines of batches",
+    "sluice-tenants/Tokens/Rejected by limits and money",
+}
+"""Stacked panels, which leave out zeros: no test runs batches or exceeds limits meanwhile."""
+
+WITHOUT_DATA: Final = (
+    NEED_THE_REAL_ENGINE | NEED_AN_ADAPTER | NEED_A_HOST | NEED_A_FULL_ENGINE | ONLY_ZEROS
+)
 """Panels that a deployment of scripted workers leaves empty."""
 
 

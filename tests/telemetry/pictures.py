@@ -7,6 +7,7 @@ panels.
 """
 
 import argparse
+import asyncio
 import sys
 import time
 from pathlib import Path
@@ -17,7 +18,7 @@ from tests.support.prometheus_server import PROMETHEUS, Target, running_promethe
 from tests.support.stack import REPOSITORY, Stack, running_stack
 from tests.telemetry.background import start_background
 from tests.telemetry.drawing import draw
-from tests.telemetry.load import load
+from tests.telemetry.load import load, sell
 from tests.telemetry.panels import boards
 from tests.telemetry.promql import RULES
 
@@ -49,9 +50,10 @@ def main() -> int:
 
 
 def _start(stack: Stack) -> list[Target]:
-    """Start two gateways, two workers, background jobs and beat."""
+    """Set a price; start two gateways, two workers, background jobs and beat."""
     labels = {"namespace": "sluice"}
     targets = []
+    asyncio.run(sell(stack))
     for name in ("gateway-0", "gateway-1"):
         url = stack.start_gateway(name, SLUICE_METRICS_TENANTS=",".join(TENANTS))
         targets.append(Target(stack.operators_of(url), "sluice-gateway", labels))

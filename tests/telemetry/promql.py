@@ -26,6 +26,21 @@ OF_PROMETHEUS: Final = {
     "up": frozenset[str](),
     "ALERTS": frozenset({"alertname", "alertstate", "severity"}),
 }
+OF_DCGM: Final = tuple(
+    f"DCGM_FI_{name}"
+    for name in (
+        "PROF_GR_ENGINE_ACTIVE",
+        "PROF_PIPE_TENSOR_ACTIVE",
+        "PROF_DRAM_ACTIVE",
+        "DEV_FB_USED",
+        "DEV_FB_FREE",
+        "DEV_POWER_USAGE",
+        "DEV_GPU_TEMP",
+        "DEV_XID_ERRORS",
+    )
+)
+"""Gauges that DCGM exporter's default list of counters (`default-counters.csv`) enables."""
+LABELS_OF_DCGM: Final = ("Hostname", "gpu", "UUID", "device", "modelName")
 OF_THE_CLIENT_LIBRARY: Final = (
     "process_cpu_seconds_total",
     "process_max_fds",
@@ -93,6 +108,7 @@ def known_series() -> dict[str, frozenset[str]]:
     """Return every series that exists, by name, with its labels."""
     known = dict.fromkeys(OF_THE_CLIENT_LIBRARY, OF_WORKERS)
     known |= {name: labels | OF_WORKERS for name, labels in OF_PROMETHEUS.items()}
+    known |= dict.fromkeys(OF_DCGM, OF_TARGETS.union(LABELS_OF_DCGM))
     for row in documented():
         of_worker = row.section in {"Worker", "Host", "Every process"}
         labels = row.labels | (OF_WORKERS if of_worker else OF_TARGETS)

@@ -21,14 +21,19 @@ from tests.telemetry.promql import LEVELS, PROMTOOL, RUNBOOKS, selectors_of, unk
 
 UNITS = {
     "bytes",
+    "celsius",
     "cps",
+    "currencyUSD",
     "percentunit",
     "reqps",
     "s",
     "short",
+    "suffix: $/h",
     "suffix: tok",
+    "suffix: tok/J",
     "suffix: tok/s",
     "suffix:x",
+    "watt",
 }
 COLUMNS = 24
 WITHOUT_PANEL = {

@@ -10,11 +10,9 @@ from typing import NamedTuple
 
 import httpx
 import pytest
+from prometheus_client import CollectorRegistry, Gauge
 
-from gateway.accounts.aliases import AliasService
-from gateway.platform.changes import ChangeAnnouncer
-from gateway.platform.database.engine import Database
-from gateway.platform.redis_client import connect
+from common.health import HealthServer
 from tests.gateway.conftest import asking
 from tests.support.billing import billing_in_thread
 from tests.support.certificates import self_signed
@@ -27,11 +25,11 @@ from tests.support.prometheus_server import (
     running_prometheus,
 )
 from tests.support.redis_server import SYSTEM, Encryption, RedisServer
-from tests.support.stack import MODEL, Stack, metric, running_stack
+from tests.support.stack import Stack, metric, running_stack
 from tests.telemetry.background import start_background
-from tests.telemetry.load import load
+from tests.telemetry.load import load, sell
 from tests.telemetry.panels import WITHOUT_DATA, Board, boards, with_values
-from tests.telemetry.promql import RULES, rules_of
+from tests.telemetry.promql import LABELS_OF_DCGM, OF_DCGM, RULES, rules_of
 
 pytestmark = [
     pytest.mark.skipif(
@@ -81,8 +79,9 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     encryption = Encryption(free_port(), folder / "server.pem")
     redis = RedisServer(SYSTEM, options=encryption.options)
     # The receiver closes first: a request that ends halfway would be an error.
-    with running_stack(redis=redis) as stack, billing_in_thread() as billing:
+    with running_stack(redis=redis) as stack, billing_in_thread() as billing, _gpu() as gpu:
         targets = _start(stack, encryption.url, sink=billing.url)
+        targets.append(gpu)
         keys = [stack.key(tenant) for tenant in ("acme", "other")]
         with running_prometheus(PROMETHEUS, targets, RULES) as server:
             since = time.time()
@@ -91,9 +90,22 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
                 yield Seen(server, since)
 
 
+@contextmanager
+def _gpu() -> Iterator[Target]:
+    """Serve what DCGM exporter serves of a GPU."""
+    registry = CollectorRegistry()
+    for name in OF_DCGM:
+        Gauge(name, name, LABELS_OF_DCGM, registry=registry).labels(*LABELS_OF_DCGM).set(1)
+    server = HealthServer("127.0.0.1", 0, {}, registry=registry)
+    try:
+        yield Target(f"http://127.0.0.1:{server.port}", "dcgm-exporter", {"namespace": NAMESPACE})
+    finally:
+        server.close()
+
+
 def _start(stack: Stack, encrypted_redis: str, *, sink: str) -> list[Target]:
     labels = {"namespace": NAMESPACE}
-    asyncio.run(_define_alias(stack))
+    asyncio.run(sell(stack))
     stack.start_gateway(
         SLUICE_METRICS_TENANTS="acme,unknown",
         SLUICE_MAX_WAITING_JOBS="4",
@@ -108,16 +120,6 @@ def _start(stack: Stack, encrypted_redis: str, *, sink: str) -> list[Target]:
     background = start_background(stack, SLUICE_EXPORT_SINKS=sinks)
     targets += [Target(url, f"sluice-{name}", labels) for name, url in background.items()]
     return targets
-
-
-async def _define_alias(stack: Stack) -> None:
-    """Hide the model behind an alias of its name, so that all requests are for an alias."""
-    database, redis = Database(stack.database_url), connect(stack.redis.url, max_connections=1)
-    try:
-        await AliasService(database, ChangeAnnouncer(redis)).put(MODEL, weights={MODEL: 1})
-    finally:
-        await redis.aclose()
-        await database.aclose()
 
 
 def _start_worker(stack: Stack, name: str, *, port: int) -> None:
@@ -212,4 +214,4 @@ def test_every_process_is_scraped(seen: Seen) -> None:
     read = [(name, f'count(up{{job="sluice-{name}"}} == 1) == {n}') for name, n in numbers.items()]
     assert seen.without_data(read) == []
     known = {each["metric"]["job"] for each in seen.server.query("up")}
-    assert known == {f"sluice-{name}" for name in numbers}
+    assert known == {"dcgm-exporter", *(f"sluice-{name}" for name in numbers)}
