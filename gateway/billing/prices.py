@@ -1,25 +1,45 @@
-"""Prices: they are added, never changed, and never apply to the past (`/admin/prices`)."""
+"""Prices: they are added and removed, and never change what the past cost (`/admin/prices`)."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Path, Query
 from pydantic import AwareDatetime, Field
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from contract.tier import ServiceTier
 from gateway.accounts.audit.log import SYSTEM
 from gateway.accounts.changes import Service, changing
-from gateway.accounts.shared import FLAG, ListBody, Name, RecordBody, RequestBody, text_filter
+from gateway.accounts.shared import (
+    FLAG,
+    PLAIN,
+    ListBody,
+    Name,
+    RecordBody,
+    RequestBody,
+    text_filter,
+)
 from gateway.http.authorization import CanAdminister, CanSeeEverything
 from gateway.http.bounded_route import BoundedRoute
 from gateway.http.services import made
+from gateway.models.price_book import courses_of
 from gateway.platform.database.paging import Page, list_records
-from gateway.platform.database.tables import PriceRow
+from gateway.platform.database.tables import PriceRemovalRow, PriceRow
+from gateway.platform.database.tables.base import record_of
 from gateway.records.checks import check_name
-from gateway.records.errors import InvalidParameterError, must
+from gateway.records.errors import (
+    InvalidParameterError,
+    NotFoundError,
+    StateConflictError,
+    must,
+)
 from gateway.records.records import MAX_PRICE_MICROS, Price
 from gateway.records.times import in_utc, utc_now
+
+_ORDER: Final = ("effective_at", "id")
+"""Of two prices with one start, the one that was added last applies."""
 
 
 class PriceService(Service):
@@ -58,28 +78,62 @@ class PriceService(Service):
         )
         async with changing(self._database, actor=actor) as change:
             await change.insert(row)
-            price = row.to_record()
+            price = record_of(row, Price, removed_at=None)
             details = ("service_tier", *micros, "effective_at")
             await change.audit("price.add", model, {name: getattr(price, name) for name in details})
             change.announce(self._announcer.prices_changed)
         return price
 
+    async def remove(self, price_id: int, *, actor: str = SYSTEM) -> Price:
+        """Let a price apply no longer, or never if it is a future one.
+
+        Raises:
+            NotFoundError: There is no such price.
+            StateConflictError: It is removed already, or a later price has replaced it.
+        """
+        now = utc_now()
+        conflict = f"The price {price_id} is removed already."
+        async with changing(self._database, actor=actor, conflict=conflict) as change:
+            price = await _get(change.transaction, price_id)
+            if price.removed_at is not None:
+                raise StateConflictError(conflict)
+            of_model = await list_records(
+                change.transaction, PriceRow, PriceRow.model == price.model, order=_ORDER
+            )
+            course = courses_of(of_model)[price.model, price.service_tier]
+            if course.at(max(now, price.effective_at)) != price:
+                raise StateConflictError(
+                    f"The price {price_id} cannot be removed: a later one has replaced it."
+                )
+            await change.insert(PriceRemovalRow(price_id=price_id, removed_at=now))
+            details = {"price": price_id, "service_tier": price.service_tier}
+            await change.audit("price.remove", price.model, details)
+            change.announce(self._announcer.prices_changed)
+        return replace(price, removed_at=now)
+
+    async def get(self, price_id: int) -> Price:
+        """Return a price. Raises NotFoundError."""
+        async with self._database.reading() as transaction:
+            return await _get(transaction, price_id)
+
     async def list_current(self, model: str | None = None) -> list[Price]:
         """Return the prices in force now, one for each model and tier that has one."""
         now = utc_now()
-        current = {
-            (price.model, price.service_tier): price
-            for price in await self.list_history(model)
-            if price.effective_at <= now
-        }
-        return sorted(current.values(), key=lambda price: (price.model, price.service_tier))
+        courses = courses_of(await self.list_history(model))
+        return [price for key in sorted(courses) if (price := courses[key].at(now)) is not None]
 
     async def list_history(self, model: str | None = None) -> list[Price]:
-        """Return every price, including future ones, in the order in which they take effect."""
+        """Return every price ever added, in the order in which they take effect."""
         conditions = [] if model is None else [PriceRow.model == model]
-        order = ("effective_at", "id")
         async with self._database.reading() as transaction:
-            return await list_records(transaction, PriceRow, *conditions, order=order)
+            return await list_records(transaction, PriceRow, *conditions, order=_ORDER)
+
+
+async def _get(transaction: AsyncSession, price_id: int) -> Price:
+    row = await transaction.get(PriceRow, price_id)
+    if row is None:
+        raise NotFoundError(f"There is no price {price_id}.")
+    return row.to_record()
 
 
 def _check_start(starts_at: datetime, now: datetime) -> None:
@@ -142,6 +196,9 @@ class PriceBody(RecordBody):
     audio_micros: int = Field(description="Per million seconds of audio.")
     effective_at: datetime
     created_at: datetime
+    removed_at: datetime | None = Field(
+        description="When it was removed; before `effective_at`, it never applies."
+    )
 
 
 class PriceList(ListBody[PriceBody]):
@@ -160,7 +217,9 @@ async def list_prices(
     *,
     model: Annotated[str | None, text_filter("Only this model.")] = None,
     history: Annotated[
-        bool, Query(strict=True, description="Include past and future prices, in order."), FLAG
+        bool,
+        Query(strict=True, description="Include past, future and removed prices, in order."),
+        FLAG,
     ] = False,
 ) -> PriceList:
     """List the prices in force, or all prices ever added. A model without a price is free."""
@@ -172,3 +231,16 @@ async def list_prices(
 async def add_price(table: PriceTable, principal: CanAdminister, body: PriceAddition) -> PriceBody:
     """Add a price. Prices never change: the price in force at admission applies to a request."""
     return PriceBody.of(await table.add(**dict(body), actor=principal.actor))
+
+
+@router.delete("/{price}", summary="Remove a price")
+async def remove_price(
+    table: PriceTable,
+    principal: CanAdminister,
+    price: Annotated[int, Path(ge=1, lt=2**63, description="Id of the price."), PLAIN],
+) -> PriceBody:
+    """Remove the price in force, from now on, or a future one. What was charged stays charged.
+
+    Its tier then has the price of the default tier. A model without a price there is free.
+    """
+    return PriceBody.of(await table.remove(price, actor=principal.actor))

@@ -37,7 +37,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "adapters": (".serving:adapters", "Add, list and delete LoRA adapters of tenants."),
     "aliases": (".serving:aliases", "Define, list and remove names that stand for several models."),
     "plans": (".money:plans", "Create, change and list plans: limits of groups of tenants."),
-    "prices": (".money:prices", "Add and list model prices."),
+    "prices": (".money:prices", "Add, list and remove model prices."),
     "credits": (".money:credits_", "Grant, adjust and show prepaid credits."),
     "webhooks": (".records:webhooks", "Register, list, test and remove a tenant's webhooks."),
     "files": (".records:files", "List and delete a tenant's files."),

@@ -63,19 +63,21 @@ plans.add("list", "GET /admin/plans", _PLAN, "List all plans.")
 plans.add("show PLAN", "GET /admin/plans/{plan}", _print_limits, "Show PLAN with all its limits.")
 
 prices = Calls(
-    "prices", "gateway.billing.prices", "Add and list model prices.",
+    "prices", "gateway.billing.prices", "Add, list and remove model prices.",
     """\
   sluice prices add llama-8b --prompt 0.15 --cached 0.05 --completion 0.60
   sluice prices add llama-8b --tier flex --prompt 0.08 --completion 0.30
   sluice prices add llama-8b --prompt 0.12 --completion 0.50 --effective-at 2027-01-01
   sluice prices list
   sluice prices list --model llama-8b --history
+  sluice prices remove 7
 
 Amounts are in dollars per million tokens or seconds, with at most six decimals. A model without a
 price is free.
 """)
-_PRICE: Final = columns("MODEL=model TIER=service_tier PROMPT=prompt_micros CACHED=cached_micros "
-                        "COMPLETION=completion_micros AUDIO=audio_micros EFFECTIVE=effective_at")
+_PRICE: Final = columns("ID=id MODEL=model TIER=service_tier PROMPT=prompt_micros "
+                        "CACHED=cached_micros COMPLETION=completion_micros "
+                        "AUDIO=audio_micros EFFECTIVE=effective_at")
 _DOLLARS: Final = Dollars(0, MAX_PRICE_MICROS)
 prices.add(
     "add MODEL", "POST /admin/prices", _PRICE,
@@ -92,7 +94,10 @@ prices.add(
     option("--effective-at", "When the price takes effect.  [default: now]", type=Time()))
 prices.add("list", "GET /admin/prices", _PRICE, "List the prices in force.",
            option("--model", "Only this model."),
-           option("--history", "Include past and future prices.", is_flag=True))
+           option("--history", "Include past, future and removed prices.", is_flag=True))
+prices.add("remove PRICE", "DELETE /admin/prices/{price}", "Removed the price {price}.",
+           "Remove the PRICE (its id) in force, from now on, or a future one. The model is then "
+           "free, or has the price of the default tier. Earlier usage keeps its cost.")
 
 credits_ = Calls(
     "credits", "gateway.billing.credits.routes", "Grant, adjust and show prepaid credits.",

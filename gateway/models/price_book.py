@@ -21,14 +21,15 @@ from gateway.records.records import PRICE_MICROS, Price
 _ALL: Final = select(PriceRow).order_by(PriceRow.effective_at, PriceRow.id)
 
 
-class _Course(NamedTuple):
+class Course(NamedTuple):
     """The prices of one model and tier over time."""
 
     starts: list[datetime]
-    prices: list[Price]
+    prices: list[Price | None]
+    """The price from each start on; None from a removal on."""
 
     def at(self, moment: datetime) -> Price | None:
-        """Return the price in force; None before the first one."""
+        """Return the price in force; None before the first one and after a removal."""
         number = bisect_right(self.starts, moment)
         return self.prices[number - 1] if number else None
 
@@ -45,7 +46,7 @@ class PriceBook(TableCopy):
         super().__init__(PriceRow.__tablename__)
         self._database = database
         self._batch_percent = batch_percent
-        self._courses: Mapping[tuple[str, ServiceTier], _Course] = {}
+        self._courses: Mapping[tuple[str, ServiceTier], Course] = {}
         self._is_loaded = False
 
     def find(self, model: str, tier: ServiceTier, at: datetime) -> Price | None:
@@ -95,7 +96,7 @@ class PriceBook(TableCopy):
         async with self._database.reading() as transaction:
             rows = await transaction.scalars(_ALL)
             prices = [row.to_record() for row in rows]
-        self._courses = _courses(prices)
+        self._courses = courses_of(prices)
         self._is_loaded = True
 
 
@@ -105,11 +106,21 @@ def _reduced(price: Price, percent: int) -> Price:
     return replace(price, **micros)
 
 
-def _courses(prices: Iterable[Price]) -> dict[tuple[str, ServiceTier], _Course]:
+def courses_of(prices: Iterable[Price]) -> dict[tuple[str, ServiceTier], Course]:
     """Group prices, given in the order in which they take effect, by model and tier."""
-    courses: defaultdict[tuple[str, ServiceTier], _Course] = defaultdict(lambda: _Course([], []))
+    courses: defaultdict[tuple[str, ServiceTier], Course] = defaultdict(lambda: Course([], []))
     for price in prices:
-        course = courses[price.model, price.service_tier]
-        course.starts.append(price.effective_at)
-        course.prices.append(price)
+        starts, applied = courses[price.model, price.service_tier]
+        if starts and starts[-1] > price.effective_at:
+            # This price replaced the one before, while another gateway removed that.
+            starts.pop()
+            applied.pop()
+        removed_at = price.removed_at
+        if removed_at is not None and removed_at <= price.effective_at:
+            continue
+        starts.append(price.effective_at)
+        applied.append(price)
+        if removed_at is not None:
+            starts.append(removed_at)
+            applied.append(None)
     return dict(courses)

@@ -214,6 +214,8 @@ class Price:
     """Per million seconds of audio."""
     effective_at: datetime
     created_at: datetime
+    removed_at: datetime | None = None
+    """When it stopped to apply, or, before `effective_at`, was withdrawn; None: it was not."""
 
 
 MAX_AMOUNT_MICROS: Final = 10**15

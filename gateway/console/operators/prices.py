@@ -1,9 +1,9 @@
-"""Prices of models and adapters: those in force, future and past ones; add one."""
+"""Prices of models and adapters: those in force, future and past ones; add and remove them."""
 
 from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime
 from operator import attrgetter
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request, Response
@@ -19,6 +19,7 @@ from gateway.console.tables import Cell, Column, Field, Step, Table
 from gateway.http.services import AllServices, Services
 from gateway.models.books import AliasBook
 from gateway.models.catalogue import Catalogue
+from gateway.models.price_book import courses_of
 from gateway.platform.database.paging import PageRequest
 from gateway.records.errors import ApiError, must
 from gateway.records.money import read_dollars, show_dollars
@@ -43,6 +44,7 @@ OPTIONAL: Final = {
 router = APIRouter(route_class=OperatorRoute, prefix=HOME, include_in_schema=False)
 
 Model = Annotated[str, Query(max_length=300)]
+PriceId = Annotated[int, Query(ge=1, lt=2**63)]
 
 
 class _Listed(NamedTuple):
@@ -56,23 +58,29 @@ async def list_prices(
     services: AllServices,
     table: PriceTable,
     adapters: Adapters,
+    visitor: AnyVisitor,
     *,
     model: Model = "",
     history: bool = False,
-    done: bool = False,
+    done: Literal["added", "removed", ""] = "",
 ) -> Response:
     """Show the prices in force and future ones, or all of them; and the models without any."""
     prices, now = await table.list_history(model or None), utc_now()
     newest = PageRequest(None, MOST_ADAPTERS, is_newest_first=True)
     names = {each.id: each.full_name for each in (await adapters.page_of_all(newest)).entries}
     listed = _listed(prices, now)
-    rows = [each for each in listed if history or each.state.text != "past"]
+    rows = [each for each in listed if history or each.state.kind != "muted"]
     priced = {each.price.model for each in listed if each.state.text == "in force"}
     known = services[Catalogue].names
     return page(
         request,
         "operators/prices.html",
-        table=Table("Prices", list(_columns(names, known)), rows, "There is no price."),
+        table=Table(
+            "Prices",
+            list(_columns(names, known, may_remove=visitor.has("admin"))),
+            rows,
+            "There is no price.",
+        ),
         free=[
             Step(each, f"{HOME}/new?{_query(each)}", "Add a price", f"Add a price of {each}")
             for each in sorted(known - priced)
@@ -114,33 +122,64 @@ async def add_price(
         await table.add(**dict(body), actor=visitor.principal.actor)
     except ApiError as error:
         return _form(request, services, form, error=error)
-    return redirect(HOME, model=body.model, done="true")
+    return redirect(HOME, model=body.model, done="added")
+
+
+@router.get("/remove")
+async def ask_to_remove(request: Request, table: PriceTable, price: PriceId) -> Response:
+    """Ask for confirmation."""
+    asked = await table.get(price)
+    return confirmation(
+        request,
+        HOME,
+        f"remove?price={price}",
+        title="Remove this price?",
+        facts=_facts(asked),
+        text="Requests that are admitted from then on have the price of the default tier, or are "
+        "free. What was charged stays charged. A future price never applies.",
+        button="Remove the price",
+        back=f"{HOME}?{_query(asked.model)}",
+    )
+
+
+@router.post("/remove")
+async def remove_price(
+    table: PriceTable, visitor: AnyVisitor, price: PriceId, _form: SentForm
+) -> Response:
+    """Remove a price."""
+    removed = await table.remove(price, actor=visitor.principal.actor)
+    return redirect(HOME, model=removed.model, done="removed")
 
 
 def _listed(prices: Collection[Price], now: datetime) -> list[_Listed]:
     """Return prices by model and tier, each model with its latest price first."""
-    in_force, future = dict[tuple[str, str], Price](), dict[tuple[Any, ...], Price]()
-    for price in prices:
-        name = price.model, price.service_tier
-        if price.effective_at <= now:
-            in_force[name] = price
+    courses, listed = courses_of(prices), list[_Listed]()
+    for price in sorted(prices, key=attrgetter("effective_at", "id"), reverse=True):
+        applied = courses[price.model, price.service_tier].at(max(now, price.effective_at))
+        if applied is not price:
+            state = Cell("past" if price.removed_at is None else "removed", kind="muted")
+        elif price.effective_at > now:
+            state = Cell("future", kind="warn")
         else:
-            # Of two with one start, the one that was added last applies.
-            future[*name, price.effective_at] = price
-    states = {price.id: Cell("in force", kind="good") for price in in_force.values()}
-    states |= {price.id: Cell("future", kind="warn") for price in future.values()}
-    past = Cell("past", kind="muted")
-    newest_first = sorted(prices, key=lambda each: (each.effective_at, each.id), reverse=True)
-    listed = [_Listed(price, states.get(price.id, past)) for price in newest_first]
-    return sorted(listed, key=lambda each: (each.price.model, each.price.service_tier))
+            state = Cell("in force", kind="good")
+        listed.append(_Listed(price, state))
+    return sorted(listed, key=attrgetter("price.model", "price.service_tier"))
 
 
-def _columns(names: Mapping[str, str], known: Collection[str]) -> Iterator[Column]:
+def _columns(
+    names: Mapping[str, str], known: Collection[str], *, may_remove: bool
+) -> Iterator[Column]:
     def name(each: _Listed) -> Cell:
         model = each.price.model
         is_unknown = model not in known and model not in names
         text = f"{names.get(model, model)}{' (unknown)' if is_unknown else ''}"
         return Cell(text, f"{HOME}?{_query(model)}&history=true", "warn" if is_unknown else "")
+
+    def removal(each: _Listed) -> Cell:
+        if each.state.kind == "muted":
+            return Cell("")
+        label = f"Remove the price of {each.price.model}"
+        return Cell("Remove", f"{HOME}/remove?price={each.price.id}", label=label)
 
     yield Column("Model", name)
     yield Column("Tier", lambda each: each.price.service_tier)
@@ -150,6 +189,8 @@ def _columns(names: Mapping[str, str], known: Collection[str]) -> Iterator[Colum
         yield Column(title, attrgetter(f"price.{amount}"), "price")
     yield Column("From (UTC)", lambda each: each.price.effective_at, "time")
     yield Column("State", lambda each: each.state)
+    if may_remove:
+        yield Column("", removal)
 
 
 def _query(model: str) -> str:
@@ -166,7 +207,7 @@ def _warning(services: Services, model: str) -> str:
     return f"No worker has announced the model {model}. Check the name."
 
 
-def _facts(body: PriceAddition) -> dict[str, str]:
+def _facts(body: PriceAddition | Price) -> dict[str, str]:
     cached = body.prompt_micros if body.cached_micros is None else body.cached_micros
     prices = (body.prompt_micros, cached, body.completion_micros, body.audio_micros)
     at = body.effective_at

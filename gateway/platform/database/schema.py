@@ -31,7 +31,7 @@ STATEMENT_SECONDS: Final = 60
 _TOO_OLD: Final = frozenset(f"{number:04}" for number in range(1, 24))
 """Revisions of previews before the baseline, which this code cannot upgrade."""
 
-_APPEND_ONLY: Final = ("audit_log", "credits", "prices", "usage_ledger")
+_APPEND_ONLY: Final = ("audit_log", "credits", "price_removals", "prices", "usage_ledger")
 """Tables whose rows only their triggers protect from changes and removals."""
 # A partition has its own trigger, which can be disabled alone; 27 is BEFORE UPDATE OR DELETE of
 # each row. The source is compared because a replaced function or trigger could let changes pass.

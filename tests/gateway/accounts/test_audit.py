@@ -382,7 +382,7 @@ async def test_tables_without_their_triggers_are_named(database: Database) -> No
         disable = "ALTER TABLE {} DISABLE TRIGGER usage_ledger_append_only"
         enable = disable.replace("DISABLE", "ENABLE")
         where = "WHEN (old.note <> 'x')"
-        every = ["audit_log", "credits", "prices", "usage_ledger", month]
+        every = ["audit_log", "credits", "price_removals", "prices", "usage_ledger", month]
         cases = {
             "partition": ((disable.format(month),), [month]),
             "ledger": ((disable.format("usage_ledger"),), ["usage_ledger", month]),

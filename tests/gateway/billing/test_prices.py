@@ -115,11 +115,20 @@ async def test_wrong_time_is_refused(prices: PriceService, effective_at: datetim
 
 
 @every_database
-@pytest.mark.parametrize("change", ["UPDATE prices SET prompt_micros = 0", "DELETE FROM prices"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE prices SET prompt_micros = 0",
+        "DELETE FROM prices",
+        "UPDATE price_removals SET price_id = 2",
+        "DELETE FROM price_removals",
+    ],
+)
 async def test_database_itself_keeps_the_history(
     prices: PriceService, database: Database, change: str
 ) -> None:
-    price = await prices.add("m", prompt_micros=1, completion_micros=1)
+    added = await prices.add("m", prompt_micros=1, completion_micros=1)
+    price = await prices.remove(added.id)
     with pytest.raises((DBAPIError, StoreUnavailableError)):
         async with database.writing() as transaction:
             await transaction.execute(text(change))

@@ -125,6 +125,9 @@ def test_prices_are_given_in_dollars_and_stored_in_micro_dollars(sluice: Sluice)
     history = _json(sluice("prices", "list", "--model", "m", "--history", "--json"))
     assert isinstance(history, list)
     assert [price["service_tier"] for price in history] == ["default", "flex"]
+    removed = sluice("prices", "remove", str(added["id"]))
+    assert removed.output == f"Removed the price {added['id']}.\n"
+    assert _json(sluice("prices", "list", "--json")) == []
 
 
 def test_inexact_amount_is_refused(sluice: Sluice) -> None:

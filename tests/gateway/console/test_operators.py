@@ -199,6 +199,17 @@ async def test_money_changes_only_after_a_confirmation(operator: Visit) -> None:
         assert [state for _, state in found][:2] == states
         assert found[0] == ("0.30", "future")
     assert [amount for amount, state in found if state == "past"] == ["0.20", "0.15"]
+    # The price in force is removed, then the future one, and what that had replaced is back.
+    for _ in range(2):
+        current = (await operator.get("/console/prices?model=priced")).text
+        *_, removal = re.findall(r"/console/prices/remove\?price=\d+", current)
+        assert "Remove this price?" in (await operator.get(removal)).text
+        assert (await operator.send(removal)).status_code == 303
+        assert (await operator.send(removal)).status_code == 409
+    listed = (await operator.get("/console/prices?model=priced&history=true")).text
+    assert re.findall(r">(future|in force|past|removed)<", listed) == [
+        *("removed", "future", "removed", "past")
+    ]
     assert f'aria-label="Add a price of {MODEL}"' in (await operator.get("/console/prices")).text
     asked = await operator.send("/console/prices/new", **(price | {"model": MODEL}))
     assert "has announced" not in asked.text

@@ -16,7 +16,7 @@ from gateway.models.price_book import PriceBook
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database import table_copy
 from gateway.platform.database.engine import Database
-from gateway.records.errors import StoreUnavailableError
+from gateway.records.errors import NotFoundError, StateConflictError, StoreUnavailableError
 from gateway.records.times import utc_now
 from tests.support.kinds import every_database
 from tests.support.patience import PATIENCE_SECONDS
@@ -65,6 +65,36 @@ async def test_price_depends_on_the_time(database: Database, prices: PriceServic
     assert book.find("other", DEFAULT, later) is None
     assert book.in_force(["x", "m"], FLEX, before, later + HOUR) == [None, first, corrected]
     assert book.in_force(["m"], DEFAULT, first.effective_at, later) == [first]
+
+
+@every_database
+async def test_removed_price_applies_until_then_and_a_future_one_never(
+    database: Database, prices: PriceService
+) -> None:
+    first = await prices.add("m", prompt_micros=1, completion_micros=1)
+    later = first.effective_at + HOUR
+    second = await prices.add("m", prompt_micros=2, completion_micros=2, effective_at=later)
+    corrected = await prices.add("m", prompt_micros=3, completion_micros=3, effective_at=later)
+    book = PriceBook(database, batch_percent=50)
+    with pytest.raises(StateConflictError, match="a later one has replaced it"):
+        await prices.remove(second.id)
+    await prices.remove(corrected.id)
+    removed = await prices.remove(first.id)
+    with pytest.raises(StateConflictError, match="is removed already"):
+        await prices.remove(first.id)
+    with pytest.raises(NotFoundError, match="There is no price 99"):
+        await prices.remove(99)
+    await book.refresh()
+    removed_at = removed.removed_at
+    assert removed_at is not None
+    assert book.find("m", DEFAULT, first.effective_at) == removed
+    assert book.find("m", DEFAULT, removed_at) is None
+    assert book.find("m", DEFAULT, later) == second
+    assert book.in_force(["m"], FLEX, first.effective_at, later + HOUR) == [removed, None, second]
+    assert await prices.list_current() == []
+    again = await prices.add("m", prompt_micros=4, completion_micros=4)
+    assert await prices.list_current() == [again]
+    assert await prices.remove(again.id) in await prices.list_history("m")
 
 
 async def test_tier_without_a_price_has_the_default_price(

@@ -9,8 +9,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Final
 
-from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, String, text
-from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, String, select, text
+from sqlalchemy.orm import Mapped, column_property, mapped_column
 
 from contract.tier import ServiceTier
 from gateway.platform.database.tables.base import (
@@ -183,6 +183,17 @@ class DirtyHourRow(Table):
     """The beginning of the hour."""
 
 
+class PriceRemovalRow(Table):
+    """The removal of a price, whose row never changes."""
+
+    __tablename__ = "price_removals"
+
+    price_id: Mapped[int] = mapped_column(
+        ForeignKey("prices.id", ondelete="RESTRICT"), primary_key=True, autoincrement=False
+    )
+    removed_at: Mapped[datetime]
+
+
 class PriceRow(Recorded[Price], Table):
     """Price of a model in a tier from a given time on."""
 
@@ -195,7 +206,7 @@ class PriceRow(Recorded[Price], Table):
         Index("ix_prices_model", "model", "service_tier", "effective_at"),
     )
 
-    id: Mapped[Serial]
+    id: Mapped[Serial] = mapped_column()
     model: Mapped[str] = mapped_column(String(200))
     service_tier: Mapped[ServiceTier]
     prompt_micros: Mapped[int]
@@ -204,6 +215,12 @@ class PriceRow(Recorded[Price], Table):
     audio_micros: Mapped[int] = mapped_column(server_default="0")
     effective_at: Mapped[datetime]
     created_at: Mapped[datetime]
+    removed_at: Mapped[datetime | None] = column_property(
+        select(PriceRemovalRow.removed_at)
+        .where(PriceRemovalRow.price_id == id)  # noqa: A003 - the column of this class.
+        .correlate_except(PriceRemovalRow)
+        .scalar_subquery()
+    )
 
 
 class CreditRow(Recorded[Credit], Table):
