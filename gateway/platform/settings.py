@@ -259,7 +259,8 @@ class Settings(BaseSettings):
     port of its own: `operator_port`, the next one, and so on."""
 
     trusted_proxies: CommaSeparated[tuple[IPvAnyNetwork, ...]] = ()
-    """Comma-separated addresses and networks whose X-Forwarded-For is trusted; none by default."""
+    """Comma-separated addresses and networks whose X-Forwarded-For is trusted; none by default, so
+    that the address of a client is that of the connection."""
 
     cors_origins: Annotated[CommaSeparated[tuple[str, ...]], AfterValidator(read_origins)] = ()
     """Comma-separated origins of web pages that may use any key, or `*`; none by default."""
@@ -458,6 +459,8 @@ class Settings(BaseSettings):
 
     dashboard_url: Annotated[str, AfterValidator(_link())] | None = None
     """Link from the operators' console to a dashboard of the deployment."""
+    traces_url: Annotated[str, AfterValidator(_link())] | None = None
+    """Link from the operators' console to the traces of the deployment."""
     tenant_dashboard_url: Annotated[str, AfterValidator(_link("tenant"))] | None = None
     """Link from the operators' console to a dashboard of a tenant, with `{tenant}` for its id."""
     model_dashboard_url: Annotated[str, AfterValidator(_link("model"))] | None = None

@@ -56,6 +56,7 @@ from gateway.limits.store import QuotaStore
 from gateway.models.books import AdapterBook, AliasBook
 from gateway.models.catalogue import Catalogue
 from gateway.models.price_book import PriceBook
+from gateway.models.waits import LongestWaits
 from gateway.platform import telemetry
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.concurrency.fair_turns import LoopTurns
@@ -83,6 +84,7 @@ _LOOPS: Final[tuple[type[_Loop], ...]] = (
     AdapterBook,
     Refusals,
     PeriodCounts,
+    LongestWaits,
     AliasBook,
     Reservations,
     SettlementService,
@@ -93,6 +95,7 @@ _LOOPS: Final[tuple[type[_Loop], ...]] = (
 _MADE: Final[tuple[type[Any], ...]] = (
     Reservations,
     PeriodCounts,
+    LongestWaits,
     Refusals,
     ServiceHistory,
     SettlementService,

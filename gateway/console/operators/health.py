@@ -7,6 +7,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
+from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from redis.asyncio import Redis
@@ -27,6 +28,7 @@ from gateway.console.tables import Card, Cell, Column, Step, Table
 from gateway.http.services import Services
 from gateway.limits.refusal_log import Period, PeriodCounts, Totals
 from gateway.models.catalogue import Catalogue, ServedModel
+from gateway.models.waits import LongestWaits
 from gateway.platform.database.engine import Database
 from gateway.platform.database.tables import ExportBatchState
 from gateway.records.times import hour_of, to_time, utc_now
@@ -66,6 +68,7 @@ class _Numbers(NamedTuple):
     history: RecordedService
     latency: LatencyBody
     refused: Totals
+    waits: Mapping[str, int]
     models: list[ServedModel]
     workers: Workers
     is_stale: bool
@@ -113,10 +116,11 @@ async def _read(services: Services) -> _Numbers:
     now, redis, database = utc_now(), services[Redis], services[Database]
     last_day = Span(hour_of(now) - (HOURS - 1) * HOUR, now)
     done: Any = redis.hgetall(keys.JOBS_DONE)
-    history, latency, refused, workers = await asyncio.gather(
+    history, latency, refused, waits, workers = await asyncio.gather(
         services[ServiceHistory].get(),
         services.make(UsageService).latency(UsageFilter(tenant_id=None), last_day),
         services[PeriodCounts].refusals(Period.HOUR),
+        services[LongestWaits].of_last_day(),
         all_workers(services),
     )
     gateways, pending, jobs, expiring = await asyncio.gather(
@@ -133,6 +137,7 @@ async def _read(services: Services) -> _Numbers:
         history=history,
         latency=latency,
         refused=refused,
+        waits=waits,
         models=catalogue.models,
         workers=workers,
         is_stale=catalogue.age_seconds > STALE_SECONDS,
@@ -165,13 +170,15 @@ def _cards(found: _Numbers) -> Iterator[Card]:
         "bad" if late_ms > LATE_MS else "",
     )
     wait = max((each.status.oldest_wait_seconds for each in found.models), default=0.0)
+    model, longest_ms = max(found.waits.items(), key=itemgetter(1), default=("", 0))
     waiting = sum(each.status.waiting_jobs for each in found.models)
     batch = sum(each.status.waiting_batch_jobs for each in found.models)
     yield Card(
-        "Longest wait now",
-        duration(1000 * wait),
-        f"{waiting:,} jobs of requests and {batch:,} of batches wait",
-        "warn" if wait > LONG_WAIT_SECONDS else "",
+        f"Longest wait, {HOURS} h",
+        duration(longest_ms),
+        f"{model + '; ' if model else ''}now {duration(1000 * wait)}: {waiting:,} jobs of requests "
+        f"and {batch:,} of batches wait",
+        "warn" if max(1000 * wait, longest_ms) > 1000 * LONG_WAIT_SECONDS else "",
         "/console/models",
     )
     codes = Counter[str]()

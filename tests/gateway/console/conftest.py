@@ -6,7 +6,7 @@ import re
 import secrets
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import Any, Final, Literal
@@ -59,12 +59,20 @@ CSRF: Final = re.compile(r'name="csrf" value="([^"]+)"')
 @pytest.fixture(scope="package")
 def stack() -> Iterator[Stack]:
     """A gateway, a worker with the scripted engine, and two tenants with usage."""
-    with running_stack() as stack:
+    with console_stack() as stack:
+        yield stack
+
+
+@contextmanager
+def console_stack(database_url: str | None = None) -> Iterator[Stack]:
+    """Start what `stack` has, by default on SQLite."""
+    with running_stack(database_url=database_url) as stack:
         settings = {
             "SLUICE_ENCRYPTION_KEYS": ENCRYPTION_KEY,
             "SLUICE_WEBHOOK_ALLOW_PRIVATE": "1",
             "SLUICE_INVOICE_ISSUER": json.dumps(ISSUER),
             "SLUICE_DASHBOARD_URL": "https://grafana.example/d/all",
+            "SLUICE_TRACES_URL": "https://grafana.example/explore",
             "SLUICE_TENANT_DASHBOARD_URL": "https://grafana.example/d/t?var-tenant={tenant}",
             "SLUICE_MODEL_DASHBOARD_URL": "https://grafana.example/d/m?var-model={model}",
             "SLUICE_TRACE_URL": "https://traces.example/find?id={request_id}",
@@ -237,7 +245,7 @@ async def open_tab(browser: Browser) -> AsyncIterator[Callable[..., Awaitable[Ta
         context = await browser.new_context(**options)
         context.set_default_timeout(PATIENCE_MS)
         tab = Tab(await context.new_page(), url)
-        _listen(tab)
+        listen(tab)
         tabs.append(tab)
         return tab
 
@@ -247,7 +255,9 @@ async def open_tab(browser: Browser) -> AsyncIterator[Callable[..., Awaitable[Ta
         assert tab.complaints == []
 
 
-def _listen(tab: Tab) -> None:
+def listen(tab: Tab) -> None:
+    """Keep what the scripts of a page report."""
+
     def on_console(message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):
             tab.complaints.append(message.text)

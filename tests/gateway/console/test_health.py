@@ -37,6 +37,7 @@ FINE = health._Numbers(
     history=_history(9),
     latency=_latency(health.LATE_MS),
     refused=Totals(Counter(), is_complete=True),
+    waits={},
     models=[],
     workers={},
     is_stale=False,

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from sqlalchemy import select, text
 
-from contract.keys import GATEWAYS, JOBS_DONE
+from contract.keys import GATEWAYS, JOBS_DONE, period_counts
 from gateway.billing.ledger.history import ServiceHistory
 from gateway.billing.ledger.rollups import Rollups
 from gateway.platform.database.engine import Database
@@ -265,6 +265,7 @@ async def test_overview_shows_what_the_ledger_and_processes_have_recorded(
         old_ms = int((now - timedelta(hours=4)).timestamp() * 1000)
         await redis.hset(JOBS_DONE, mapping={"drain": str(old_ms), "reconcile": str(old_ms)})
         await redis.zadd(GATEWAYS, {"gw-silent": old_ms + 14_000_000})
+        await redis.zadd(period_counts("waits", "hour", old_ms // 3_600_000), {"slow": 3_500_000})
         await asyncio.to_thread(stack.key, "timed", expires_at=now + timedelta(hours=1))
         served = (await ServiceHistory(database).get()).last_day
 
@@ -291,13 +292,14 @@ async def test_overview_shows_what_the_ledger_and_processes_have_recorded(
     assert served.requests >= 9 <= len(rows)
     assert values["Availability, 24 h"] == f"{served.availability:.2f} %"
     assert re.fullmatch(r"[\d.]+ m?s", values["First token, 24 h"])
-    assert (values["Utilisation now"], values["Longest wait now"]) == ("0 %", "0 ms")
+    assert (values["Utilisation now"], values["Longest wait, 24 h"]) == ("0 %", "58 min 20 s")
     for alert in (
         *("AvailabilityBudgetBurn", "FirstTokenBudgetBurn", "KeyExpiry", "ProcessDown"),
         *("The job drain does not succeed", "The job reconcile does not succeed"),
     ):
         assert alert in page.partition("</ul>")[2], alert
     assert 'href="https://grafana.example/d/all"' in page
+    assert 'href="https://grafana.example/explore"' in page
     # Both tables have the tenant by its name, and the sums of all tenants.
     for shown in (page, money):
         assert HOSTILE not in shown
