@@ -6,6 +6,7 @@ The caller restricts `wanted` to what the visitor may see.
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -25,9 +26,9 @@ from gateway.billing.usage.pages import (
     usage_row,
     writer_of,
 )
-from gateway.billing.usage.parts import Dimension, UsageFilter
+from gateway.billing.usage.parts import Dimension, UsageFilter, UsageSums
 from gateway.billing.usage.periods import Bucket
-from gateway.billing.usage.query import MAX_USAGE_PAGE
+from gateway.billing.usage.query import MAX_USAGE_PAGE, encode_cursor
 from gateway.billing.usage.schemas import (
     RECEIPT_COLUMNS,
     Cell,
@@ -37,6 +38,7 @@ from gateway.billing.usage.schemas import (
     usage_fields,
 )
 from gateway.billing.usage.service import ReportRequest, UsageService, position
+from gateway.console.charts import Chart
 from gateway.console.rendering import page
 from gateway.console.routing import Visitor, redirect
 from gateway.console.usage_query import UsageQuery
@@ -84,12 +86,12 @@ async def requests_list(
     wanted: UsageFilter,
 ) -> Response:
     """List single requests, newest first, or show the one with the id that is given."""
-    if query.form["id"]:
+    if query.form["id"] and query.error is None:
         return redirect(f"{REQUESTS}/{quote(query.form['id'], safe='')}")
     service, start = services.make(UsageService), read_position(query.newer)
-    found: list[UsageRecord] | None = None
+    found: list[UsageRecord] | None = None if query.error is None else []
     previous = following = None
-    if start is not None:
+    if start is not None and found is None:
         newer = await service.newer_requests(wanted, query.span, after=start, limit=ROWS)
         if newer.has_more:
             found = newer.entries
@@ -101,12 +103,42 @@ async def requests_list(
     return page(
         request,
         "requests.html",
+        error=query.error,
         query=query,
         pickers=await pickers(services, visitor, query, ("outcome", "tier")),
         names=await key_names(services, visitor, {each.credential_id for each in found}),
         receipts=[*map(receipt_fields, found)],
         previous=previous and query.link(REQUESTS, newer=previous),
         following=following and query.link(REQUESTS, after=following),
+    )
+
+
+async def sums_page(
+    request: Request,
+    services: Services,
+    visitor: Visitor,
+    query: UsageQuery,
+    *,
+    by: str,
+    views: Sequence[tuple[str, str]],
+    rows: Sequence[tuple[str, UsageSums]] = (),
+    names: Mapping[str, str] = MappingProxyType({}),
+    charts: Sequence[Chart] = (),
+    following: Sequence[str] | None = None,
+) -> Response:
+    """Show sums by a dimension; without rows and charts, what is wrong with the query."""
+    return page(
+        request,
+        "usage.html",
+        error=query.error,
+        query=query,
+        pickers=await pickers(services, visitor, query),
+        by=by,
+        views=views,
+        rows=rows,
+        names=names,
+        charts=charts,
+        following=following and query.link("/console/usage", after=encode_cursor(*following)),
     )
 
 
@@ -194,8 +226,12 @@ def _csv_file(
 ) -> Response:
     """Return a CSV file that is read page by page, and named by the tenant and the period.
 
+    Raises InvalidParameterError for the query.
+
     Each page has its own transaction: a slow client holds no connection of the database.
     """
+    if query.error is not None:
+        raise query.error
 
     async def content() -> AsyncIterator[str]:
         yield to_csv(columns, ())

@@ -97,9 +97,9 @@ def add(parts: Iterable[UsageSums]) -> UsageSums:
 
 
 class UsageQuery:
-    """The query of a usage page; empty fields are absent.
+    """The query of a usage page; empty fields are absent. Raises InvalidParameterError.
 
-    Raises InvalidParameterError.
+    What a visitor chooses and types raises nothing: a page shows the `error` next to its field.
     """
 
     def __init__(self, request: Request) -> None:
@@ -110,32 +110,35 @@ class UsageQuery:
                 f"The query must have at most {MAX_FIELDS} parameters.", param="query"
             ) from None
         self.form = Form(fields)
-        for name in ("model", "key", "project", "tenant", "id"):
-            _check_text(name, self.form[name], MAX_TEXT_CHARACTERS)
         for name in ("after", "newer"):
             _check_text(name, self.form[name], MAX_CURSOR_CHARACTERS)
-        for name, known in (("tier", ServiceTier), ("outcome", Outcome)):
-            if self.form[name] not in ("", *known):
-                raise must(name, f"be one of {', '.join(known)}", self.form[name])
         self.preset = self.form["range"]
-        self.span = self._span()
+        self.error: InvalidParameterError | None = None
+        try:
+            self._check()
+            self.span = self._span()
+        except InvalidParameterError as error:
+            self.error, self.span = error, read_span(None, None)
 
     @property
     def wanted(self) -> UsageFilter:
-        """The filter; the caller adds what the visitor may see."""
+        """The filter without its `error`; the caller adds what the visitor may see."""
         return UsageFilter(
             tenant_id=self.form["tenant"] or None,
             project_id=self.form["project"] or None,
             credential_id=self.form["key"] or None,
             model=self.form["model"] or None,
-            service_tier=ServiceTier(self.form["tier"]) if self.form["tier"] else None,
-            outcome=Outcome(self.form["outcome"]) if self.form["outcome"] else None,
+            service_tier=next((each for each in ServiceTier if each == self.form["tier"]), None),
+            outcome=next((each for each in Outcome if each == self.form["outcome"]), None),
         )
 
     @property
-    def shown_end(self) -> str:
-        """The last day of the period, as the field for it has it."""
-        return f"{self.span.end - timedelta(microseconds=1):%Y-%m-%d}"
+    def days(self) -> tuple[str, str]:
+        """The first and last day of the period, as their fields have them."""
+        if self.error is not None:
+            return self.form["start"], self.form["end"]
+        last = self.span.end - timedelta(microseconds=1)
+        return f"{self.span.start:%Y-%m-%d}", f"{last:%Y-%m-%d}"
 
     @property
     def newer(self) -> str | None:
@@ -153,11 +156,18 @@ class UsageQuery:
         query = urlencode({name: value for name, value in values.items() if value})
         return f"{path}?{query}" if query else path
 
+    def _check(self) -> None:
+        for name in ("model", "key", "project", "tenant", "id"):
+            _check_text(name, self.form[name], MAX_TEXT_CHARACTERS)
+        known: tuple[tuple[str, Iterable[str]], ...]
+        known = (("tier", ServiceTier), ("outcome", Outcome), ("range", PRESETS))
+        for name, values in known:
+            if self.form[name] not in ("", *values):
+                raise must(name, f"be one of {', '.join(values)}", self.form[name])
+
     def _span(self) -> Span:
         now = utc_now()
         if self.preset:
-            if self.preset not in PRESETS:
-                raise must("range", f"be one of {', '.join(PRESETS)}", self.preset)
             days = PRESETS[self.preset]
             return Span(month_start(now), now) if days is None else Span(now - days, now)
         start, end = self.form["start"], self.form["end"]

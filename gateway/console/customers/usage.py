@@ -6,20 +6,19 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Depends, Request, Response
 
 from gateway.billing.usage.parts import Dimension, UsageFilter
-from gateway.billing.usage.query import decode_cursor, encode_cursor
+from gateway.billing.usage.query import decode_cursor
 from gateway.billing.usage.routes import RequestId, own_usage
 from gateway.billing.usage.service import UsageService
 from gateway.console.charts import COST, TOKENS
-from gateway.console.rendering import page
 from gateway.console.routing import CustomerRoute, Visitor, needs
 from gateway.console.usage_pages import (
     ROWS,
     key_names,
-    pickers,
     receipt_of,
     requests_file,
     requests_list,
     sums_file,
+    sums_page,
 )
 from gateway.console.usage_query import UsageQuery, by_dimension, by_period, cost, tokens
 from gateway.http.services import AllServices
@@ -43,6 +42,9 @@ async def usage(request: Request, services: AllServices, visitor: SeesUsage) -> 
     wanted = own_usage(visitor.principal, query.wanted)
     by = query.form["by"] or Dimension.MODEL
     dimension = None if by == BY_PERIOD else _dimension(by)
+    views = [*((each, each.capitalize()) for each in VIEWS), (BY_PERIOD, "Day or hour")]
+    if query.error is not None:
+        return await sums_page(request, services, visitor, query, by=by, views=views)
     periods = await by_period(service, wanted, query.span, dimension)
     following = None
     if dimension is None:
@@ -56,20 +58,20 @@ async def usage(request: Request, services: AllServices, visitor: SeesUsage) -> 
     if dimension is Dimension.KEY:
         ids = {*periods.parts, *(value for value, _ in rows)}
         names = await key_names(services, visitor, ids)
-    return page(
+    return await sums_page(
         request,
-        "usage.html",
-        query=query,
-        pickers=await pickers(services, visitor, query),
+        services,
+        visitor,
+        query,
         by=by,
-        views=[*((each, each.capitalize()) for each in VIEWS), (BY_PERIOD, "Day or hour")],
+        views=views,
         rows=rows,
         names=names,
         charts=[
             periods.chart("Cost", COST, cost, names),
             periods.chart("Tokens", TOKENS, tokens, names),
         ],
-        following=following and query.link("/console/usage", after=encode_cursor(*following)),
+        following=following,
     )
 
 

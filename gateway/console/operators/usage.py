@@ -6,19 +6,18 @@ from typing import Final
 from fastapi import APIRouter, Request, Response
 
 from gateway.billing.usage.parts import Dimension, UsageFilter
-from gateway.billing.usage.query import decode_cursor, encode_cursor
+from gateway.billing.usage.query import decode_cursor
 from gateway.billing.usage.routes import RequestId
 from gateway.billing.usage.service import UsageService
 from gateway.console.charts import COST, TOKENS
-from gateway.console.rendering import page
 from gateway.console.routing import AnyVisitor, OperatorRoute
 from gateway.console.usage_pages import (
     ROWS,
-    pickers,
     receipt_of,
     requests_file,
     requests_list,
     sums_file,
+    sums_page,
 )
 from gateway.console.usage_query import UsageQuery, by_dimension, by_period, cost, tokens
 from gateway.http.services import AllServices
@@ -34,6 +33,9 @@ async def usage(request: Request, services: AllServices, visitor: AnyVisitor) ->
     """Show sums of a period as charts and a table."""
     query, service = UsageQuery(request), services.make(UsageService)
     by = _dimension(query)
+    views = [(each.value, each.capitalize()) for each in VIEWS]
+    if query.error is not None:
+        return await sums_page(request, services, visitor, query, by=by, views=views)
     periods, (rows, following) = await asyncio.gather(
         by_period(service, query.wanted, query.span, by),
         by_dimension(
@@ -45,20 +47,19 @@ async def usage(request: Request, services: AllServices, visitor: AnyVisitor) ->
             limit=ROWS,
         ),
     )
-    return page(
+    return await sums_page(
         request,
-        "usage.html",
-        query=query,
-        pickers=await pickers(services, visitor, query),
-        by=by.value,
-        views=[(each.value, each.capitalize()) for each in VIEWS],
+        services,
+        visitor,
+        query,
+        by=by,
+        views=views,
         rows=rows,
-        names={},
         charts=[
             periods.chart("Revenue", COST, cost),
             periods.chart("Tokens", TOKENS, tokens),
         ],
-        following=following and query.link("/console/usage", after=encode_cursor(*following)),
+        following=following,
     )
 
 

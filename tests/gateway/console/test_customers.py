@@ -6,7 +6,9 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from itertools import product
 from typing import Any
+from urllib.parse import urlencode
 
 from redis.asyncio import Redis
 
@@ -201,8 +203,21 @@ async def test_requests_are_filtered_and_read_in_both_directions(stack: Stack) -
         page = (await visit.get("/console/requests?range=24h")).text
         # Rounded in the list, exact on demand and in the receipt.
         assert '<data value="$1.234567" title="$1.234567">$1.23</data>' in page
-        for bad in ("outcome=lots", "tier=gold", "range=1h"):
-            assert (await visit.get(f"/console/requests?{bad}")).status_code == 400
+        # What is wrong stands next to its field, and all values stay.
+        bad = {"outcome": "lots", "tier": "gold", "start": "2090-01-01", "key": "x" * 999}
+        for (name, value), view in product((bad | {"range": "1h"}).items(), ("requests", "usage")):
+            query = urlencode({name: value, "model": "other"})
+            found = await visit.get(f"/console/{view}?{query}")
+            assert found.status_code == 400
+            has_field = f'id="f-{name}"' in found.text
+            assert has_field is (
+                (view == "requests" and name != "range") or name in {"start", "key"}
+            )
+            assert (f'id="e-{name}"' in found.text) is has_field
+            assert ('class="problem"' in found.text) is not has_field
+            assert value in found.text.partition("<form class")[2] or not has_field
+            assert '<option value="other" selected>' in found.text
+            assert (await visit.get(f"/console/{view}.csv?{query}")).status_code == 400
         # One column for each hour of a short period.
         page = (await visit.get("/console/usage?range=24h")).text
         assert "Cost per hour" in page
