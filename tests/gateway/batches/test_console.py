@@ -9,7 +9,8 @@ import pytest
 from gateway.records.scopes import ROLE_SCOPES, TENANT_SCOPES, Role
 from tests.gateway.batches.conftest import COMPLETIONS, jsonl, line
 from tests.gateway.console.conftest import HOSTILE, browser, open_tab, visiting
-from tests.gateway.console.test_browser import OpenTab, add_axe, check_page
+from tests.gateway.console.crawl import add_axe, check_page
+from tests.gateway.console.test_browser import OpenTab
 from tests.support.stack import Stack
 
 __all__ = ["browser", "open_tab"]

@@ -6,77 +6,24 @@ import re
 import shlex
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Final
 
 import pytest
-from playwright.async_api import ViewportSize
 
 from gateway.records.scopes import ROLE_SCOPES, TENANT_SCOPES, Role, Scope
 from tests.gateway.conftest import complete, gateway_client
 from tests.gateway.console.conftest import HOSTILE, TENANT, Tab, visiting
-from tests.support.stack import REPOSITORY, Stack
+from tests.gateway.console.crawl import (
+    FIND_LOCAL_TIMES,
+    add_axe,
+    check_page,
+    opened_pages,
+    serious_problems,
+)
+from tests.support.stack import Stack
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-AXE: Final = REPOSITORY / "tests/clients/node_modules/axe-core/axe.min.js"
-# What axe-core finds is large, so that the page selects from it. Without `preload`, axe-core does
-# not load the stylesheet again, which only rules that are off by default need.
-_FIND_PROBLEMS: Final = """
-axe.run({resultTypes: ['violations'], preload: false}).then(found => found.violations
-  .filter(each => ['serious', 'critical'].includes(each.impact))
-  .map(each => `${each.id}: ${each.nodes[0].html.slice(0, 200)}`))
-"""
-SIZES: Final[list[ViewportSize]] = [
-    {"width": width, "height": 800} for width in (1280, 1920, 768, 390)
-]
-_FIND_LOCAL_TIMES: Final = r"""
-[...document.querySelectorAll('main *')].flatMap(each => [...each.childNodes])
-  .filter(each => each.nodeType === 3 && /\d{4}-\d\d-\d\d \d\d:\d\d/.test(each.data))
-  .filter(each => {
-    const cell = each.parentElement.closest('td, th');
-    const head = cell && cell.closest('table').tHead.rows[0].cells[cell.cellIndex];
-    const shown = each.parentElement.closest('figure') || each.parentElement;
-    return !(shown.textContent.includes('UTC') || head?.textContent.includes('UTC'));
-  }).map(each => each.data)
-"""
-"""Times that neither their text nor the head of their column calls UTC."""
-MAX_PAGES: Final = 60
-
 OpenTab = Callable[..., Awaitable[Tab]]
-
-
-async def _problems(tab: Tab) -> list[str]:
-    """Return what axe-core finds."""
-    found: list[str] = await tab.page.evaluate(_FIND_PROBLEMS)
-    return found
-
-
-async def add_axe(tab: Tab) -> None:
-    """Load axe-core into each page from now on; sending it to each one takes far longer."""
-    if not AXE.exists():
-        pytest.skip("axe-core is not installed (npm)")
-    await tab.page.add_init_script(path=AXE)
-
-
-async def check_page(tab: Tab) -> None:
-    """Check that a page fits every size, and what axe-core finds; see `add_axe`."""
-    for size in SIZES:
-        await tab.page.set_viewport_size(size)
-        overflow = await tab.page.evaluate(
-            "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-        )
-        assert overflow <= 0, (tab.page.url, size, overflow)
-    assert await _problems(tab) == [], tab.page.url
-    await tab.page.set_viewport_size(SIZES[0])
-
-
-async def _reachable(tab: Tab) -> list[str]:
-    """Return the pages that links lead to, without files and without pages of other ids."""
-    links: list[str] = await tab.page.evaluate(
-        '[...document.querySelectorAll(\'a[href^="/console"], a[href="/status"]\')]'
-        ".map(a => a.getAttribute('href'))"
-    )
-    return [link for link in links if ".csv" not in link]
 
 
 @pytest.mark.parametrize("listener", ["customers", "operators"])
@@ -91,7 +38,7 @@ async def test_every_page_is_accessible_at_every_size(
     tab = await open_tab(url, color_scheme="dark")
     await add_axe(tab)
     await tab.open("/console/login")
-    assert await _problems(tab) == []
+    assert await serious_problems(tab) == []
     await tab.log_in(key)
     public = [
         "/",
@@ -99,29 +46,18 @@ async def test_every_page_is_accessible_at_every_size(
         "/docs/errors/requests",
         *([] if is_operator else ["/docs/completions"]),
     ]
-    found, seen = ["/console", *public], set[str]()
-    while found:
-        path = found.pop(0)
-        shape = re.sub(
-            r"[?=].*|(key|prj|mbr|whk|crd|adp)_\w+|cmpl-\w+|tenants/[\w-]+|\d{4}-\d\d",
-            "",
-            path,
-        )
-        if shape in seen:
-            continue
-        seen.add(shape)
-        await tab.open(path)
-        assert await tab.page.evaluate(_FIND_LOCAL_TIMES) == [], path
+    seen = set[str]()
+    async for path in opened_pages(tab, "/console", *public):
+        assert await tab.page.evaluate(FIND_LOCAL_TIMES) == [], path
         await check_page(tab)
         if re.search(r"/invoices/2", path):
             await _check_print(tab)
-        if len(seen) == 1:
+        if not seen:
             # One stylesheet: one page shows whether the colors of the other scheme suffice.
             await tab.page.emulate_media(color_scheme="light")
-            assert await _problems(tab) == [], path
+            assert await serious_problems(tab) == [], path
             await tab.page.emulate_media(color_scheme="dark")
-        found += await _reachable(tab)
-        assert len(seen) < MAX_PAGES
+        seen.add(path)
     assert len(seen) > 8
     assert ("/status" in seen) is not is_operator
 
