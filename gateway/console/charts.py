@@ -8,10 +8,12 @@ from gateway.console.formats import cents, scale_count, scale_money
 from gateway.records.money import show_dollars
 
 WIDTH: Final = 720
-HEIGHT: Final = 180
+HEIGHT: Final = 190
 _LEFT: Final = 88
-"""Room for the numbers of the scale, also in the large letters of a phone."""
-_BOTTOM: Final = 24
+"""Least room for the numbers of the scale."""
+_LETTER: Final = 14
+"""Width of a digit in the large letters of a phone."""
+_BOTTOM: Final = 34
 _TOP: Final = 14
 _LABELS: Final = 5
 """Labels below the columns, at most."""
@@ -67,9 +69,10 @@ class Chart:
     """Position and text of each label below the columns."""
     legend: list[tuple[str, str, str, str]]
     """Color, name, exact and shown total of each series; empty for a single one."""
+    left: int
+    """Where the columns begin, after the numbers of the scale."""
     width: int = WIDTH
     height: int = HEIGHT
-    left: int = _LEFT
     baseline: int = HEIGHT - _BOTTOM
 
 
@@ -91,7 +94,13 @@ def stacked(
     totals = [sum(values) for values in zip(*(values for _, values in series), strict=True)]
     step_value, steps = _scale(max(totals, default=0))
     room = HEIGHT - _BOTTOM - _TOP
-    unit, step = room / (step_value * steps), (WIDTH - _LEFT) / max(len(periods), 1)
+    unit = room / (step_value * steps)
+    lines = [
+        (round(HEIGHT - _BOTTOM - step_value * part * unit, 2), measure.scale(step_value * part))
+        for part in range(steps + 1)
+    ]
+    left = max(_LEFT, *(_LETTER * len(text) for _, text in lines))
+    step = (WIDTH - left) / max(len(periods), 1)
     columns = []
     for number, (period, total) in enumerate(zip(periods, totals, strict=True)):
         parts, bottom = [], float(HEIGHT - _BOTTOM)
@@ -105,24 +114,22 @@ def stacked(
         text = f"{period}: {measure.show(total)}"
         if len(series) > 1 and texts:
             text = f"{text} ({', '.join(texts)})"
-        x = round(_LEFT + number * step + step * 0.12, 2)
+        x = round(left + number * step + step * 0.12, 2)
         columns.append(Column(x, round(step * 0.76, 2), parts, text))
     every = -(-len(periods) // _LABELS) if periods else 1
     labels = [
-        (round(_LEFT + (number + 0.5) * step, 2), period[5:] if len(period) == 10 else period[11:])
+        (round(left + (number + 0.5) * step, 2), period[5:] if len(period) == 10 else period[11:])
         for number, period in enumerate(periods)
         if number % every == 0
-    ]
-    lines = [
-        (round(HEIGHT - _BOTTOM - step_value * part * unit, 2), measure.scale(step_value * part))
-        for part in range(steps + 1)
     ]
     legend = [
         (color, name, measure.show(sum(values)), measure.shorten(sum(values)))
         for color, (name, values) in zip(colors, series, strict=True)
     ]
     total, short = measure.show(sum(totals)), measure.shorten(sum(totals))
-    return Chart(title, total, short, columns, lines, labels, legend if len(series) > 1 else [])
+    return Chart(
+        title, total, short, columns, lines, labels, legend if len(series) > 1 else [], left
+    )
 
 
 def _scale(most: int) -> tuple[int, int]:

@@ -45,7 +45,7 @@ CREDIT_COLUMNS: Final = (
     Column("Time (UTC)", lambda each: each.created_at, "time"),
     Column("Change", lambda each: each.kind),
     Column("Amount", lambda each: each.amount_micros, "money"),
-    Column("Note", lambda each: each.note, "name"),
+    Column("Note", lambda each: each.note, "values"),
     Column("Expires (UTC)", lambda each: each.expires_at, "time"),
 )
 CHANGE_COLUMNS: Final = (

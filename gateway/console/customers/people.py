@@ -4,6 +4,7 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
+from gateway.accounts.limits import Reports, ScopeBody
 from gateway.accounts.members import MemberAddition, MemberChange, MemberService
 from gateway.accounts.projects.routes import ProjectChange, ProjectCreation
 from gateway.accounts.projects.service import ProjectService
@@ -89,11 +90,17 @@ async def create_project(
 
 @router.get("/projects/{project_id}")
 async def show_project(
-    request: Request, projects: Projects, visitor: ManagesProjects, project_id: str
+    request: Request,
+    projects: Projects,
+    reports: Reports,
+    visitor: ManagesProjects,
+    project_id: str,
 ) -> Response:
-    """Show a project, with the form that changes it."""
+    """Show a project and the use of its limits, with the form that changes it."""
     project = await projects.get(visitor.tenant_id, project_id, grantor=visitor.caller.grant)
-    return _project_form(request, {"name": project.name, **fields_of(project.limits)}, project)
+    report = await reports.of_tenant(visitor.tenant_id, project=project.id)
+    form = {"name": project.name, **fields_of(project.limits)}
+    return _project_form(request, form, project, used=report.scopes[0])
 
 
 @router.post("/projects/{project_id}")
@@ -233,10 +240,12 @@ def _project_form(
     form: Form | dict[str, str],
     project: Project | None = None,
     error: ApiError | None = None,
+    used: ScopeBody | None = None,
 ) -> Response:
     return page(
         request,
         "project.html",
+        used=used,
         form=form,
         project=project,
         is_archived=project is not None and project.status is ProjectStatus.ARCHIVED,

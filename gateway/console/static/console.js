@@ -60,3 +60,29 @@ for (const source of document.querySelectorAll(".secret, main pre > code")) {
   button.addEventListener("click", () => copy(button, source));
   (source.closest("pre") || source).after(button);
 }
+
+// A form with a file shows how much of it is sent. An error replaces the content of the page.
+document.addEventListener("submit", (event) => {
+  const form = event.target;
+  if (form.enctype !== "multipart/form-data") return;
+  event.preventDefault();
+  const bar = Object.assign(document.createElement("progress"), { value: 0 });
+  bar.setAttribute("aria-label", "Sent");
+  const button = form.querySelector("button:not([type])");
+  button.disabled = true;
+  button.after(bar);
+  const request = Object.assign(new XMLHttpRequest(), { responseType: "document" });
+  request.upload.addEventListener("progress", (sent) => {
+    bar.value = sent.loaded / sent.total;
+  });
+  request.addEventListener("load", () => {
+    const main = request.status < 400 ? null : request.response?.querySelector("main");
+    if (!main) return location.assign(request.responseURL);
+    document.querySelector("main").replaceWith(main);
+    main.querySelector("[autofocus]")?.focus();
+  });
+  // The server may answer before it has read a file that is too large: the browser shows why.
+  request.addEventListener("error", () => form.submit());
+  request.open("POST", form.action);
+  request.send(new FormData(form));
+});

@@ -47,8 +47,17 @@ async def test_developer_uploads_runs_follows_and_cancels_batches(
     await press("link", "Batches")
     await press("link", "Create a batch")
     await page.get_by_text("Upload the requests of the batch first.").wait_for()
-    # An error is beside its field.
-    await upload("latin.jsonl", b'{"custom_id": "\xe4"}\n')
+    # An error is beside its field, in the same page, which has shown how much was sent.
+    await page.evaluate(
+        """new MutationObserver(() => {
+            if (document.querySelector("progress")) window.hasProgress = true;
+        }).observe(document.body, { childList: true, subtree: true })"""
+    )
+    (tmp_path / "latin.jsonl").write_bytes(b'{"custom_id": "\xe4"}\n')
+    await page.locator('[name="file"]').set_input_files(tmp_path / "latin.jsonl")
+    await page.get_by_role("button", name="Upload").focus()
+    await page.keyboard.press("Enter")
+    await page.locator("#e-file").wait_for()
     [complaint] = tab.complaints
     assert "400" in complaint
     tab.complaints.clear()
@@ -56,6 +65,7 @@ async def test_developer_uploads_runs_follows_and_cancels_batches(
     assert await field.get_attribute("aria-invalid") == "true"
     assert await field.get_attribute("aria-describedby") == "h-file e-file"
     assert "is not valid UTF-8" in await page.locator("#e-file").inner_text()
+    assert await page.evaluate("window.hasProgress")
 
     await upload(LONG_NAME, jsonl(line("a"), line(f"b {HOSTILE}", temperature=9), line("c")))
     # The endpoint is that of the first line.

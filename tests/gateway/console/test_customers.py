@@ -60,6 +60,7 @@ async def test_owner_manages_projects(stack: Stack) -> None:
         assert HOSTILE not in listed
         page = (await visit.get(f"/console/projects/{project}")).text
         assert 'name="limit_budget_micros" type="text" value="0.000001"' in page
+        assert re.search(r'class="meter.*\$0.00 of \$0.000001', page, re.DOTALL)
         await visit.send(f"/console/projects/{project}", name="Shop", limit_tokens_per_day="none")
         page = (await visit.get(f"/console/projects/{project}")).text
         assert 'name="limit_tokens_per_day" type="text" value="none"' in page
