@@ -1,7 +1,8 @@
 """Accounts of holders of limits in Redis, and the UTC days and months whose usage they count.
 
 An account is packed into big-endian doubles in its field `n`. One packed field costs Redis a
-fraction of ten fields with texts. Doubles are exact up to 2**53.
+fraction of ten fields with texts. Doubles are exact up to 2**53. The seconds of audio are in a
+field of their own, `a`, which release 0.3.0 does not know: day, settled and reserved seconds.
 """
 
 import math
@@ -39,6 +40,10 @@ def _datetime(unix_ms: int) -> datetime:
 
 
 FIELD: Final = "n"
+AUDIO_FIELD: Final = "a"
+SEEDED: Final = b"2"
+"""The value of the field `seeded` of complete accounts; release 0.3.0 writes 1, without audio."""
+_AUDIO: Final = struct.Struct(">3d")
 _FORMAT: Final = struct.Struct(">10d")
 
 
@@ -60,13 +65,17 @@ class AccountNumbers(NamedTuple):
     credit_micros: int | None = None
     """Credit before reservations; None if none is derived."""
     reserved_credit_micros: int = 0
+    audio_seconds: int = 0
+    """Settled seconds of audio of the day. They are apart from the packed numbers."""
+    reserved_audio_seconds: int = 0
 
     def encode(self) -> bytes:
         """Return the field's value."""
-        return _FORMAT.pack(*(math.inf if value is None else value for value in self))
+        return _FORMAT.pack(*(math.inf if value is None else value for value in self[:-2]))
 
     @classmethod
-    def decode(cls, packed: bytes) -> "AccountNumbers":
-        """Read the field's value. Raises struct.error."""
+    def decode(cls, packed: bytes, audio: bytes | None = None) -> "AccountNumbers":
+        """Read the value of the field, and of AUDIO_FIELD. Raises struct.error."""
         numbers = [None if value == math.inf else int(value) for value in _FORMAT.unpack(packed)]
-        return cls._make(numbers)
+        day, *seconds = map(int, _AUDIO.unpack(audio)) if audio else (0, 0, 0)
+        return cls._make([*numbers, *(seconds if day == numbers[0] else (0, 0))])

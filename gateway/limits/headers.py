@@ -42,6 +42,7 @@ _DETAILS: Final = (
 _FAMILY_OF_DAY: Final = {
     LimitName.REQUESTS_PER_DAY: "requests",
     LimitName.TOKENS_PER_DAY: "tokens",
+    LimitName.AUDIO_SECONDS_PER_DAY: "audio-seconds",
 }
 _MONEY: Final = (LimitName.BUDGET, None)
 

@@ -16,6 +16,7 @@ CREDIT: Final = "credit_micros"
 _CODES: Final = {
     LimitName.REQUESTS_PER_MINUTE: "requests",
     LimitName.REQUESTS_PER_DAY: "requests",
+    LimitName.AUDIO_SECONDS_PER_DAY: "audio_seconds",
     LimitName.CONCURRENT_REQUESTS: "concurrency",
     LimitName.STORED_BYTES: "stored_bytes",
 }
@@ -26,6 +27,7 @@ _ADVICE: Final = {
     LimitName.TOKENS_PER_DAY: f"{_COMPLETION_ADVICE} {_PROMPT_ADVICE}",
     LimitName.PROMPT_TOKENS_PER_MINUTE: _PROMPT_ADVICE,
     LimitName.COMPLETION_TOKENS_PER_MINUTE: _COMPLETION_ADVICE,
+    LimitName.AUDIO_SECONDS_PER_DAY: "Shorten the audio.",
     LimitName.STORED_BYTES: _PROMPT_ADVICE,
 }
 

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple, cast
 
 import msgspec
 
-from gateway.limits.accounts import AccountNumbers, day_of, month_of
+from gateway.limits.accounts import SEEDED, AccountNumbers, day_of, month_of
 from gateway.records.limits import RESERVED_LIMITS, LimitName, LimitScope, SubjectLimits
 from gateway.records.usage_record import Counts, UsageRecord, encode_usage
 
@@ -20,6 +20,7 @@ class ReservationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Key, project and tenant, in this order, including those without any limit."""
     prompt_tokens: int
     completion_tokens: int
+    audio_seconds: int = 0
     cost_micros: int
     is_prepaid: bool
     record: bytes
@@ -32,13 +33,14 @@ class ReservationRequest(msgspec.Struct, frozen=True, kw_only=True):
         subjects: tuple[SubjectLimits, ...],
         most: Counts,
     ) -> "ReservationRequest":
-        """Request at most so many tokens, at the prices in the draft of the usage record."""
+        """Request at most so much, at the prices in the draft of the usage record."""
         return cls(
             request_id=draft.request_id,
             tenant_id=draft.tenant_id,
             subjects=subjects,
             prompt_tokens=most.prompt_tokens,
             completion_tokens=most.completion_tokens,
+            audio_seconds=most.audio_seconds,
             cost_micros=draft.cost_of(*most._replace(cached_tokens=0)),
             is_prepaid=draft.is_prepaid,
             record=encode_usage(draft),
@@ -53,6 +55,8 @@ class ReservationRequest(msgspec.Struct, frozen=True, kw_only=True):
                 return self.completion_tokens
             case LimitName.TOKENS_PER_MINUTE | LimitName.TOKENS_PER_DAY:
                 return self.prompt_tokens + self.completion_tokens
+            case LimitName.AUDIO_SECONDS_PER_DAY:
+                return self.audio_seconds
             case LimitName.BUDGET | None:
                 return self.cost_micros
             case _:
@@ -174,8 +178,9 @@ class SubjectStatus:
     """Whether the counters below are complete."""
     version: int
     requests_today: int
-    """Settled and reserved, as are the next two."""
+    """Settled and reserved, as are the next three."""
     tokens_today: int
+    audio_seconds_today: int
     cost_this_month: int
     credit_micros: int | None
     """Remaining credit of a prepaid tenant, minus reservations."""
@@ -184,8 +189,8 @@ class SubjectStatus:
     def from_reply(cls, now_ms: int, reply: Sequence[int | list[bytes | None]]) -> "SubjectStatus":
         """Parse one subject's part of the script's reply."""
         requests, prompt, completion, reset, running = cast("Sequence[int]", reply[:5])
-        seeded, version, packed = cast("list[bytes | None]", reply[5])
-        account = AccountNumbers() if packed is None else AccountNumbers.decode(packed)
+        seeded, version, packed, audio = cast("list[bytes | None]", reply[5])
+        account = AccountNumbers() if packed is None else AccountNumbers.decode(packed, audio)
         is_today = account.day == day_of(now_ms)
         is_this_month = account.month == month_of(now_ms)
         credit = account.credit_micros
@@ -196,10 +201,13 @@ class SubjectStatus:
             completion_tokens_of_minute=completion,
             minute_reset_ms=None if reset == -1 else reset,
             concurrent_requests=running,
-            is_seeded=seeded is not None,
+            is_seeded=seeded == SEEDED,
             version=int(version or 0),
             requests_today=account.requests + account.reserved_requests if is_today else 0,
             tokens_today=account.tokens + account.reserved_tokens if is_today else 0,
+            audio_seconds_today=account.audio_seconds + account.reserved_audio_seconds
+            if is_today
+            else 0,
             cost_this_month=account.cost_micros + account.reserved_micros if is_this_month else 0,
             credit_micros=None if credit is None else credit - account.reserved_credit_micros,
         )
@@ -214,6 +222,7 @@ class SubjectStatus:
             LimitName.COMPLETION_TOKENS_PER_MINUTE: self.completion_tokens_of_minute,
             LimitName.REQUESTS_PER_DAY: self.requests_today,
             LimitName.TOKENS_PER_DAY: self.tokens_today,
+            LimitName.AUDIO_SECONDS_PER_DAY: self.audio_seconds_today,
             LimitName.CONCURRENT_REQUESTS: self.concurrent_requests,
             LimitName.BUDGET: self.cost_this_month,
         }

@@ -42,6 +42,7 @@ class Balances:
 
     requests_today: int
     tokens_today: int
+    audio_seconds_today: int
     cost_this_month: int
     credit_micros: int | None
     """Credits granted minus the cost of all prepaid requests; None unless the subject is a tenant.
@@ -70,6 +71,7 @@ class Balances:
             requests=self.requests_today + len(today),
             tokens=self.tokens_today
             + sum(record.prompt_tokens + record.completion_tokens for record in today),
+            audio_seconds=self.audio_seconds_today + sum(record.audio_seconds for record in today),
             cost_micros=self.cost_this_month + sum(of_month),
             credit_micros=credit,
         )

@@ -83,6 +83,7 @@ class QuotaStore:
             lease_ms=lease_ms,
             prompt=request.prompt_tokens,
             completion=request.completion_tokens,
+            audio=request.audio_seconds,
             cost=request.cost_micros,
             record=request.record,
             extends=int(extends),
@@ -118,6 +119,7 @@ class QuotaStore:
             requests=1,
             prompt=record.prompt_tokens,
             completion=record.completion_tokens,
+            audio=record.audio_seconds,
             cost=record.cost_micros,
             record=encode_usage(record),
             subjects=subjects,
@@ -153,6 +155,7 @@ class QuotaStore:
         requests: int = 0,
         prompt: int = 0,
         completion: int = 0,
+        audio: int = 0,
         cost: int = 0,
         record: bytes = b"",
         subjects: Sequence[str] = (),
@@ -170,6 +173,7 @@ class QuotaStore:
             requests=requests,
             prompt=prompt,
             completion=completion,
+            audio=audio,
             cost=cost,
             record=record,
             expired_at="" if expired_ms is None else expired_ms,
@@ -223,6 +227,7 @@ class QuotaStore:
             day=numbers.day,
             requests=numbers.requests,
             tokens=numbers.tokens,
+            audio=numbers.audio_seconds,
             month=numbers.month,
             cost=numbers.cost_micros,
             credit="" if numbers.credit_micros is None else numbers.credit_micros,
@@ -382,7 +387,7 @@ def _packed(subjects: tuple[SubjectLimits, ...], *, is_prepaid: bool) -> tuple[b
     return (
         msgspec.msgpack.encode(described),
         *(
-            struct.pack(">8d", *(math.inf if value is None else value for value in each.reserved()))
+            struct.pack(">9d", *(math.inf if value is None else value for value in each.reserved()))
             for each in limits
         ),
     )

@@ -12,7 +12,7 @@ OTHER: Final = "other"
 """Label for values without their own: unknown routes and methods, and tenants that are not
 listed."""
 REASONS_OF_LIMITS: Final = (
-    *("requests", "tokens", "concurrency", "budget_exceeded"),
+    *("requests", "tokens", "audio_seconds", "concurrency", "budget_exceeded"),
     *("insufficient_credits", "insufficient_quota", "overloaded"),
 )
 """Rejection codes that are exported from process start."""

@@ -29,6 +29,7 @@ class LimitName(StrEnum):
     COMPLETION_TOKENS_PER_MINUTE = "completion_tokens_per_minute"
     REQUESTS_PER_DAY = "requests_per_day"
     TOKENS_PER_DAY = "tokens_per_day"
+    AUDIO_SECONDS_PER_DAY = "audio_seconds_per_day"
     CONCURRENT_REQUESTS = "concurrent_requests"
     BUDGET = "budget_micros"  # Micro-dollars in a calendar month.
     STORED_BYTES = "stored_bytes"  # Of waiting and running requests, and of stored responses.
@@ -82,6 +83,7 @@ class Limits:
     completion_tokens_per_minute: int | None = None
     requests_per_day: int | None = None
     tokens_per_day: int | None = None
+    audio_seconds_per_day: int | None = None
     concurrent_requests: int | None = None
     budget_micros: int | None = None
     stored_bytes: int | None = None
@@ -108,6 +110,7 @@ class Limits:
         return not (
             self.requests_per_day is None
             and self.tokens_per_day is None
+            and self.audio_seconds_per_day is None
             and self.budget_micros is None
         )
 

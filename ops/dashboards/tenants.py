@@ -106,7 +106,7 @@ def build() -> Dashboard:
                     rate(
                         "sluice_gateway_refused_requests_total",
                         f"{NAMESPACE}, "
-                        'reason=~"requests|tokens|concurrency|budget_exceeded|'
+                        'reason=~"requests|tokens|audio_seconds|concurrency|budget_exceeded|'
                         'insufficient_credits|insufficient_quota"',
                         "reason",
                     ),

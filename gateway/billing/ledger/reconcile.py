@@ -55,6 +55,7 @@ _TENANTS: Final = {
 _NUMBERS: Final = {
     "requests_of_day": "requests",
     "tokens_of_day": "tokens",
+    "audio_seconds_of_day": "audio_seconds",
     "cost_of_month": "cost_micros",
     "credit": "credit_micros",
 }
@@ -69,7 +70,7 @@ class Difference:
     subject: str
     """Such as `t:acme`."""
     number: str
-    """`requests_of_day`, `tokens_of_day`, `cost_of_month` or `credit`."""
+    """`requests_of_day`, `tokens_of_day`, `audio_seconds_of_day`, `cost_of_month` or `credit`."""
     redis: int
     ledger: int
     """The value from the ledger and the undrained records."""
@@ -105,6 +106,8 @@ class _Counters(NamedTuple):
     """A subject's counters in Redis and its undrained records, read at one moment."""
 
     numbers: AccountNumbers
+    has_audio: bool
+    """Whether they include audio, unlike those that release 0.3.0 has derived."""
     undrained: Sequence[UsageRecord]
 
 
@@ -248,13 +251,15 @@ class Reconciler:
         # Both keys are in one bucket: a transaction reads them at the same moment.
         pipeline = self._redis.pipeline(transaction=True)
         account = keys.account(bucket, holder.subject)
-        pipeline.execute_command("HMGET", account, "seeded", accounts.FIELD)
+        fields = "seeded", accounts.FIELD, accounts.AUDIO_FIELD
+        pipeline.execute_command("HMGET", account, *fields)
         pipeline.execute_command("XRANGE", keys.usage(bucket), "-", "+", "COUNT", MOST_UNDRAINED)
-        values, entries = await pipeline.execute()
-        if None in values or len(entries) == MOST_UNDRAINED:
+        (seeded, packed, audio), entries = await pipeline.execute()
+        if seeded is None or packed is None or len(entries) == MOST_UNDRAINED:
             return None
-        numbers = AccountNumbers.decode(values[1])
-        return _Counters(numbers, list(_records_of(holder, entries)))
+        numbers = AccountNumbers.decode(packed, audio)
+        has_audio = seeded == accounts.SEEDED
+        return _Counters(numbers, has_audio, list(_records_of(holder, entries)))
 
     async def _differences(self, holder: _Holder, counters: _Counters) -> list[Difference]:
         derived = await self._derive(holder, counters)
@@ -271,7 +276,9 @@ class Reconciler:
                 ledger=ledger,
             )
             for number, redis, ledger in values
-            if None not in (redis, ledger) and redis != ledger
+            if None not in (redis, ledger)
+            and redis != ledger
+            and (counters.has_audio or number != "audio_seconds_of_day")
         ]
 
     async def _derive(self, holder: _Holder, counters: _Counters) -> AccountNumbers:

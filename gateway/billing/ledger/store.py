@@ -43,6 +43,7 @@ class PeriodUsage(NamedTuple):
 
     requests: int
     tokens: int
+    audio_seconds: int
     cost_micros: int
 
 
@@ -128,6 +129,7 @@ class LedgerStore:
             select(
                 func.count(),
                 func.sum(LedgerRow.prompt_tokens + LedgerRow.completion_tokens),
+                func.sum(LedgerRow.audio_seconds),
                 func.sum(LedgerRow.cost_micros),
             ).where(
                 held_by(LedgerRow, tenant_id, scope, holder),
@@ -188,6 +190,7 @@ async def read_balances(
         return Balances(
             requests_today=today.requests,
             tokens_today=today.tokens,
+            audio_seconds_today=today.audio_seconds,
             cost_this_month=this_month.cost_micros,
             credit_micros=(await balance_of(transaction, tenant_id)).micros if has_credit else None,
             known_ids=await store.known(request_ids),

@@ -116,11 +116,13 @@ def sums_table(
     def tenant(row: tuple[str, UsageSums]) -> Cell:
         return Cell(names.get(row[0], row[0]), link(row[0])) if row[0] else Cell("All tenants")
 
+    audio = [Column("Seconds of audio", lambda row: row[1].audio_seconds, "num")]
     columns = (
         Column("Tenant", tenant),
         Column("Requests", lambda row: row[1].requests, "num"),
         Column("Failed", lambda row: row[1].failed_requests, "num"),
         Column("Tokens", lambda row: tokens(row[1]), "num"),
+        *(audio if everything.audio_seconds else []),
         Column("Amount", lambda row: row[1].cost_micros, "money"),
     )
     return Table(label, columns, rows, "There was no request in this month.", ("", everything))

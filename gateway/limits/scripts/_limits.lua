@@ -1,17 +1,18 @@
 -- Limits of a subject, by number: requests, tokens, prompt tokens and completion tokens per minute;
--- requests and tokens per day; concurrent requests; budget; credit. `s` is the subject: its key,
--- window, limits, what is used of them, minute and account.
+-- requests, tokens and seconds of audio per day; concurrent requests; budget; credit. `s` is the
+-- subject: its key, window, limits, what is used of them, minute and account.
 -- @include accounts
+-- @include audio
 -- @include window
 -- @include calendar
 
-local REQUESTS_DAY, CONCURRENT, BUDGET, CREDIT, NEVER = 5, 7, 8, 9, 2 ^ 53
+local REQUESTS_DAY, AUDIO_DAY, CONCURRENT, BUDGET, CREDIT, NEVER = 5, 7, 8, 9, 10, 2 ^ 53
 local METERED = {1, 2, 3, 4, BUDGET, CREDIT}
 
 -- Return the account of a day and a month, and whether its day is new; nil if it must be derived
 -- again.
-local function load_account(key, seeded, packed, day, month, is_payer)
-  if not (seeded and packed) then return nil end
+local function load_account(key, seeded, packed, day, month, is_payer, has_audio)
+  if not (seeded and packed) or (has_audio and seeded ~= WITH_AUDIO) then return nil end
   local a = read_account(packed)
   if a.day > day or a.month > month or (is_payer and a.credit == math.huge) then
     call('HDEL', key, 'seeded')
@@ -52,6 +53,18 @@ local function refusal_of(subjects, wanted, now, day)
     end
   end
   return refusal
+end
+
+-- Store the account and the minute of a subject.
+local function store_numbers(s)
+  local a, m = s.account, s.minute
+  if a and m then
+    call('HSET', s.key, 'n', pack_account(a), 'w', pack_minute(m))
+  elseif a then
+    call('HSET', s.key, 'n', pack_account(a))
+  elseif m then
+    call('HSET', s.key, 'w', pack_minute(m))
+  end
 end
 
 -- Append what is left of the metered limits, after `taken` if it is given.

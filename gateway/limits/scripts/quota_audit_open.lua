@@ -8,16 +8,21 @@
 -- Output {number of corrected accounts, number of removed concurrent requests}
 -- @include server
 -- @include accounts
+-- @include audio
+-- @include amounts
 local open_reservations, accounts = unpack(KEYS, 1, 2)
 local reservation_prefix, running_prefix, account_prefix = unpack(ARGV, 1, 3)
 local subjects, corrected, removed = {}, 0, 0
-local HELD = {'held_requests', 'held_tokens', 'held_cost', 'held_credit'}
+local HELD = {'held_requests', 'held_tokens', 'held_cost', 'held_credit', 'held_audio'}
 
 local function account_of(name)
   if not subjects[name] then
-    local seeded, packed = unpack(call('HMGET', account_prefix .. name, 'seeded', 'n'))
-    subjects[name] = {is_seeded = seeded, numbers = read_account(packed), known = {0, 0, 0, 0},
-      late = {0, 0, 0, 0}}
+    local seeded, packed, audio = unpack(
+      call('HMGET', account_prefix .. name, 'seeded', 'n', 'a'))
+    local a = read_account(packed)
+    a.audio_day, a.audio, a.held_audio = read_audio(audio, a.day)
+    subjects[name] = {is_seeded = seeded, numbers = a, known = {0, 0, 0, 0, 0},
+      late = {0, 0, 0, 0, 0}}
   end
   return subjects[name]
 end
@@ -33,7 +38,7 @@ local function add(id)
   if not amounts then return end
   local request = cmsgpack.unpack(packed)
   local names, held_before, is_prepaid = request[1], request[3], request[5]
-  local _, day, month, prompt, completion, cost = struct.unpack('>dddddd', amounts)
+  local _, day, month, prompt, completion, cost, audio = read_amounts(amounts)
   local held = ''
   for i, name in ipairs(names) do
     local a = account_of(name)
@@ -45,6 +50,7 @@ local function add(id)
       if a.numbers.day == day then
         sums[1], sums[2] = sums[1] + 1, sums[2] + prompt + completion
       end
+      if a.numbers.audio_day == day then sums[5] = sums[5] + audio end
       if a.numbers.month == month then sums[3] = sums[3] + cost end
       if is_prepaid and string.sub(name, 1, 2) == 't:' then sums[4] = sums[4] + cost end
     end
@@ -74,6 +80,7 @@ for name, a in pairs(subjects) do
   end
   if is_changed then
     call('HSET', account_prefix .. name, 'n', pack_account(numbers))
+    write_audio(account_prefix .. name, numbers.audio_day, numbers.audio, numbers.held_audio)
   end
   if is_wrong then corrected = corrected + 1 end
   local running = running_prefix .. name

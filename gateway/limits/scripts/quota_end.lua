@@ -8,8 +8,8 @@
 -- gateway may come back and restore a reservation that it considers lost.
 --
 -- KEYS reservation, open_reservations, usage_records
--- ARGV requests: 1 to settle, 0 to release  prompt, completion: tokens  cost: in micro-dollars; all
---     0 to release
+-- ARGV requests: 1 to settle, 0 to release  prompt, completion: tokens  audio: its seconds
+--   cost: in micro-dollars; all 0 to release
 --   record: usage record; empty to release
 --   expired_at: expiry of the lease, to end the reservation only if it is still open and was not
 --     renewed since; or empty
@@ -17,11 +17,13 @@
 -- Output 1 if the reservation was open, else 0
 -- @include server
 -- @include accounts
+-- @include audio
+-- @include amounts
 -- @include minute
 local reservation, open_reservations, usage_records = unpack(KEYS, 1, 3)
-local id, window_prefix, running_prefix, account_prefix, requests, prompt, completion, cost, record,
-  expired_at = unpack(ARGV, 1, 10)
-local first_subject, RELEASED_MS, ENDED_MS = 11, 120000, 3600000
+local id, window_prefix, running_prefix, account_prefix, requests, prompt, completion, audio, cost,
+  record, expired_at = unpack(ARGV, 1, 11)
+local first_subject, RELEASED_MS, ENDED_MS = 12, 120000, 3600000
 local byte, ONE = string.byte, string.byte('1')
 if expired_at ~= '' then
   local expiry = call('ZSCORE', open_reservations, id) or '0'
@@ -53,7 +55,8 @@ if not amounts then
 end
 
 prompt, completion, cost = tonumber(prompt), tonumber(completion), tonumber(cost)
-local slot, day, month, held_prompt, held_completion, held_cost = struct.unpack('>dddddd', amounts)
+audio = tonumber(audio)
+local slot, day, month, held_prompt, held_completion, held_cost, held_audio = read_amounts(amounts)
 local names, windows, held, slots_held, is_prepaid = unpack(cmsgpack.unpack(request))
 local is_as_held = is_settle and prompt == held_prompt and completion == held_completion
 for i = 1, #names do
@@ -69,6 +72,9 @@ for i = 1, #names do
   if is_held or is_charged then
     account, is_new = end_in_account(old, day, month, held_prompt + held_completion, held_cost,
       is_held, prompt + completion, cost, is_charged, is_prepaid and string.match(name, '^t:'))
+  end
+  if audio + held_audio > 0 and (is_held or is_charged) then
+    add_audio(key, day, is_charged and audio or 0, is_held and -held_audio or 0)
   end
   version = is_settle and (version or 0) + 1 or version or '0'
   if account and minute then

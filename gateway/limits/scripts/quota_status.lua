@@ -3,7 +3,7 @@
 -- KEYS for each subject: window, running, account
 -- Output {ms, for each subject: requests, prompt and completion tokens of the last minute, ms until
 --   the oldest of them leave (-1: no usage), concurrent requests, then of the account as strings or
---   nothing: seeded, version, packed numbers (see `gateway.limits.accounts`)}
+--   nothing: seeded, version, packed numbers, packed audio (see `gateway.limits.accounts`)}
 -- @include server
 -- @include minute
 local now = now_ms()
@@ -12,8 +12,8 @@ local out = {now}
 for i = 1, #KEYS, 3 do
   local window, running, account = unpack(KEYS, i, i + 2)
   local fields, r, p, c, oldest = call('HGETALL', window), 0, 0, 0, nil
-  local seeded, version, numbers, minute = unpack(
-    call('HMGET', account, 'seeded', 'v', 'n', 'w'))
+  local seeded, version, numbers, audio, minute = unpack(
+    call('HMGET', account, 'seeded', 'v', 'n', 'a', 'w'))
   if minute then
     local m = read_minute(minute)
     fields[#fields + 1] = m.slot
@@ -30,7 +30,7 @@ for i = 1, #KEYS, 3 do
   end
   local reset = oldest and (oldest + MINUTE_SLOTS + 1) * SLOT_MS - now or -1
   local concurrent = call('ZCOUNT', running, string.format('(%d', now), '+inf')
-  for _, value in ipairs({r, p, c, reset, concurrent, {seeded, version, numbers}}) do
+  for _, value in ipairs({r, p, c, reset, concurrent, {seeded, version, numbers, audio}}) do
     out[#out + 1] = value
   end
 end

@@ -71,6 +71,8 @@ requests RateLimitError
   = Send fewer requests in the period, or ask for a higher limit. The error names the limit.
 tokens RateLimitError
   = Send fewer or shorter requests in the period, or lower `max_tokens`. The error names the limit.
+audio_seconds RateLimitError
+  = Send shorter audio, or wait for the next day. The error names the limit.
 concurrency RateLimitError
   = Wait for the end of running requests before you send more.
 stored_bytes RateLimitError

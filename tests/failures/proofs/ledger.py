@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from sqlalchemy import text
 
 from contract import keys
-from gateway.limits.accounts import FIELD, AccountNumbers
+from gateway.limits.accounts import AUDIO_FIELD, FIELD, AccountNumbers
 from gateway.platform.database.engine import Database
 from gateway.platform.redis_client import connect
 from tests.support.patience import PATIENCE_SECONDS
@@ -95,9 +95,10 @@ class Books:
         for name in await self._keys("{b:*}:running:*"):
             found += [f"{name}: {each!r}" for each in await self.redis.zrange(name, 0, -1)]
         for name in await self._keys("{b:*}:subject:*"):
-            packed: Any = await self.redis.hget(name, FIELD)
-            account = AccountNumbers() if packed is None else AccountNumbers.decode(packed)
-            held = (*account[5:8], account.reserved_credit_micros)
+            fields: Any = await self.redis.hmget(name, FIELD, AUDIO_FIELD)
+            packed, audio = fields
+            account = AccountNumbers() if packed is None else AccountNumbers.decode(packed, audio)
+            held = [getattr(account, n) for n in account._fields if n.startswith("reserved")]
             found += [f"{name} holds {held}"] * any(held)
         return found + await self._jobs()
 

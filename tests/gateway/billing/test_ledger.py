@@ -217,7 +217,7 @@ async def test_usage_is_read_by_holder_and_time(database: Database) -> None:
     await _insert(
         database,
         usage_record(1),
-        usage_record(2, project_id="prj_2"),
+        usage_record(2, project_id="prj_2", audio_seconds=7),
         usage_record(3, credential_id="key_2", created_ms=NOON_MS + HOUR_MS),
         usage_record(4, tenant_id="other", credential_id="key_1"),
     )
@@ -229,10 +229,10 @@ async def test_usage_is_read_by_holder_and_time(database: Database) -> None:
                 "acme", scope, holder, start=noon, end=one
             )
 
-    assert await usage(LimitScope.TENANT, "acme") == PeriodUsage(2, 13 + 15, 101 + 102)
-    assert await usage(LimitScope.PROJECT, "prj_2") == PeriodUsage(1, 15, 102)
-    assert await usage(LimitScope.KEY, "key_1") == PeriodUsage(2, 28, 203)
-    assert await usage(LimitScope.KEY, "key_2") == PeriodUsage(0, 0, 0)
+    assert await usage(LimitScope.TENANT, "acme") == PeriodUsage(2, 13 + 15, 7, 101 + 102)
+    assert await usage(LimitScope.PROJECT, "prj_2") == PeriodUsage(1, 15, 7, 102)
+    assert await usage(LimitScope.KEY, "key_1") == PeriodUsage(2, 28, 7, 203)
+    assert await usage(LimitScope.KEY, "key_2") == PeriodUsage(0, 0, 0, 0)
 
 
 async def test_known_request_ids_are_found(database: Database) -> None:

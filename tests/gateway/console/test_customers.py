@@ -324,12 +324,13 @@ async def test_amounts_of_every_page_equal_the_ledger(stack: Stack, operator: Vi
                 "model": "billed",
                 "service_tier": tier,
                 "completion_tokens": 42,
+                "audio_seconds": 61,
             }
             await use(database, tenant, micros, at=now, **counts, **line)
         await use(database, tenant, 999_999, at=month_start(now) - timedelta(days=1), **counts)
         month, last = f"{now:%Y-%m}", f"{month_start(now) - timedelta(days=1):%Y-%m}"
         left, home = "$19.530866", f"/console/tenants/{tenant}"
-        lines = ("|$7.000001|", "|$1.234567|", "|$8.234568|", "|1,000|", "|300|", "|42|")
+        lines = ("|$7.000001|", "|$1.234567|", "|$8.234568|", "|1,000|", "|300|", "|42|", "|61|")
         balance = (f"|{left}|", "|$28.765433|", "|$9.234567|")
         async with visiting(stack.url, owner) as visit:
 
@@ -339,7 +340,7 @@ async def test_amounts_of_every_page_equal_the_ledger(stack: Stack, operator: Vi
             await eventually(prices_are_known, what="the gateway knowing both prices")
             for path, parts in {
                 "/console": (f"|{left}|", "|$8.234568|"),
-                "/console/usage?range=month": ("|$8.234568|",),
+                "/console/usage?range=month": ("|$8.234568|", "|Seconds of audio|", "|122|"),
                 "/console/invoices": ("|$8.234568|CSV|", "|$0.999999|CSV|", "|$0.00|CSV|"),
                 f"/console/invoices/{month}": (
                     *lines,
@@ -370,7 +371,7 @@ async def test_amounts_of_every_page_equal_the_ledger(stack: Stack, operator: Vi
             f"{home}/invoices": ("|$8.234568|CSV|", "|$0.999999|CSV|"),
             f"{home}/invoices/{month}": lines,
             f"{home}/keys/{key.id}": ("|$8.234568|for 2 requests",),
-            f"/console/money?month={month}": ("|amounts|2|0|2,084|$8.234568|",),
+            f"/console/money?month={month}": ("|amounts|2|0|2,084|122|$8.234568|",),
             f"/console/usage?tenant={tenant}&range=month": ("|$8.234568|",),
         }.items():
             page = await _text(operator, path)

@@ -92,6 +92,7 @@ async def test_consistent_data_has_no_differences(
 NUMBERS = {
     "requests": "requests_of_day",
     "tokens": "tokens_of_day",
+    "audio_seconds": "audio_seconds_of_day",
     "cost_micros": "cost_of_month",
     "credit_micros": "credit",
 }
@@ -113,7 +114,7 @@ NUMBERS = {
 async def test_planted_differences_are_reported_and_corrected(
     database: Database, redis: Redis, append: Append, key: SubjectLimits, fields: list[str]
 ) -> None:
-    records = [_record(n, key, is_prepaid=True) for n in range(4)]
+    records = [_record(n, key, is_prepaid=True, audio_seconds=n) for n in range(4)]
     await append(*records)
     await _seed(database, redis, key, TENANT)
     for field in fields:
@@ -122,6 +123,7 @@ async def test_planted_differences_are_reported_and_corrected(
     expected = {
         "requests_of_day": 4,
         "tokens_of_day": sum(r.prompt_tokens + r.completion_tokens for r in records),
+        "audio_seconds_of_day": 0 + 1 + 2 + 3,
         "cost_of_month": sum(r.cost_micros for r in records),
         "credit": 1_000_000 - sum(r.cost_micros for r in records),
     }

@@ -115,7 +115,13 @@ class Desk:
     requests: dict[str, ReservationRequest] = field(default_factory=dict)
 
     def request(
-        self, request_id: str, *, prompt: int = 10, completion: int = 20, cost: int = 0
+        self,
+        request_id: str,
+        *,
+        prompt: int = 10,
+        completion: int = 20,
+        audio: int = 5,
+        cost: int = 0,
     ) -> ReservationRequest:
         """Make a request of the subjects."""
         return ReservationRequest(
@@ -124,6 +130,7 @@ class Desk:
             subjects=self.subjects,
             prompt_tokens=prompt,
             completion_tokens=completion,
+            audio_seconds=audio,
             cost_micros=cost,
             is_prepaid=self.is_prepaid,
             record=b"draft of " + request_id.encode(),
@@ -158,6 +165,7 @@ class Desk:
         *,
         prompt: int = 10,
         completion: int = 20,
+        audio: int = 5,
         cost: int = 0,
         **fields: Any,
     ) -> bool:
@@ -167,6 +175,7 @@ class Desk:
                 request_id,
                 prompt_tokens=prompt,
                 completion_tokens=completion,
+                audio_seconds=audio,
                 cost_micros=cost,
                 is_prepaid=self.is_prepaid,
                 **fields,

@@ -42,6 +42,7 @@ class FakeLedger:
         balances = Balances(
             requests_today=len(today),
             tokens_today=sum(r.prompt_tokens + r.completion_tokens for r in today),
+            audio_seconds_today=sum(r.audio_seconds for r in today),
             cost_this_month=sum(r.cost_micros for r in mine if r.created_ms >= month_start_ms),
             credit_micros=self.granted - sum(r.cost_micros for r in mine if r.is_prepaid)
             if is_tenant

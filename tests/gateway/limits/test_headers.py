@@ -162,7 +162,7 @@ def test_every_limit_has_a_readable_message(limit: LimitName, is_too_large: bool
     wanted = 101 if is_too_large else 40
     answer = refused(limit, used=70, wanted=wanted, retry_ms=None if is_too_large else 1000)
     error = refusal_error(answer, is_openai=False)
-    assert error.code in ("requests", "tokens", "concurrency", "stored_bytes")
+    assert error.code in ("requests", "tokens", "audio_seconds", "concurrency", "stored_bytes")
     assert "the key 'key_ab'" in error.message
     assert "100" in error.message
     assert "  " not in error.message

@@ -47,6 +47,7 @@ class Used:
     created_ms: int
     prompt: int
     completion: int
+    audio: int
     cost: int
     expiry_ms: int
     is_open: bool = True
@@ -63,6 +64,8 @@ class Used:
             return self.prompt + self.completion
         if limit is LimitName.PROMPT_TOKENS_PER_MINUTE:
             return self.prompt
+        if limit is LimitName.AUDIO_SECONDS_PER_DAY:
+            return self.audio
         return self.completion if limit is LimitName.COMPLETION_TOKENS_PER_MINUTE else 1
 
 
@@ -108,10 +111,12 @@ class Model:
             )
         day = self.now_ms // DAY_MS
         today = [r for r in self.settled.values() if r.created_ms // DAY_MS == day]
-        count = limit is LimitName.REQUESTS_PER_DAY
-        return sum(u.amount(limit) for u in going if u.created_ms // DAY_MS == day) + sum(
-            1 if count else r.prompt_tokens + r.completion_tokens for r in today
-        )
+        settled = {
+            LimitName.REQUESTS_PER_DAY: len(today),
+            LimitName.TOKENS_PER_DAY: sum(r.prompt_tokens + r.completion_tokens for r in today),
+            LimitName.AUDIO_SECONDS_PER_DAY: sum(r.audio_seconds for r in today),
+        }
+        return settled[limit] + sum(u.amount(limit) for u in going if u.created_ms // DAY_MS == day)
 
     def wait(self, limit: LimitName | None, value: int, asked: Used) -> float:
         """Milliseconds until a limit allows the request; -1 if unknown."""
@@ -143,6 +148,7 @@ class Model:
             self.now_ms,
             request.prompt_tokens,
             request.completion_tokens,
+            request.audio_seconds,
             request.cost_micros,
             self.now_ms + LEASE_MS,
         )
@@ -215,6 +221,7 @@ def random_limits(rng: random.Random) -> dict[str, int | None]:
         LimitName.COMPLETION_TOKENS_PER_MINUTE: 300,
         LimitName.REQUESTS_PER_DAY: 40,
         LimitName.TOKENS_PER_DAY: 2_000,
+        LimitName.AUDIO_SECONDS_PER_DAY: 300,
         LimitName.CONCURRENT_REQUESTS: 6,
         LimitName.BUDGET: 3_000,
     }
@@ -263,6 +270,7 @@ class History:
             f"r{self.number}",
             prompt=self.rng.randint(0, 60),
             completion=self.rng.randint(0, 60),
+            audio=self.rng.choice((0, 0, 10, 30)),
             cost=self.rng.randint(0, 200),
         )
         store = self.desk.store
@@ -296,14 +304,15 @@ class History:
         return self.rng.choice(known) if known else None
 
     async def _settle(
-        self, request_id: str, *, created_ms: int, most: tuple[int, int, int]
+        self, request_id: str, *, created_ms: int, most: tuple[int, int, int, int]
     ) -> None:
-        prompt, completion, cost = (self.rng.randint(0, number) for number in most)
+        prompt, completion, audio, cost = (self.rng.randint(0, number) for number in most)
         ended = record(
             request_id,
             created_ms=created_ms,
             prompt_tokens=prompt,
             completion_tokens=completion,
+            audio_seconds=audio,
             cost_micros=cost,
             is_prepaid=self.model.is_prepaid,
         )
@@ -312,16 +321,18 @@ class History:
     async def settle(self) -> None:
         if request_id := self._known(is_open=True):
             used = self.model.requests[request_id]
-            most = (used.prompt, used.completion, used.cost)
+            most = (used.prompt, used.completion, used.audio, used.cost)
             await self._settle(request_id, created_ms=used.created_ms, most=most)
 
     async def again(self) -> None:
         if request_id := self._known(is_open=False):
-            await self._settle(request_id, created_ms=self.model.now_ms, most=(9, 9, 9))
+            await self._settle(request_id, created_ms=self.model.now_ms, most=(9, 9, 9, 9))
 
     async def lost(self) -> None:
         self.number += 1
-        await self._settle(f"lost{self.number}", created_ms=self.model.now_ms, most=(60, 60, 90))
+        await self._settle(
+            f"lost{self.number}", created_ms=self.model.now_ms, most=(60, 60, 30, 90)
+        )
 
     async def release(self) -> None:
         if request_id := self._known(is_open=True):
@@ -392,7 +403,7 @@ async def test_scripts_equal_the_model_on_a_random_history(
             await history.check()
     for request_id, used in list(model.requests.items()):
         if used.is_open:
-            most = (used.prompt, used.completion, used.cost)
+            most = (used.prompt, used.completion, used.audio, used.cost)
             await history._settle(request_id, created_ms=used.created_ms, most=most)
     await history.check()
     for waiting in await usage(any_redis):

@@ -23,6 +23,7 @@ from tests.support.stack import MODEL, Stack, metric
 
 SPEECH, MORTAL = "speech", "mortal-speech"
 SECOND_MICROS = 100
+PARTS = ("limit", "remaining", "reset")
 PATH = "/v1/audio/transcriptions"
 SHORT, LONG = sound(2.5), sound(70, quiet=(27.0, 55.0))
 
@@ -211,6 +212,35 @@ async def test_the_account_pays_for_seconds(api: httpx.AsyncClient, stack: Stack
         refused = await send(client, LONG)
         assert (await send(client, SHORT)).status_code == 200
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "insufficient_quota")
+
+
+async def test_a_limit_counts_seconds_of_audio(api: httpx.AsyncClient, stack: Stack) -> None:
+    limits: LimitValues = {LimitName.AUDIO_SECONDS_PER_DAY: 75}
+    limited = await asyncio.to_thread(stack.key, "limited", limits=limits)
+    async with gateway_client(stack.url, limited) as client:
+
+        async def used() -> int:
+            (key, *_) = (await client.get("/v1/limits")).json()["scopes"]
+            return int(key["limits"]["audio_seconds_per_day"]["used"])
+
+        assert (await send(client, LONG)).status_code == 200
+        # A model that hears nothing reserves nothing.
+        assert (await send(client, SHORT, model=MODEL)).status_code == 400
+        assert await used() == 70
+        assert (await send(client, SHORT)).status_code == 200
+        assert await used() == 73
+        refused = await send(client, SHORT)
+        assert await used() == 73
+        too_long = await send(client, sound(80))
+    error = refused.json()["error"]
+    assert (refused.status_code, error["code"], error["used"]) == (429, "audio_seconds", 73)
+    assert error["message"].startswith("The limit of 75 audio seconds per day of the key ")
+    assert ": 2 remain, and the request needs 3. It resets in " in error["message"]
+    headers = {name: refused.headers[f"x-ratelimit-{name}-audio-seconds"] for name in PARTS}
+    assert (headers["limit"], headers["remaining"]) == ("75", "2")
+    assert int(refused.headers["retry-after"]) > 0
+    assert too_long.headers["x-should-retry"] == "false"
+    assert too_long.json()["error"]["message"].endswith(" Shorten the audio.")
 
 
 async def test_no_second_is_lost_or_paid_twice_if_a_worker_is_killed(
