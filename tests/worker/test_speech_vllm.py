@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
 import pytest_asyncio
 from tokenizers import Tokenizer
@@ -12,8 +13,9 @@ from common.present import present
 from contract.messages import Feature
 from contract.sampling import SamplingSpec
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.processes import wait_until
 from tests.support.speech_model import LANGUAGES, WINDOW, sound
-from tests.support.stack import make_model
+from tests.support.stack import make_model, running_stack
 from tests.worker.real_engine import MARKS, EngineSlot
 from worker.engine.base import EngineRequest
 from worker.engine.vllm.engine import VllmEngine
@@ -83,3 +85,31 @@ async def test_a_whisper_model_hears_and_continues(engine: VllmEngine, folder: P
     assert await heard(engine, rest) == tokens[9:]
     other = replace(whole, id="other", audio=bytes(len(_SAMPLES)))
     assert await heard(engine, other) != tokens, "the model hears the audio"
+
+
+@pytest.mark.long
+def test_a_gateway_returns_what_a_whisper_model_hears(folder: Path) -> None:
+    environment = {
+        "SLUICE_RUNNER": "transcription",
+        "SLUICE_MODEL_PATH": str(folder),
+        "SLUICE_MODEL_NAME": "whisper",
+        "SLUICE_TOOL_PARSER": "",
+        "SLUICE_REASONING_PARSER": "",
+    }
+    with running_stack() as stack:
+        stack.launch_worker(environment=environment)
+        stack.start_gateway()
+        stack.await_worker()
+        headers = {"authorization": f"Bearer {stack.key()}"}
+        with httpx.Client(base_url=stack.url, headers=headers, timeout=PATIENCE_SECONDS) as client:
+            wait_until(
+                lambda: client.get("/v1/models/whisper").json().get("ready", False),
+                what="the model being ready",
+            )
+            form = {"model": "whisper", "response_format": "verbose_json"}
+            files = {"file": ("a.wav", sound(3))}
+            heard = client.post("/v1/audio/transcriptions", files=files, data=form).json()
+    assert heard["language"] in LANGUAGES
+    assert heard["text"].split()
+    assert (heard["duration"], heard["usage"]["seconds"]) == (3, 3)
+    assert all(0 <= each["start"] <= each["end"] <= 3 for each in heard["segments"])
