@@ -5,8 +5,8 @@
 
 local AUDIO, WITH_AUDIO = '>ddd', '2'
 
--- Return a day, its settled seconds, and those that open reservations hold; zeros if the last day is
--- over.
+-- Return a day, its settled seconds, and those that open reservations hold; zeros if the stored day
+-- has ended.
 local function read_audio(packed, day)
   if packed then
     local known, settled, held = struct.unpack(AUDIO, packed)

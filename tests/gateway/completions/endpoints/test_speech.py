@@ -1,6 +1,7 @@
 """Transcriptions, with a worker that hears a word for each second of audio."""
 
 import asyncio
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
 from gateway.platform.redis_client import connect
 from gateway.records.limits import LimitName, LimitValues
+from tests.e2e.clients.environments import NODE, PROGRAMS
 from tests.failures.chaos.run import RESUMED
 from tests.gateway.conftest import eventually, gateway_client
 from tests.support.speech_model import sound, write
@@ -143,6 +145,23 @@ async def test_the_official_client_reads_whole_and_streamed_text(
     assert events[-1].type == "transcript.text.done"
     assert events[-1].text == whole.text
     assert events[-1].usage.seconds == whole.usage.seconds == 70  # type: ignore[union-attr]
+
+
+@NODE.skip
+async def test_the_official_client_for_node_reads_each_form(stack: Stack, tmp_path: Path) -> None:
+    file = tmp_path / "long.wav"
+    file.write_bytes(LONG)
+    program = "transcriptions.mjs"
+    (tmp_path / program).write_text((PROGRAMS / program).read_text())
+    key = await asyncio.to_thread(stack.key, "node")
+    environment = {"OPENAI_BASE_URL": f"{stack.url}/v1", "OPENAI_API_KEY": key}
+    run = partial(NODE.run, ("node", program), tmp_path, **environment)
+    found = json.loads(await asyncio.to_thread(run, MODEL=SPEECH, FILE=str(file)))
+    whole, verbose, events = found["whole"], found["verbose"], found["events"]
+    assert whole["usage"] == verbose["usage"] == {"type": "duration", "seconds": 70}
+    assert (verbose["duration"], verbose["segments"][-1]["end"]) == (70, 70)
+    assert "".join(each["delta"] for each in events[:-1]) == whole["text"]
+    assert events[-1] == {**whole, "type": "transcript.text.done"}
 
 
 async def test_a_translation_has_its_task(api: httpx.AsyncClient) -> None:
