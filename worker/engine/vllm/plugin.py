@@ -85,6 +85,8 @@ def _limit_grammars() -> None:
         is_accepted: bool = accept_any(grammar, request_id, tokens)
         return is_accepted and not grammar.ll_matcher.is_error()
 
+    # The worker need not compile it, too: the gateway has, and the engine's process does.
+    guidance.validate_guidance_grammar = lambda *_arguments, **_options: None
     guidance.GuidanceBackend.compile_grammar = compile_grammar
     guidance.GuidanceGrammar.accept_tokens = accept_tokens
 
