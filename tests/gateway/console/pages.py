@@ -83,8 +83,8 @@ async def _fill(database: Database, *, rows: int, tenants: int) -> None:
         await store.mark_dirty(hour_of(now - hour * HOUR) for hour in range(DAYS * 24 + 2))
     await Rollups(database).make_all()
     async with database.engine.connect() as connection:
-        _ = await connection.execution_options(isolation_level="AUTOCOMMIT")
-        await connection.execute(text("VACUUM ANALYZE"))
+        alone = await connection.execution_options(isolation_level="AUTOCOMMIT")
+        await alone.execute(text("VACUUM ANALYZE"))
 
 
 class Report:
