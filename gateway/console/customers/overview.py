@@ -1,5 +1,7 @@
 """The first page: this month's spend, tokens and errors, and the limits."""
 
+import asyncio
+
 from fastapi import APIRouter, Request, Response
 
 from gateway.accounts.limits import LimitBody, LimitReports, LimitsReport
@@ -38,12 +40,14 @@ async def overview(request: Request, services: AllServices, visitor: AnyVisitor)
     if sees_usage:
         wanted = own_usage(visitor.principal, UsageFilter(tenant_id=None))
         service = services.make(UsageService)
-        month = await total(service, wanted, Span(month_start(now), now))
-        periods = await by_period(service, wanted, last_days(now), Dimension.MODEL)
+        month, week, periods, latency = await asyncio.gather(
+            total(service, wanted, Span(month_start(now), now)),
+            total(service, wanted, Span(now - WEEK, now)),
+            by_period(service, wanted, last_days(now), Dimension.MODEL),
+            service.latency(wanted, last_days(now)),
+        )
         charts = [periods.chart("Cost", COST, cost), periods.chart("Tokens", TOKENS, tokens)]
-        latency = await service.latency(wanted, last_days(now))
-        if limits.credits:
-            week_micros = (await total(service, wanted, Span(now - WEEK, now))).cost_micros
+        week_micros = week.cost_micros
     return page(
         request,
         "overview.html",

@@ -1,5 +1,6 @@
 """Usage by day, model, key and project, single requests and their receipts."""
 
+import asyncio
 from collections.abc import Mapping
 from typing import Annotated, Final
 
@@ -45,14 +46,15 @@ async def usage(request: Request, services: AllServices, visitor: SeesUsage) -> 
     views = [*((each, each.capitalize()) for each in VIEWS), (BY_PERIOD, "Day or hour")]
     if query.error is not None:
         return await sums_page(request, services, visitor, query, by=by, views=views)
-    periods = await by_period(service, wanted, query.span, dimension)
     following = None
     if dimension is None:
+        periods = await by_period(service, wanted, query.span)
         rows = [*zip(reversed(periods.names), reversed(periods.sums), strict=True)]
     else:
         after = decode_cursor(query.after, parts=2)
-        rows, following = await by_dimension(
-            service, wanted, query.span, dimension, after=after, limit=ROWS
+        periods, (rows, following) = await asyncio.gather(
+            by_period(service, wanted, query.span, dimension),
+            by_dimension(service, wanted, query.span, dimension, after=after, limit=ROWS),
         )
     names: Mapping[str, str] = {}
     if dimension is Dimension.KEY:

@@ -116,12 +116,12 @@ def sums_table(
     def tenant(row: tuple[str, UsageSums]) -> Cell:
         return Cell(names.get(row[0], row[0]), link(row[0])) if row[0] else Cell("All tenants")
 
-    audio = [Column("Seconds of audio", lambda row: row[1].audio_seconds, "num")]
+    audio = [Column("Seconds of audio", lambda row: row[1].audio_seconds, "num wide")]
     columns = (
         Column("Tenant", tenant),
         Column("Requests", lambda row: row[1].requests, "num"),
-        Column("Failed", lambda row: row[1].failed_requests, "num"),
-        Column("Tokens", lambda row: tokens(row[1]), "num"),
+        Column("Failed", lambda row: row[1].failed_requests, "num wide"),
+        Column("Tokens", lambda row: tokens(row[1]), "num wide"),
         *(audio if everything.audio_seconds else []),
         Column("Amount", lambda row: row[1].cost_micros, "money"),
     )
