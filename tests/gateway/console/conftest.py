@@ -53,6 +53,19 @@ ISSUER: Final = {
     "tax_percent": 19,
     "note": "Pay within 14 days.",
 }
+SESSIONS: Final = [
+    {
+        "when": "weather in Oslo",
+        "turns": [
+            {
+                "reasoning": "The tool knows it.",
+                "calls": [{"name": "weather", "arguments": {"city": "Oslo"}}],
+            },
+            {"reasoning": "It said so.", "text": "It rains."},
+        ],
+    }
+]
+"""What the model answers in a chat about the weather in Oslo."""
 CSRF: Final = re.compile(r'name="csrf" value="([^"]+)"')
 
 
@@ -78,9 +91,12 @@ def console_stack(database_url: str | None = None) -> Iterator[Stack]:
             "SLUICE_TRACE_URL": "https://traces.example/find?id={request_id}",
         }
         url = stack.launch_gateway("gateway", settings, port=free_port())
+        sessions = stack.directory / "sessions.json"
+        sessions.write_text(json.dumps(SESSIONS))
         stack.start_worker(
             SLUICE_ENGINE="scripted",
             SLUICE_SCRIPTED_STEP_SECONDS="0.005",
+            SLUICE_SCRIPTED_SESSIONS=str(sessions),
             SLUICE_ADAPTER_SLOTS="2",
         )
         stack.await_gateway("gateway", url)

@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -19,11 +20,18 @@ from tests.gateway.console.crawl import (
     opened_pages,
     serious_problems,
 )
+from tests.support.cases import all_cases
 from tests.support.stack import Stack
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 OpenTab = Callable[..., Awaitable[Tab]]
+REASONING: Final[dict[str, dict[str, object]]] = {
+    "chat/completions": {"reasoning_effort": "high"},
+    "messages": {"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 1200},
+    "responses": {"reasoning": {"effort": "high"}},
+}
+"""What lets the model reason before it answers, by endpoint."""
 
 
 @pytest.mark.parametrize("listener", ["customers", "operators"])
@@ -384,6 +392,42 @@ async def test_playground_streams_estimates_and_writes_code(
     assert "400" in complaint
     tab.complaints.clear()
     assert await page.get_by_label("Prompt", exact=True).input_value() == "Once"
+
+
+@all_cases("endpoint", REASONING)
+async def test_playground_shows_reasoning_and_answers_calls(
+    stack: Stack, open_tab: OpenTab, endpoint: str
+) -> None:
+    key = await asyncio.to_thread(stack.key, TENANT, scopes=TENANT_SCOPES)
+    tab = await open_tab(stack.url)
+    await tab.log_in(key)
+    await tab.open("/console/playground")
+    page = tab.page
+    await page.get_by_label("Endpoint").select_option(endpoint)
+    await page.get_by_label("Maximum tokens").fill("200")
+    await page.get_by_text("JSON schema, tools and other parameters").click()
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}}
+    tool = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
+    await page.get_by_label("Tools").fill(json.dumps([tool]))
+    await page.get_by_label("Other parameters").fill(json.dumps(REASONING[endpoint]))
+    await page.get_by_label("Prompt", exact=True).fill("The weather in Oslo?")
+    await page.get_by_role("button", name="Send", exact=True).click()
+    await page.get_by_label("Result of weather").fill("rain")
+    called = await page.locator("#talk .call").inner_text()
+    assert json.loads(called.removeprefix("weather(").removesuffix(")")) == {"city": "Oslo"}
+    await page.get_by_text("Reasoning").click()
+    await page.get_by_text("The tool knows it.").wait_for()
+    await page.get_by_role("button", name="Send the results").click()
+    await page.locator("#talk .assistant", has_text="It rains.").wait_for()
+    # The copies are the request that sent the result, with the call and the tools.
+    await page.get_by_text("Copy as curl, Python or Node").click()
+    for language in ("Python", "Node", "curl"):
+        await page.get_by_role("button", name=language).click()
+        code = await page.locator("#code").text_content() or ""
+        assert all(part in code for part in ("weather", "Oslo", "rain", "tools")), language
+        if language == "Python":
+            compile(code, "python", "exec")
+    assert "The weather in Oslo?" in str(json.loads(shlex.split(code)[-1]))
 
 
 async def test_playground_stops_a_stream(stack: Stack, open_tab: OpenTab) -> None:
