@@ -110,6 +110,11 @@ class Visitor:
         """Whether the credential has one of these scopes."""
         return not self.principal.scopes.isdisjoint(scopes)
 
+    @property
+    def may_change(self) -> bool:
+        """Whether the pages show forms: not to operators with only `admin:read`."""
+        return not self.is_operator or self.has(Scope.ADMIN)
+
     def has_whole(self, *scopes: str) -> bool:
         """Whether the credential has a scope and belongs to a whole tenant, not to a project."""
         return self.principal.project_id is None and self.has(*scopes)

@@ -77,7 +77,7 @@ async def list_prices(
         "operators/prices.html",
         table=Table(
             "Prices",
-            list(_columns(names, known, may_remove=visitor.has("admin"))),
+            list(_columns(names, known, may_remove=visitor.may_change)),
             rows,
             "There is no price.",
         ),

@@ -1,6 +1,7 @@
 """What operators do in their console."""
 
 import asyncio
+import html
 import re
 from datetime import timedelta
 
@@ -461,3 +462,36 @@ async def test_pages_link_to_dashboards_traces_and_statements(operator: Visit) -
     assert "77000000" in file.text
     assert f'filename="{OTHER}-invoice-{month}.csv"' in file.headers["content-disposition"]
     assert (await operator.get("/console/tenants/nobody/invoices")).status_code == 404
+
+
+async def test_readers_see_no_forms_and_no_links_to_them(stack: Stack, operator: Visit) -> None:
+    names = {"name": "Read", "id": "read-only"}
+    assert (await operator.send("/console/tenants/new", **names)).status_code == 303
+    home = "/console/tenants/read-only"
+    for path, fields in (
+        ("projects/new", {"name": "Shop"}),
+        ("members", {"subject": "reader", "name": "Reader", "role": "viewer"}),
+        ("webhooks", {"url": "http://127.0.0.1:9/hook"}),
+    ):
+        assert (await operator.send(f"{home}/{path}", **fields)).status_code < 400, path
+    await asyncio.to_thread(stack.key, "read-only")
+    key = await asyncio.to_thread(stack.key, "staff", scopes=frozenset({Scope.ADMIN_READ}))
+    forms, links = r'method="post" action="([^"]+)"', r'href="([^"#]+)'
+    changes = re.compile(r"/(new|edit|remove|revoke|rotate|archive|cancel|suspend)\b")
+    async with visiting(stack.operators, key) as reader:
+        found, seen = ["/console", home], set[str]()
+        while found:
+            path = found.pop()
+            kind = re.sub(r"\?.*|(key|prj|mbr|whk|adp)_\w+|cmpl-[^/]+|\d{4}-\d\d", "", path)
+            if kind in seen or not path.startswith("/console") or ".csv" in path:
+                continue
+            seen.add(kind)
+            page = (await reader.get(path)).text
+            assert {*re.findall(forms, page)} <= {"/console/logout", "/console/logout-everywhere"}
+            lead = [html.unescape(each) for each in re.findall(links, page)]
+            assert not [each for each in lead if changes.search(each)], path
+            # One tenant is enough.
+            found += [
+                each for each in lead if not re.match(r"/console/tenants/(?!read-only)", each)
+            ]
+    assert {f"{home}/{part}/" for part in ("keys", "projects", "members", "webhooks")} <= seen
