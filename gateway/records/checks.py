@@ -12,10 +12,10 @@ _EMAIL = re.compile(r"[!-?A-~]+@[A-Za-z0-9.-]+")
 _NEW_ID = re.compile(r"[a-z0-9-]{1,63}")
 _ID = re.compile(r"[A-Za-z0-9_-]{1,63}")
 _UNPRINTABLE: Final = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+    "[\x00-\x1f\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
 )
 """Control characters and line separators, which corrupt tables and logs, the characters that change
-the direction of text, which let one name look like another, and surrogates."""
+the direction of text or have no width, which let one name look like another, and surrogates."""
 
 
 def is_storable(text: str) -> bool:

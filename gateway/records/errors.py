@@ -173,9 +173,10 @@ class ApiError(Exception):
     def __init__(
         self, message: str, *, param: str | None = None, retry_after_seconds: float | None = None
     ) -> None:
+        message = printable(message)
         super().__init__(message)
         self.message = message
-        self.param = param
+        self.param = None if param is None else printable(param)
         self.retry_after_seconds = retry_after_seconds
 
     def status_for(self, style: ErrorStyle) -> int:
@@ -679,6 +680,19 @@ def shown(value: object) -> str:
         text = msgspec.json.encode(value).decode()
     except (TypeError, ValueError, RecursionError):
         text = repr(value)
+    text = printable(text)
     if len(text) > MAX_SHOWN_CHARACTERS:
         return text[: MAX_SHOWN_CHARACTERS - 3] + "..."
     return text
+
+
+def printable(text: str) -> str:
+    """Return text with escapes for the characters that do not show, except line ends.
+
+    Such characters hide a part of a message, or control the terminal that shows it.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in text
+    )

@@ -144,6 +144,7 @@ async def test_invalid_keys_are_refused(keys: KeyService) -> None:
         ),
         ({"name": "a\x1b[31m"}, "control characters"),
         ({"name": "admin\u202enimda"}, "control characters"),
+        ({"name": "ad\u200bmin"}, "control characters"),
         ({"name": "web", "allowed_models": ["a\u2066"]}, "control characters"),
     ]:
         with case((given, message)):

@@ -152,6 +152,12 @@ def test_anthropics_clients_get_their_statuses_and_types(
     assert body["error"]["message"] == error.message
 
 
+def test_characters_that_do_not_show_are_escaped() -> None:
+    error = errors.must("a\u200b", "be\nplain", "\x1b\x7f\x85é")
+    assert error.param == "a\\u200b"
+    assert error.message == "'a\\u200b' must be\nplain. Given: \"\\u001b\\x7f\\x85é\"."
+
+
 def test_context_error_has_the_counts_in_llamacpp() -> None:
     excess = "you requested 70 tokens"
     error = ContextLengthExceededError(
