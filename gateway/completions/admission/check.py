@@ -10,7 +10,7 @@ from redis.exceptions import RedisError
 from tokenizers import Tokenizer
 
 from common.tracing import FETCH_IMAGES
-from contract.messages import Feature, Parsing, Ranking, WorkerCard
+from contract.messages import Feature, Parsing, Ranking, WorkerCard, encode
 from contract.tier import ServiceTier
 from gateway.completions.admission.call import Call
 from gateway.completions.admission.model_choice import Models
@@ -363,6 +363,10 @@ class RequestChecker:
             opening_tokens=rendered.opening_tokens,
             template_arguments={name: chat.template_arguments[name] for name in sorted(read)},
         )
+        try:
+            encode(parsing.tools)
+        except OverflowError:
+            raise must("tools", "have integers from -2^63 to 2^64 - 1", parsing.tools) from None
         request = msgspec.structs.replace(
             request,
             prompts=[rendered.text],

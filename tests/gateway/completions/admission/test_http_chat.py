@@ -313,12 +313,18 @@ async def test_images_travel_with_their_job(client: httpx.AsyncClient, store: "R
     assert (await request).status_code == 200
 
 
+LARGE_INTEGER = [
+    {"type": "function", "function": {"name": "add", "parameters": {"maximum": 10**30}}}
+]
+
+
 @all_cases(
     ("parameters", "code", "param", "text"),
     [
         ({"messages": []}, "invalid_value", "messages", "at least"),
         ({"messages": None}, "missing_required_parameter", "messages", "required"),
         ({"tools": [{}]}, "invalid_value", "tools", "tools[0]"),
+        ({"tools": LARGE_INTEGER}, "invalid_value", "tools", "2^64"),
         ({"temperature": 3}, "invalid_value", "temperature", "at most 2"),
         ({"max_tokens": 5000}, "context_length_exceeded", "max_tokens", "2048"),
         ({"prompt": "a"}, "unsupported_parameter", "prompt", "prompt"),
