@@ -9,6 +9,7 @@ import msgspec
 
 from gateway.batches.lines import MAX_CUSTOM_ID_CHARACTERS, InputLine, decode_line
 from gateway.dialects.profile import ALL_THAT_FIT
+from gateway.dialects.wire import MAX_DEPTH
 from gateway.records.batches import Chunk
 from gateway.records.errors import MissingParameterError, shown
 
@@ -260,5 +261,8 @@ def _read(line: bytes) -> InputLine:
         if param is None:
             raise LineError("invalid_json_line", "The line is not a JSON object.") from None
         raise LineError("invalid_parameter", f"'{param}' is invalid: {error}.", param) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except RecursionError:
+        message = f"The line must be nested at most {MAX_DEPTH} levels deep."
+        raise LineError("invalid_json_line", message) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise LineError("invalid_json_line", f"The line is not valid JSON: {error}.") from None

@@ -102,11 +102,11 @@ class GrammarChecker:
 def _encoded(constraint: Constraint, param: str) -> bytes:
     try:
         encoded = messages.encode(constraint)
-    except (msgspec.MsgspecError, RecursionError, OverflowError, UnicodeEncodeError):
-        raise InvalidGrammarError(
-            f"'{param}' was rejected: nested too deeply, or a number or text is out of range.",
-            param=param,
-        ) from None
+    except (msgspec.MsgspecError, RecursionError, OverflowError, UnicodeEncodeError) as error:
+        reason = "it is nested too deeply, or a text is out of range"
+        if isinstance(error, OverflowError):
+            reason = "its integers must be from -2^63 to 2^64 - 1"
+        raise InvalidGrammarError(f"'{param}' was rejected: {reason}.", param=param) from None
     if len(encoded) > MAX_SOURCE_BYTES:
         raise InvalidGrammarError(
             f"'{param}' must have at most {MAX_SOURCE_BYTES} bytes. Given: {len(encoded)}.",

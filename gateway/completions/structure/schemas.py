@@ -369,5 +369,5 @@ def _check_exact(keyword: str, number: float, *, most: int) -> None:
     if abs(number) > most or (float(number) != number and number != _LARGEST_INTEGER):
         raise RefusedError(
             f"the compiler does not read the integer {number} of '{keyword}' exactly: it must be "
-            f"at most {min(most, _LARGEST_WITHOUT_GAPS)}, or a string"
+            f"from -{(end := min(most, _LARGEST_WITHOUT_GAPS))} to {end}, or a string"
         )

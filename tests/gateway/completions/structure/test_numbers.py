@@ -68,7 +68,10 @@ def test_numbers_of_a_schema_are_exact(
         ({"type": "integer", "exclusiveMaximum": 2**53 + 2}, "of 'exclusiveMaximum'"),
         ({"type": "integer", "exclusiveMaximum": INT64}, "of 'exclusiveMaximum'"),
         ({"type": "integer", "exclusiveMinimum": -ROUNDED}, "of 'exclusiveMinimum'"),
-        ({"type": "integer", "exclusiveMinimum": 2**53}, "must be at most 9007199254740991"),
+        (
+            {"type": "integer", "exclusiveMinimum": 2**53},
+            "from -9007199254740991 to 9007",
+        ),
         ({"type": "integer", "exclusiveMinimum": 2.0**53}, "of 'exclusiveMinimum'"),
         ({"type": "integer", "exclusiveMaximum": -(2**53)}, "of 'exclusiveMaximum'"),
         ({"type": "integer", "minimum": 2**53, "exclusiveMinimum": True}, "of 'minimum'"),
