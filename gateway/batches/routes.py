@@ -3,7 +3,6 @@
 Operators list and cancel those of a tenant at `/admin/tenants/{tenant_id}/batches`.
 """
 
-import re
 import secrets
 from dataclasses import asdict, replace
 from datetime import timedelta
@@ -36,8 +35,8 @@ from gateway.platform.database.paging import Page, PageRequest, find_record, rea
 from gateway.platform.database.tables import BatchRow
 from gateway.platform.settings import Settings
 from gateway.records.batches import Batch, BatchStatus, FilePurpose
+from gateway.records.checks import is_storable
 from gateway.records.errors import (
-    InvalidParameterError,
     NotFoundError,
     StateConflictError,
     TenantQueueFullError,
@@ -52,7 +51,8 @@ MAX_LABELS: Final = 16
 MAX_LABEL_NAME: Final = 64
 MAX_LABEL_VALUE: Final = 512
 RETRY_AFTER_SECONDS: Final = 10.0
-_NOT_STORED: Final = re.compile("[\0\ud800-\udfff]")
+_LINES: Final = str.maketrans("", "", "\t\n\r")
+"""What a value may have, for it may be a text of several lines."""
 _UNITS: Final = {"m": "minutes", "h": "hours", "d": "days"}
 
 
@@ -175,12 +175,8 @@ def _check_labels(labels: dict[str, str] | None) -> None:
             labels,
         )
     for name, value in labels.items():
-        # PostgreSQL cannot store it.
-        if bad := _NOT_STORED.search(name + value):
-            raise InvalidParameterError(
-                f"'metadata' must not contain the character U+{ord(bad[0]):04X}. Given: {name!a}.",
-                param="metadata",
-            )
+        if not is_storable(name + value.translate(_LINES)):
+            raise must("metadata", "not contain control characters", {name: value})
 
 
 class OutputExpiry(RequestBody):

@@ -101,7 +101,9 @@ class BodyReader:
         if media_type != "application/json":
             require_utf8(media_type)
             if not _is_json(media_type):
-                raise UnsupportedMediaTypeError("'Content-Type' must be application/json.")
+                raise UnsupportedMediaTypeError(
+                    f"'Content-Type' must be application/json. Given: {shown(media_type)}."
+                )
         coding = content_coding(request.headers, CODINGS)
         connection = None if coding else connection_of(request.scope)
         if connection is not None:

@@ -28,7 +28,6 @@ from gateway.records.errors import (
     BadRequestError,
     ErrorStyle,
     InternalError,
-    InvalidJsonError,
     InvalidParameterError,
     MethodNotAllowedError,
     MissingParameterError,
@@ -145,10 +144,8 @@ def _on_http_exception(request: Request, error: HTTPException) -> Response:
 def _on_invalid_request(request: Request, error: RequestValidationError) -> Response:
     problem = error.errors()[0]
     name = ".".join(str(part) for part in problem["loc"][1:])
-    if problem["type"] == "json_invalid":
-        refusal: ApiError = InvalidJsonError("The body is not valid JSON.")
-    elif problem["type"] == "missing" and name:
-        refusal = MissingParameterError(name)
+    if problem["type"] == "missing" and name:
+        refusal: ApiError = MissingParameterError(name)
     else:
         reason = problem["msg"].removeprefix("Value error, ")
         refusal = InvalidParameterError(

@@ -33,6 +33,7 @@ from gateway.completions.endpoints import generation, models, native, stored, to
 from gateway.console import routers as console
 from gateway.console.status import routes as status
 from gateway.http import front_page
+from gateway.http.bounded_route import known_query
 from gateway.http.cors import CorsMiddleware
 from gateway.http.draining import Draining, DrainMiddleware
 from gateway.http.error_handlers import install_error_handlers
@@ -65,6 +66,14 @@ for own in (limits, usage, audit):
     customers.include_router(own.router)
 
 
+def _managed(*routers: APIRouter) -> APIRouter:
+    """Return one router of these, which rejects unknown parameters of the query."""
+    managed = APIRouter(dependencies=[Depends(known_query)])
+    for each in routers:
+        managed.include_router(each)
+    return managed
+
+
 _OPENAPI: Final = "/openapi.json"
 CUSTOMER_ROUTERS = (
     generation.router,
@@ -72,19 +81,13 @@ CUSTOMER_ROUTERS = (
     tokenize.router,
     native.router,
     models.router,
-    files.customers,
-    batches.customers,
-    adapters.customers,
-    customers,
+    _managed(files.customers, batches.customers, adapters.customers, customers),
     front_page.customer_router,
     health.customer_router,
     health.router,
 )
 OPERATOR_ROUTERS = (
-    operators,
-    adapters.operators,
-    files.operators,
-    batches.operators,
+    _managed(operators, adapters.operators, files.operators, batches.operators),
     front_page.operator_router,
     health.router,
     health.metrics_router,
@@ -169,6 +172,7 @@ def _application(
         redoc_url=None,
         # A redirect would contain the host name from the client's Host header.
         redirect_slashes=False,
+        strict_content_type=False,
         openapi_tags=[{"name": tag} for tag in GENERATION_TAGS] if generates else None,
     )
     app.state = _PlainState()

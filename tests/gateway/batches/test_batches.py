@@ -252,8 +252,8 @@ def test_line_of_an_alias_runs_as_its_model(stack: Stack) -> None:
         ({"completion_window": "1h"}, "completion_window", 'Given: "1h".'),
         ({"metadata": {str(number): "" for number in range(17)}}, "metadata", "16 pairs"),
         ({"metadata": {"a": "b" * 513}}, "metadata", "values of at most 512"),
-        ({"metadata": {"a": "\0"}}, "metadata", "must not contain the character U+0000"),
-        ({"metadata": {"a\udc80": ""}}, "metadata", "must not contain the character U+DC80"),
+        ({"metadata": {"a": "\n\x1b"}}, "metadata", "must not contain control characters"),
+        ({"metadata": {"a\n": ""}}, "metadata", "must not contain control characters"),
         (
             {"output_expires_after": {"anchor": "created_at", "seconds": "7200"}},
             "output_expires_after.seconds",

@@ -164,19 +164,32 @@ async def test_wrong_method_gets_405_with_the_allowed_methods(
         (b"", "invalid_json"),
         (b"{", "invalid_json"),
         (b'{"model":NaN}', "invalid_json"),
+        (b'{"model":"\\ud800"}', "invalid_json"),
+        ('{"model":"x"}'.encode("utf-16"), "invalid_json"),
         (b"[1]", "invalid_json"),
         (b'{"a":' * 100 + b"1" + b"}" * 100, "invalid_json"),
         (b'{"a":' * 9000 + b"1" + b"}" * 9000, "invalid_json"),
     ],
-    ids=["empty", "truncated", "nan", "array", "deep", "very-deep"],
+    ids=["empty", "truncated", "nan", "surrogate", "utf-16", "array", "deep", "very-deep"],
 )
 async def test_body_that_is_no_json_object_gets_400(
     client: httpx.AsyncClient, body: bytes, code: str
 ) -> None:
-    response = await client.post(
-        "/v1/completions", content=body, headers={"content-type": "application/json"}
-    )
-    message_of(response, status=400, kind=INVALID, code=code)
+    for path in ("/v1/completions", "/v1/batches"):
+        response = await client.post(
+            path, content=body, headers={"content-type": "application/json"}
+        )
+        message_of(response, status=400, kind=INVALID, code=code)
+
+
+@all_cases("path", ["/v1/usage", "/v1/batches"])
+async def test_unknown_parameter_of_a_query_gets_400_naming_it(
+    client: httpx.AsyncClient, path: str
+) -> None:
+    response = await client.get(path, params={"limit": 1, "from": ""})
+    code = "unknown_parameter"
+    message = message_of(response, status=400, kind=INVALID, code=code, param="from")
+    assert "limit" in message
 
 
 @all_cases(
@@ -235,7 +248,8 @@ async def test_other_media_type_gets_415(client: httpx.AsyncClient, media_type: 
     response = await client.post(
         "/v1/completions", content=json.dumps(asking()), headers={"content-type": media_type}
     )
-    message_of(response, status=415, kind=INVALID, code="unsupported_media_type")
+    message = message_of(response, status=415, kind=INVALID, code="unsupported_media_type")
+    assert f'Given: "{media_type}".' in message
 
 
 @all_cases(
