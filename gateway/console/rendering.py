@@ -85,11 +85,13 @@ def page(
     *,
     error: ApiError | None = None,
     status: int | None = None,
+    notices: Mapping[str, str] = MappingProxyType({}),
     **values: Any,
 ) -> HTMLResponse:
     """Return a page, by default with the status of the `error` that it shows.
 
-    Templates see the request's visitor, if it has one, the error, and `values`.
+    Templates see the request's visitor, if it has one, the error, and `values`. Without an error,
+    their `notice` is the one of `notices` that the query's `done` names: what was done before.
     """
     nonce, settings = secrets.token_urlsafe(16), services_of(request)[Settings]
     content = render(
@@ -101,6 +103,7 @@ def page(
         has_status_page=settings.status_page,
         visitor=getattr(request.state, "visitor", None),
         error=error,
+        notice=notices.get(request.query_params.get("done", "")) if error is None else None,
         **values,
     )
     if status is None:

@@ -218,9 +218,9 @@ async def by_period(
     return Periods(names, placed(whole), {value: sums[value] for value in largest})
 
 
-def last_days(now: datetime, days: int = DAYS) -> Span:
+def last_days(now: datetime) -> Span:
     """Return a period that ends now and begins at midnight."""
-    return Span(day_of(now - timedelta(days=days - 1)), now)
+    return Span(day_of(now - timedelta(days=DAYS - 1)), now)
 
 
 async def by_dimension(

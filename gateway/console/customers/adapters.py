@@ -2,7 +2,7 @@
 
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 
 from gateway.accounts.shared import AfterId
 from gateway.adapters.routes import AdapterId, Adapters
@@ -21,11 +21,7 @@ ManagesAdapters = Annotated[Visitor, Depends(needs(Scope.KEYS, whole=True))]
 
 @router.get("")
 async def list_adapters(
-    request: Request,
-    adapters: Adapters,
-    visitor: ManagesAdapters,
-    after: AfterId = None,
-    done: Annotated[str, Query(max_length=20)] = "",
+    request: Request, adapters: Adapters, visitor: ManagesAdapters, after: AfterId = None
 ) -> Response:
     """List the tenant's adapters, newest first."""
     wanted = PageRequest(after, ROWS, is_newest_first=True)
@@ -37,7 +33,7 @@ async def list_adapters(
         loaded=await adapters.loaded_on(found.entries),
         tenant=visitor.tenant_id,
         following=following(found, f"{visitor.home}/adapters"),
-        notice=NOTICES.get(done),
+        notices=NOTICES,
     )
 
 

@@ -72,7 +72,6 @@ _uploads = APIRouter(route_class=UploadRoute, include_in_schema=False)
 
 Runs = Annotated[Visitor, Depends(needs(Scope.COMPLETIONS))]
 After = Annotated[str | None, Query(min_length=1, max_length=63)]
-Done = Annotated[str, Query(max_length=20)]
 
 
 def _owner(visitor: Visitor) -> Owner:
@@ -81,7 +80,7 @@ def _owner(visitor: Visitor) -> Owner:
 
 @router.get("/batches")
 async def list_batches(
-    request: Request, batches: Batches, visitor: Runs, after: After = None, done: Done = ""
+    request: Request, batches: Batches, visitor: Runs, after: After = None
 ) -> Response:
     """List batches, newest first."""
     home = f"{visitor.home}/batches"
@@ -100,7 +99,7 @@ async def list_batches(
         "list.html",
         title="Batches",
         action=("Create a batch", "/console/batches/new"),
-        notice=NOTICES.get(done),
+        notices=NOTICES,
         text="A batch runs the requests of a file at the price of the tier batch.",
         table=Table("Batches", columns, found.entries, "There is no batch."),
         following=following(found, home),
@@ -143,12 +142,7 @@ async def create_batch(
 
 @router.get("/batches/{batch_id}")
 async def show_batch(
-    request: Request,
-    batches: Batches,
-    files: Files,
-    visitor: Runs,
-    batch_id: BatchId,
-    done: Done = "",
+    request: Request, batches: Batches, files: Files, visitor: Runs, batch_id: BatchId
 ) -> Response:
     """Show a batch with its progress, its errors and its results so far."""
     owner = _owner(visitor)
@@ -173,7 +167,7 @@ async def show_batch(
         errors=errors,
         invalid=Table("Errors of the file", _INVALID, batch.errors or (), ""),
         failed=Table("Failed lines", _FAILED, failed, ""),
-        notice=NOTICES.get(done),
+        notices=NOTICES,
     )
 
 
@@ -225,7 +219,7 @@ async def cancel_batch(batches: Batches, visitor: Runs, batch_id: BatchId) -> Re
 
 @router.get("/files")
 async def list_files(
-    request: Request, files: Files, visitor: Runs, after: After = None, done: Done = ""
+    request: Request, files: Files, visitor: Runs, after: After = None
 ) -> Response:
     """List files, newest first."""
     home = f"{visitor.home}/files"
@@ -258,7 +252,7 @@ async def list_files(
         "list.html",
         title="Files",
         action=("Upload a file", "/console/files/new"),
-        notice=NOTICES.get(done),
+        notices=NOTICES,
         text="Requests of batches, and the results of batches.",
         table=Table("Files", columns, found.entries, "There is no file."),
         following=following(found, home),
@@ -266,9 +260,9 @@ async def list_files(
 
 
 @own.get("/files/new", dependencies=[Depends(needs(Scope.COMPLETIONS))])
-async def show_upload(request: Request, done: Done = "") -> Response:
+async def show_upload(request: Request) -> Response:
     """Show the form of an upload."""
-    return _upload_form(request, text=NOTICES.get(done, ""))
+    return _upload_form(request, text=NOTICES.get(request.query_params.get("done", ""), ""))
 
 
 @_uploads.post("/files/new")

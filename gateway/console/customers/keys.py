@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Final, NamedTuple
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 
 from gateway.accounts.keys.routes import KeyChange, KeyCreation, KeyId, KeyRotation, Keys
 from gateway.accounts.keys.rules import MadeKeys
@@ -54,12 +54,7 @@ ManagesKeys = Annotated[Visitor, Depends(needs(Scope.KEYS))]
 
 @router.get("")
 async def list_keys(
-    request: Request,
-    services: AllServices,
-    keys: Keys,
-    visitor: ManagesKeys,
-    after: AfterId = None,
-    done: Annotated[str, Query(max_length=20)] = "",
+    request: Request, services: AllServices, keys: Keys, visitor: ManagesKeys, after: AfterId = None
 ) -> Response:
     """List keys, newest first."""
     wanted = PageRequest(after, ROWS, is_newest_first=True)
@@ -76,7 +71,7 @@ async def list_keys(
         "keys.html",
         table=Table("Keys", list(columns), found.entries, "There is no key yet."),
         following=following(found, f"{visitor.home}/keys"),
-        notice=NOTICES.get(done),
+        notices=NOTICES,
     )
 
 
@@ -106,17 +101,11 @@ async def create_key(
 
 @router.get("/{key_id}")
 async def show_key(
-    request: Request,
-    services: AllServices,
-    keys: Keys,
-    visitor: ManagesKeys,
-    key_id: KeyId,
-    done: Annotated[str, Query(max_length=20)] = "",
+    request: Request, services: AllServices, keys: Keys, visitor: ManagesKeys, key_id: KeyId
 ) -> Response:
     """Show a key and the form that changes it."""
     key = await keys.get(visitor.tenant_id, key_id, grantor=visitor.caller.grant)
-    notice = NOTICES.get(done)
-    return await _key_form(request, services, visitor, form=_fields(key), key=key, notice=notice)
+    return await _key_form(request, services, visitor, form=_fields(key), key=key)
 
 
 @router.post("/{key_id}")
@@ -205,7 +194,6 @@ async def _key_form(
     form: Mapping[str, Any],
     key: KeyRecord | None = None,
     error: ApiError | None = None,
-    notice: str | None = None,
 ) -> Response:
     scopes = TENANT_SCOPES if visitor.tenant else visitor.principal.scopes & TENANT_SCOPES
     if visitor.tenant and key is not None:
@@ -223,7 +211,7 @@ async def _key_form(
         use=use,
         form=defaultdict(str, form),
         error=error,
-        notice=notice,
+        notices=NOTICES,
         limits=labels_of(LimitScope.KEY),
         used_limits=used,
         scopes=[(each, each) for each in Scope if each in scopes],

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 
 from gateway.accounts.limits import Reports, ScopeBody
 from gateway.accounts.members import MemberAddition, MemberChange, MemberService
@@ -37,7 +37,6 @@ router = APIRouter(route_class=TenantRoute, include_in_schema=False)
 ManagesProjects = Annotated[Visitor, Depends(needs(Scope.KEYS))]
 ManagesAllProjects = Annotated[Visitor, Depends(needs(Scope.KEYS, whole=True))]
 ManagesMembers = Annotated[Visitor, Depends(needs(Scope.MEMBERS, whole=True))]
-Done = Annotated[str, Query(max_length=20)]
 
 
 Projects = Annotated[ProjectService, made(ProjectService)]
@@ -46,11 +45,7 @@ Members = Annotated[MemberService, made(MemberService)]
 
 @router.get("/projects")
 async def list_projects(
-    request: Request,
-    projects: Projects,
-    visitor: ManagesProjects,
-    after: AfterId = None,
-    done: Done = "",
+    request: Request, projects: Projects, visitor: ManagesProjects, after: AfterId = None
 ) -> Response:
     """List projects, newest first."""
     wanted = PageRequest(after, ROWS, is_newest_first=True)
@@ -60,7 +55,7 @@ async def list_projects(
         "projects.html",
         projects=found.entries,
         following=following(found, f"{visitor.home}/projects"),
-        notice=NOTICES.get(done),
+        notices=NOTICES,
     )
 
 
@@ -172,14 +167,10 @@ async def activate_project(
 
 @router.get("/members")
 async def list_members(
-    request: Request,
-    members: Members,
-    visitor: ManagesMembers,
-    after: AfterId = None,
-    done: Done = "",
+    request: Request, members: Members, visitor: ManagesMembers, after: AfterId = None
 ) -> Response:
     """List members, oldest first, with the form that adds one."""
-    return await _members_page(request, members, visitor, after=after, done=done)
+    return await _members_page(request, members, visitor, after=after)
 
 
 @router.post("/members")
@@ -260,7 +251,6 @@ async def _members_page(
     visitor: Visitor,
     *,
     after: str | None = None,
-    done: str = "",
     form: Form | None = None,
     error: ApiError | None = None,
 ) -> Response:
@@ -273,5 +263,5 @@ async def _members_page(
         form=Form() if form is None else form,
         error=error,
         following=following(found, f"{visitor.home}/members"),
-        notice=NOTICES.get(done),
+        notices=NOTICES,
     )

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 
 from gateway.accounts.webhooks.routes import WebhookCreation, WebhookId
 from gateway.accounts.webhooks.service import WebhookService
@@ -22,16 +22,13 @@ NOTICES: Final = {
 router = APIRouter(route_class=TenantRoute, prefix="/webhooks", include_in_schema=False)
 
 ManagesWebhooks = Annotated[Visitor, Depends(needs(Scope.KEYS, whole=True))]
-Done = Annotated[str, Query(max_length=20)]
 
 
 Webhooks = Annotated[WebhookService, made(WebhookService.of)]
 
 
 @router.get("")
-async def list_webhooks(
-    request: Request, webhooks: Webhooks, visitor: ManagesWebhooks, done: Done = ""
-) -> Response:
+async def list_webhooks(request: Request, webhooks: Webhooks, visitor: ManagesWebhooks) -> Response:
     """List webhooks, with the form that registers one."""
     found = await webhooks.list_of_tenant(visitor.tenant_id)
     return page(
@@ -40,7 +37,7 @@ async def list_webhooks(
         webhooks=found,
         form=Form(),
         error=None,
-        notice=NOTICES.get(done),
+        notices=NOTICES,
     )
 
 
@@ -68,18 +65,13 @@ async def create_webhook(
             webhooks=await webhooks.list_of_tenant(visitor.tenant_id),
             form=form,
             error=error,
-            notice=None,
         )
     return page(request, "webhook_secret.html", webhook=created)
 
 
 @router.get("/{webhook_id}")
 async def show_webhook(
-    request: Request,
-    webhooks: Webhooks,
-    visitor: ManagesWebhooks,
-    webhook_id: WebhookId,
-    done: Done = "",
+    request: Request, webhooks: Webhooks, visitor: ManagesWebhooks, webhook_id: WebhookId
 ) -> Response:
     """Show a webhook and its newest events."""
     return page(
@@ -87,7 +79,7 @@ async def show_webhook(
         "webhook.html",
         webhook=await webhooks.get(visitor.tenant_id, webhook_id),
         events=await webhooks.events(visitor.tenant_id, webhook_id, limit=EVENTS),
-        notice=NOTICES.get(done),
+        notices=NOTICES,
     )
 
 

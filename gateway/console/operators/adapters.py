@@ -30,7 +30,6 @@ async def list_adapters(
     *,
     tenant: Annotated[str, Query(max_length=100)] = "",
     after: AfterId = None,
-    done: Annotated[str, Query(max_length=20)] = "",
 ) -> Response:
     """List the adapters of all tenants or of one, newest first."""
     wanted = PageRequest(after, ROWS, is_newest_first=True)
@@ -42,7 +41,7 @@ async def list_adapters(
         loaded=await adapters.loaded_on(found.entries),
         tenant=tenant,
         following=following(found, HOME, **({"tenant": tenant} if tenant else {})),
-        notice=NOTICES.get(done),
+        notices=NOTICES,
     )
 
 

@@ -65,12 +65,7 @@ Aliases = Annotated[AliasService, made(AliasService)]
 
 
 @router.get("")
-async def list_aliases(
-    request: Request,
-    services: AllServices,
-    aliases: Aliases,
-    done: Annotated[str, Query(max_length=20)] = "",
-) -> Response:
+async def list_aliases(request: Request, services: AllServices, aliases: Aliases) -> Response:
     """Show each alias with the weights of its models, and their traffic of the last 24 hours."""
     traffic, sums = await services[PeriodCounts].aliases(Period.HOUR), Counter[str]()
     for (alias, _), count in traffic.counts.items():
@@ -81,7 +76,7 @@ async def list_aliases(
         aliases=await aliases.list_all(),
         traffic=traffic,
         sums=sums,
-        notice=NOTICES.get(done),
+        notices=NOTICES,
     )
 
 

@@ -1,9 +1,9 @@
 """What a tenant's requests do now, and their cancellation."""
 
-from typing import Annotated, Final
+from typing import Final
 from urllib.parse import quote
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Request, Response
 
 from gateway.accounts.shared import TenantId
 from gateway.billing.live import AfterPosition, LiveRequests
@@ -26,12 +26,7 @@ router = APIRouter(
 
 @router.get("")
 async def list_live(
-    request: Request,
-    services: AllServices,
-    tenant_id: TenantId,
-    *,
-    after: AfterPosition = None,
-    done: Annotated[str, Query(max_length=20)] = "",
+    request: Request, services: AllServices, tenant_id: TenantId, *, after: AfterPosition = None
 ) -> Response:
     """List the tenant's live requests, oldest first; htmx loads the first page again and again."""
     found = await services.make(LiveRequests).page(tenant_id, after=after, limit=ROWS)
@@ -46,7 +41,7 @@ async def list_live(
         is_complete=found.is_complete,
         is_first=after is None,
         following=cursor and f"{home}?after={cursor}",
-        notice=NOTICES.get(done),
+        notices=NOTICES,
     )
 
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Request, Response
 
 from gateway.accounts.plans.routes import PlanChange, PlanCreation, PlanId, Plans
 from gateway.console.forms import Form, checked
@@ -32,9 +32,7 @@ router = APIRouter(route_class=OperatorRoute, prefix=HOME, include_in_schema=Fal
 
 
 @router.get("")
-async def list_plans(
-    request: Request, plans: Plans, done: Annotated[str, Query(max_length=20)] = ""
-) -> Response:
+async def list_plans(request: Request, plans: Plans) -> Response:
     """List plans with the numbers of their tenants."""
     tenants = await plans.tenants()
     columns = (
@@ -48,7 +46,7 @@ async def list_plans(
         "list.html",
         title="Plans",
         action=("Create a plan", f"{HOME}/new"),
-        notice=NOTICES.get(done),
+        notices=NOTICES,
         text="Limits of every tenant that has the plan, unless the tenant has its own.",
         table=Table("Plans", columns, await plans.list_all(), "There is no plan."),
     )

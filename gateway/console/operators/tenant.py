@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import Annotated, Any, Final
+from typing import Any, Final
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Request, Response
 
 from contract.tier import ServiceTier
 from gateway.accounts.keys.service import KeyService
@@ -67,13 +67,9 @@ NOTICES: Final = {
 
 router = APIRouter(prefix=TENANT_PAGES, route_class=OperatorRoute, include_in_schema=False)
 
-Done = Annotated[str, Query(max_length=20)]
-
 
 @router.get("")
-async def show_tenant(
-    request: Request, services: AllServices, tenant: SeenTenant, done: Done = ""
-) -> Response:
+async def show_tenant(request: Request, services: AllServices, tenant: SeenTenant) -> Response:
     """Show a tenant with this month's usage, its balance, limits, and what it has."""
     now, newest = utc_now(), PageRequest(None, NEWEST, is_newest_first=True)
     home, credit = tenant_path(tenant.id), services.make(CreditService)
@@ -115,7 +111,7 @@ async def show_tenant(
             webhooks=webhooks,
             batches=batches.entries,
         ),
-        notice=NOTICES.get(done),
+        notices=NOTICES,
     )
 
 
