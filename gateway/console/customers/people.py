@@ -5,15 +5,13 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Depends, Request, Response
 
 from gateway.accounts.limits import Reports, ScopeBody
-from gateway.accounts.members import MemberAddition, MemberChange, MemberService
-from gateway.accounts.projects.routes import ProjectChange, ProjectCreation
-from gateway.accounts.projects.service import ProjectService
+from gateway.accounts.members import MemberAddition, MemberChange, Members, MemberService
+from gateway.accounts.projects.routes import ProjectChange, ProjectCreation, Projects
 from gateway.accounts.shared import AfterId
 from gateway.console.forms import Form, checked
 from gateway.console.limit_fields import fields_of, labels_of, read_limits
 from gateway.console.rendering import confirmation, page
 from gateway.console.routing import SentForm, TenantRoute, Visitor, following, needs, redirect
-from gateway.http.services import made
 from gateway.platform.database.paging import PageRequest
 from gateway.records.errors import ApiError
 from gateway.records.limits import LimitScope
@@ -37,10 +35,6 @@ router = APIRouter(route_class=TenantRoute, include_in_schema=False)
 ManagesProjects = Annotated[Visitor, Depends(needs(Scope.KEYS))]
 ManagesAllProjects = Annotated[Visitor, Depends(needs(Scope.KEYS, whole=True))]
 ManagesMembers = Annotated[Visitor, Depends(needs(Scope.MEMBERS, whole=True))]
-
-
-Projects = Annotated[ProjectService, made(ProjectService)]
-Members = Annotated[MemberService, made(MemberService)]
 
 
 @router.get("/projects")

@@ -4,12 +4,10 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from gateway.accounts.webhooks.routes import WebhookCreation, WebhookId
-from gateway.accounts.webhooks.service import WebhookService
+from gateway.accounts.webhooks.routes import WebhookCreation, WebhookId, Webhooks
 from gateway.console.forms import Form, checked
 from gateway.console.rendering import confirmation, page
 from gateway.console.routing import SentForm, TenantRoute, Visitor, needs, redirect
-from gateway.http.services import made
 from gateway.records.errors import ApiError
 from gateway.records.scopes import Scope
 
@@ -22,9 +20,6 @@ NOTICES: Final = {
 router = APIRouter(route_class=TenantRoute, prefix="/webhooks", include_in_schema=False)
 
 ManagesWebhooks = Annotated[Visitor, Depends(needs(Scope.KEYS, whole=True))]
-
-
-Webhooks = Annotated[WebhookService, made(WebhookService.of)]
 
 
 @router.get("")

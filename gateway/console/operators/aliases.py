@@ -5,14 +5,14 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query, Request, Response
 
-from gateway.accounts.aliases import AliasDefinition, AliasService
+from gateway.accounts.aliases import AliasDefinition, Aliases
 from gateway.accounts.shared import MAX_TEXT_CHARACTERS
 from gateway.console.formats import show_time
 from gateway.console.forms import Form, checked
 from gateway.console.rendering import confirmation, form_page, page
 from gateway.console.routing import AnyVisitor, OperatorRoute, SentForm, redirect
 from gateway.console.tables import Field
-from gateway.http.services import AllServices, made
+from gateway.http.services import AllServices
 from gateway.limits.refusal_log import Period, PeriodCounts
 from gateway.records.aliases import Alias, Sticky, read_weights
 from gateway.records.errors import ApiError
@@ -59,9 +59,6 @@ _TIME: Final = "%Y-%m-%dT%H:%M:%S"
 router = APIRouter(route_class=OperatorRoute, prefix=HOME, include_in_schema=False)
 
 Name = Annotated[str, Query(max_length=MAX_TEXT_CHARACTERS)]
-
-
-Aliases = Annotated[AliasService, made(AliasService)]
 
 
 @router.get("")
