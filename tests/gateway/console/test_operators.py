@@ -306,7 +306,9 @@ async def test_overview_shows_what_the_ledger_and_processes_have_recorded(
         assert HOSTILE not in shown
         row = re.search(r"/timed[^>]*>Timed &lt;script.*?</tr>", shown, re.DOTALL)
         assert row is not None
-        assert re.findall(r'num[^"]*">([^<]+)<', row[0]) == ["9", "1", "56", "$4.00"]
+        found = re.findall(r'num[^"]*">([^<]+)<', row[0])
+        # Other tests may have recorded audio, which has a column then.
+        assert (found[:3], found[-1]) == (["9", "1", "56"], "$4.00")
         sums = re.search(r"All tenants</th>.*?>([\d,]+)<.*?(\$[\d,.]+)<", shown, re.DOTALL)
         assert sums is not None
         assert sums.groups() == (
