@@ -116,7 +116,7 @@ both: guided_regex regex
   = Use 'structured_outputs.regex'.
 both: guided_whitespace_pattern structured_outputs.whitespace_pattern
   = Constrained JSON has no optional whitespace. For other forms, use 'grammar'.
-both: input_embeds input_ids prompt_embeds
+both: input_embeds input_ids inputs prompt_embeds
   = Prompts are text or token ids. Use 'prompt' (in chats 'messages').
 both: length_penalty=1
   = It belongs to beam search, which is not available.
@@ -132,8 +132,10 @@ both: guardrails safe_prompt
   = Nothing is added to prompts, and texts are not moderated. Write it into 'prompt' or 'messages'.
 both: options parameters
   = Parameters are members of the body itself.
-both: random_seed
+both: random_seed sampling_seed
   = Use 'seed'.
+both: repetition_context_size
+  = Use 'repeat_last_n'.
 both: return_full_text
   = Use 'echo'.
 both: top_n_tokens
@@ -164,12 +166,13 @@ both: prediction speculation
   = It cannot speed up the response here. Without it, the response is the same.
 all: priority=0
   = Use 'service_tier'.
-both: prompt.multimodal_data
+both: image_data prompt.multimodal_data
   = Use 'images' (in chats 'messages').
 both: prompt_truncate_len transforms
   = Use 'truncate_prompt_tokens', which cuts tokens and not whole messages.
-both: include_routing_matrix raw_output return_hidden_states return_meta_info return_mm_kwargs
-  return_prompt_text return_prompt_token_ids return_routed_experts return_token_offsets
+both: detokenize=true include_routing_matrix raw_output return_hidden_states return_meta_info
+  return_mm_kwargs return_prompt_text return_prompt_token_ids return_routed_experts
+  return_token_offsets
   = A response has texts, token ids and log-probabilities. Use 'return_token_ids' and 'logprobs'.
 both: reasoning_history
   = Omit from 'messages' or 'prompt' the reasoning that the model should not see.
@@ -179,7 +182,7 @@ both: spaces_between_special_tokens=true
   = Special tokens are separated as the tokenizer does it. Use 'skip_special_tokens'.
 both: stop_regex
   = Use 'stop', or a 'structured_outputs.regex' that ends where the text should end.
-both: stop_seqs stop_sequences
+both: stop_seqs stop_sequences stop_strings
   = Use 'stop'.
 both: store
   = Responses are kept by 'background' or the header Idempotency-Key; nothing else is stored.
@@ -189,7 +192,7 @@ both: system
   = Put it at the beginning of 'prompt', or into 'messages' as one of role system.
 both: top_a=0
   = Use 'min_p'.
-both: use_beam_search
+both: early_stopping num_beams=1 use_beam_search
   = In completions, 'best_of' returns the likeliest of several samples.
 both: watermark watermarking
   = The sampler has no watermarks.
@@ -197,7 +200,7 @@ chats: add_special_tokens
   = The model's chat template writes the special tokens.
 chats: best_of=1
   = Use 'n' with 'logprobs', and choose among the choices.
-chats: chat_template
+chats: chat_template role_mapping
   = The model's own template renders the messages. Set its variables with 'chat_template_kwargs',
   or render the prompt yourself for POST /v1/completions.
 chats: echo echo_last=0
@@ -217,6 +220,8 @@ chats: reasoning_budget_message
 chats: reasoning_format="auto"|"deepseek" reasoning_in_content separate_reasoning=true
   stream_reasoning=true thinking_forced_open
   = Reasoning is always separate from the content; 'include_reasoning' false hides it.
+chats: think
+  = Use 'enable_thinking'.
 chats: task
   = Describe the task in 'messages'.
 chats: suffix
