@@ -178,6 +178,15 @@ class EngineUse(msgspec.Struct, frozen=True, array_like=True):
 _use_decoder = msgspec.msgpack.Decoder(EngineUse)
 
 
+class Rights(msgspec.Struct, frozen=True):
+    """What tells apart the jobs for which nobody makes room in a full engine."""
+
+    most: float
+    """Sequences that a tenant of weight 1 may use together with its next job."""
+    uses: dict[str, tuple[int, float]]
+    """Sequences and weights of tenants in all full engines."""
+
+
 class ClaimResult(NamedTuple):
     """Jobs leased by one call, requests first."""
 
@@ -226,6 +235,8 @@ class Room(NamedTuple):
     engine_sequences: int = 0
     uses: Mapping[str, Sequence[int]] = MappingProxyType({})
     """Sequences and tokens of the requests of each tenant with a share, then of its batch jobs."""
+    rights: "Rights | None" = None
+    """For which jobs a full engine makes room; None if that is unknown."""
 
 
 class Affinity(NamedTuple):
@@ -444,6 +455,7 @@ class JobQueue:
             engine_tokens=room.engine_tokens,
             engine_sequences=room.engine_sequences,
             uses=msgspec.json.encode(dict(room.uses)) if room.uses else "",
+            rights=b"" if room.rights is None else msgspec.json.encode(room.rights),
             arguments=() if adapters is None else adapters.used,
         )
         blocked, requests, kept_ms, passed_jobs, kept_jobs, waits_for_slot, affinity_ms = reply[:7]

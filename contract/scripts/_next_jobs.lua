@@ -1,11 +1,20 @@
 -- The next jobs of tenants: a full worker may make room for one of them.
 -- @include room
 
-local most_next_jobs, next_job_fields = 8, 6
+local most_next_jobs, most_visited, next_job_fields = 8, 256, 6
+
+-- Return whether a tenant would use so much with more sequences that nobody makes room for them.
+-- `rights` has the most that a tenant of weight 1 may use then, and sequences and weights of tenants.
+local function exceeds(rights, tenant, weight, sequences)
+  if not rights.most then return false end
+  local use = rights.uses[tenant] or {0, 0}
+  return (use[1] + sequences) / math.max(weight, use[2]) > rights.most
+end
 
 -- Add tenant, weight, KV-cache tokens, sequences and model share of the next job of a tenant, and 1 if
--- a slot must be freed for it, else 0. A job that may have no slot after another one is left out.
-local function add_next_job(out, lane, tenant, job_prefix, room)
+-- a slot must be freed for it, else 0. A job that may have no slot after another one is left out. Add it
+-- to `later` instead, if given, if nobody makes room for it.
+local function add_next_job(out, lane, tenant, job_prefix, room, later)
   if #out == most_next_jobs * next_job_fields then return end
   local id = call('ZRANGE', lane.queue .. tenant, 0, 0)[1]
   local weight, tokens, sequences, adapter, share = unpack(id and call('HMGET', job_prefix .. id,
@@ -13,20 +22,24 @@ local function add_next_job(out, lane, tenant, job_prefix, room)
   if not weight then return end
   local lacks_slot = adapter and not room.has_slot[adapter] and room.free_slots == 0
   if lacks_slot or may_have_slot(room, adapter) then
+    local counted = math.min(tonumber(sequences), room.most_sequences)
+    if later and not lacks_slot and exceeds(room.rights, tenant, weight, counted) then out = later end
     for _, each in ipairs({tenant, weight, tokens, sequences, share or 100, lacks_slot and 1 or 0}) do
       out[#out + 1] = each
     end
   end
 end
 
--- Add the next job of each tenant from this index on, whose counter is at most this limit.
+-- Add the next job of each tenant from this index on, whose counter is at most this limit. Jobs for
+-- which nobody makes room are the last ones.
 local function add_next_jobs(out, lane, index, limit, job_prefix, room)
-  local tenants = call('ZRANGE', lane.active, index, index + most_next_jobs - 1, 'WITHSCORES')
+  local tenants, later = call('ZRANGE', lane.active, index, index + most_visited - 1, 'WITHSCORES'), {}
   for i = 1, #tenants, 2 do
     if tonumber(tenants[i + 1]) <= limit then
-      add_next_job(out, lane, tenants[i], job_prefix, room)
+      add_next_job(out, lane, tenants[i], job_prefix, room, later)
     end
   end
+  for i = 1, math.min(#later, most_next_jobs * next_job_fields - #out) do out[#out + 1] = later[i] end
 end
 
 -- A worker that is full, or has requests that wait for shares, waits for its own doorbell. It rings

@@ -8,7 +8,7 @@
 -- `uses` has of each tenant with a share the sequences and tokens of its requests, then those of its
 -- batch jobs: these do not count for requests, but requests count for them.
 
-local function read_uses(json)
+local function decode(json)
   return json == '' and {} or cjson.decode(json)
 end
 

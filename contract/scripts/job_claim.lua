@@ -26,7 +26,7 @@
 --   only: claim jobs of this tenant, up to a quantum beyond the lowest counter; empty: of all
 --   use: of the engine by tenants, to publish; empty: nothing  cost: of making room, in tokens
 --   prefill_us: microseconds in which this worker processes a prompt token; 0: keep no job
---   engine_tokens, engine_sequences: of the whole engine  uses: see _shares, as JSON; empty: none
+--   engine_tokens, engine_sequences: of the whole engine  uses, rights: see _shares, _next_jobs; JSON or empty
 --   free_slots: for adapters; -1: the worker has none; then the digests of adapters with a slot
 -- Output {blocked, claimed requests, milliseconds until a kept job may be claimed, jobs first passed
 -- over by this call, jobs kept by this call, 1 if a job waits for a slot, else 0, milliseconds that
@@ -42,8 +42,8 @@ local job_prefix, worker, engine, most_jobs, lease_ms, prompt_cost, tokens, sequ
   most_sequences, is_empty, most_prompt_tokens, preemptible_tokens, preemptible_sequences, batch_prompt_tokens,
   queue_prefix, pace_prefix, batch_queue_prefix, batch_pace_prefix, held_prefix, doorbell_prefix,
   session_prefix, patience, longest_keep, prefill_us, quantum, only, use_prefix, use, cost,
-  free_slots, engine_tokens, engine_sequences, uses = unpack(ARGV, 1, 33)
-local first_lane, lane_keys, first_adapter = 5, 9, 34
+  free_slots, engine_tokens, engine_sequences, uses, rights = unpack(ARGV, 1, 34)
+local first_lane, lane_keys, first_adapter = 5, 9, 35
 local most_visits, most_kept_tenants, most_slotless_tenants = 1000, 8, 100
 local now, blocked, delay_ms, affinity = now_ms(), 0, 0, nil
 
@@ -51,8 +51,8 @@ local room = {
   jobs = 0, most_jobs = tonumber(most_jobs), is_empty = is_empty == '1',
   tokens = tokens + preemptible_tokens, sequences = sequences + preemptible_sequences,
   most_sequences = tonumber(most_sequences), prompt_tokens = tonumber(most_prompt_tokens),
-  lane_prompt_tokens = math.huge, free_slots = tonumber(free_slots), has_slot = {},
-  engine_tokens = engine_tokens, engine_sequences = engine_sequences, uses = read_uses(uses)
+  lane_prompt_tokens = math.huge, free_slots = tonumber(free_slots), has_slot = {}, rights = decode(rights),
+  engine_tokens = engine_tokens, engine_sequences = engine_sequences, uses = decode(uses)
 }
 for i = first_adapter, #ARGV do room.has_slot[ARGV[i]] = true end
 

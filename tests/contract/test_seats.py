@@ -44,14 +44,15 @@ RATE = SHARE * SEATS
 """Sequences that a worker preempts in a second."""
 PREFILL = 64
 """Prompt tokens of a job that an engine processes in a step."""
+QUANTUM = 256
 
 
 class SteppedEngine(ScriptedEngine):
     """Makes a step when the test asks for it, and processes prompts in some steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, seats: int) -> None:
         limits = AdapterLimits(slots=2, loaded=2, max_rank=8, modules={})
-        script = Script(max_sequences=SEATS, context_window=10**6, adapters=limits)
+        script = Script(max_sequences=seats, context_window=10**6, adapters=limits)
         super().__init__(MODEL_FOLDER, script)
         self._prefill = dict[str, int]()
 
@@ -65,7 +66,7 @@ class SteppedEngine(ScriptedEngine):
     @override
     async def step(self) -> EngineStep:
         self._admit()
-        assert len(self._running) <= SEATS
+        assert len(self._running) <= self._script.max_sequences
         outputs = []
         for id_, each in [*self._running.items()]:
             self._prefill[id_] -= 1
@@ -210,7 +211,9 @@ class Pool:
         for seat in self.seats:
             step, by_sequence = await seat.engine.step(), seat.runner._jobs.by_sequence
             for output in step.outputs:
-                self.served[by_sequence[output.sequence_id].job.tenant] += COMPLETION_COST
+                # Others have left, and the engine is about to be told.
+                if generation := by_sequence.get(output.sequence_id):
+                    self.served[generation.job.tenant] += COMPLETION_COST
             seat.runner._step_loop._apply(step)
             await seat.runner._submitter.apply_ends()
             await self._deliver(seat)
@@ -248,9 +251,13 @@ class Pool:
 
 @pytest.fixture
 async def pool(
-    any_redis: "Redis", clock: TestClock, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest,
+    any_redis: "Redis",
+    clock: TestClock,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Pool]:
-    """Two workers without jobs."""
+    """Two workers without jobs, whose engines have `SEATS` sequences if no parameter says more."""
+    seats = getattr(request, "param", SEATS)
     pool = Pool(any_redis, JobQueue(any_redis, MODEL), clock)
     time = SimpleNamespace(monotonic=lambda: clock.now_ms / 1000)
     for module in (claims, generation, preemption, sequence):
@@ -274,14 +281,14 @@ async def pool(
     await any_redis.set(keys.gateway_alive("gw-1"), 1)
     async with AsyncExitStack() as stack:
         for name in ("w1", "w2"):
-            pool.seats.append(await stack.enter_async_context(_seat(any_redis, name)))
+            pool.seats.append(await stack.enter_async_context(_seat(any_redis, name, seats)))
             await announce(pool.queue, name)
         yield pool
 
 
 @asynccontextmanager
-async def _seat(redis: "Redis", name: str) -> AsyncIterator[Seat]:
-    engine = SteppedEngine()
+async def _seat(redis: "Redis", name: str, seats: int) -> AsyncIterator[Seat]:
+    engine = SteppedEngine(seats)
     await engine.start()
     link = Link(redis, MODEL, worker=name, lease_ms=LEASE_MS, most_pending_deltas=10**6)
     runner = Runner(
@@ -378,14 +385,31 @@ async def test_room_is_left_to_its_tenant_until_there_is_enough(pool: Pool) -> N
     assert sum(number for _, _, number in pool.preempted) <= 2
 
 
-@pytest.mark.parametrize("n", [1, SEATS + 3], ids=["streams", "group"])
-async def test_tenant_that_comes_again_and_again_finds_room_at_once(pool: Pool, n: int) -> None:
+@pytest.mark.parametrize(
+    ("pool", "tenants", "n"),
+    [
+        (SEATS, 1, 1),
+        (SEATS, 1, SEATS + 3),
+        (4 * SEATS, 10, 1),
+        (4 * SEATS, 14, 4 * SEATS),
+    ],
+    ids=["streams", "group", "streams-of-many", "groups-of-many"],
+    indirect=["pool"],
+)
+async def test_tenant_that_comes_again_and_again_finds_room_at_once(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, tenants: int, n: int
+) -> None:
+    monkeypatch.setattr("contract.queue.AFFINITY_QUANTUM", QUANTUM)
     [seat, _] = pool.seats
     pool.seats, made = [seat], seat.runner._claimer._preemption
     made._rate = made._allowance = made._most_allowance = 1000.0
-    for _ in range(1 if n > 1 else SEATS + 3):
-        await pool.send("a", tokens=500, n=n)
+    for number in range(tenants):
+        for _ in range(1 if n > SEATS else 4 * SEATS // tenants + 3):
+            await pool.send(f"a{number:02}", tokens=1000, n=n)
     await pool.turn()
+    for _ in range(30):
+        await pool.step()
+    pool.preempted.clear()
     for _ in range(4 * SEATS):
         job_id = await pool.send("f", tokens=1)
         await pool.step()
@@ -393,7 +417,8 @@ async def test_tenant_that_comes_again_and_again_finds_room_at_once(pool: Pool, 
         assert pool.waits[job_id] <= 2
         while job_id not in pool.finished:
             await pool.step()
-    assert len(pool.preempted) == 4 * SEATS
+    if tenants == 1:
+        assert len(pool.preempted) == 4 * SEATS
 
 
 async def test_large_group_leaves_room_to_the_other_jobs_of_its_tenant(pool: Pool) -> None:
@@ -455,7 +480,7 @@ async def test_batch_jobs_make_room_before_requests_do_and_within_one_bound(pool
 
 
 ADVERSARY, HONEST, QUIET = "a", ("g", "h"), "f"
-TOKENS, QUANTUM = 30, 256
+TOKENS = 30
 Attack = Callable[[Pool], Any]
 
 

@@ -137,8 +137,15 @@ class Claimer:
             if (is_full or self._is_known_full) and (self._only or self._may_publish):
                 self._published_at, self._has_changed = now, False
                 room = self._preemption.published(room)
+            if is_full or self._is_known_full:
+                room = room._replace(rights=self._preemption.rights())
+            others = [each for each in self._next_jobs if self._only not in ("", each.tenant)]
             result = await self._claim(room)
             if await self._makes_room():
+                return
+            if result.claims and any(map(self._preemption.has_right, others)):
+                # Room was made for one tenant, and others wait for it.
+                self._has_rung = True
                 return
             await self._wait_after(result)
         else:
@@ -172,6 +179,7 @@ class Claimer:
                 only=self._only,
             )
             self._next_jobs, self._only = result.next_jobs, ""
+            self._preemption.waiting = {each.tenant for each in result.next_jobs}
             if result.others is not None:
                 self._preemption.note_others(result.others)
             telemetry.PASSED_JOBS.inc(result.passed_jobs)

@@ -10,10 +10,11 @@ share.
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import product
 
 from contract.messages import WHOLE_MODEL, JobPreempted, ReturnReason
-from contract.queue import ENGINE_HEADROOM_TOKENS, EngineUse, NextJob, Room
+from contract.queue import ENGINE_HEADROOM_TOKENS, EngineUse, NextJob, Rights, Room
 from worker import telemetry
 from worker.engine.base import Engine
 from worker.execution.generation import RunningJob
@@ -122,6 +123,8 @@ class Preemption:
         self._renewed_at = time.monotonic()
         self._cost = NO_VICTIM
         """Tokens that are processed again if a job of a new tenant gets room."""
+        self.waiting: AbstractSet[str] = frozenset()
+        """The tenants of the next jobs of the queue."""
         self._others: Sequence[EngineUse] = ()
         self._max_sequences = self._kv_cache_tokens = 0
         self.note_others(())
@@ -151,6 +154,23 @@ class Preemption:
         tenants = {each.tenant: (each.sequences, each.tokens) for each in most}
         use = EngineUse(info.max_sequences, info.kv_cache_tokens, tenants)
         return room._replace(use=use, cost=self._cost)
+
+    def rights(self) -> Rights | None:
+        """Return which jobs no tenant makes room for; None if the next job of any may get room."""
+        uses = self._uses()
+        if self._jobs.batch or not uses:
+            return None
+        most = max(map(self._level, uses.values())) * self._max_sequences / MARGIN
+        for each in self._others:
+            uses |= {e: _Use(e, self._others) for e in each.tenants.keys() - uses.keys()}
+        most_sequences = self._most_sequences
+        # Large jobs make room for small ones of their tenants.
+        known = {
+            each.tenant: (each.sequences, each.weight)
+            for each in uses.values()
+            if all(e.seats <= most_sequences for e in each.jobs)
+        }
+        return Rights(most, known)
 
     def has_right(self, job: NextJob) -> bool:
         """Whether other tenants must give up sequences for a job."""
@@ -484,11 +504,16 @@ class Preemption:
 
     @property
     def _most_sequences(self) -> int:
-        return max(1, self._info.max_sequences // 4)
+        """What a job is counted for at most: a quarter of the engine, or an equal share of it.
+
+        A group that was counted for more would have no right to room where tenants have less.
+        """
+        running = {e.job.tenant for e in self._jobs.by_id.values() if not e.is_preemptible}
+        return max(1, self._info.max_sequences // max(4, len(running | self.waiting)))
 
     def _is_small(self, job: NextJob) -> bool:
         """Return whether larger jobs of its tenant make room for a job: large ones take turns."""
-        return job.sequences <= max(1, self._most_sequences // 4)
+        return job.sequences <= max(1, self._info.max_sequences // 16)
 
     def _free_sequences(self) -> int:
         return self._info.max_sequences - self._jobs.sequences
