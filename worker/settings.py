@@ -184,9 +184,9 @@ class WorkerSettings(ProcessSettings):
 
     affinity_seconds: Annotated[float, Field(ge=0, le=60)] = 15.0
     """Longest time for which a waiting job is left for a worker that has cached its prefix. It is
-    no longer than this worker would take to process what it lacks of the prefix. Jobs of a tenant
-    whose prefixes this worker has cached go first for this time too, but for at most 1 s. 0
-    disables both."""
+    no longer than twice the time in which this worker processes what it lacks of the prefix. Jobs
+    of a tenant whose prefixes this worker has cached go first for this time too, but for at most
+    1 s. 0 disables both."""
 
     health_port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port of /metrics, /healthz and /readyz; 0 opens none."""

@@ -1,10 +1,10 @@
 -- Affinity: the order of a tenant's jobs by what workers hold of them (see contract.affinity).
 --
 -- Among the oldest jobs of the tenant's first tier, the one that finds most in the worker's cache
--- goes first. If another worker holds more of it, the job is kept for that worker for as long as
--- this one would take to process the difference, once. Half of these jobs may be kept: the others
--- do not wait for them. A job that was first passed over some time ago goes before all others of its
--- tenant, unless it is kept.
+-- goes first. If another worker holds more of it, the job is kept for that worker, once, for twice
+-- as long as this one would take to process the difference: it would also evict as much, which may
+-- be processed again. Half of these jobs may be kept: the others do not wait for them. A job that
+-- was first passed over some time ago goes before all others of its tenant, unless it is kept.
 --
 -- The server of a job's session (see _sessions) counts as if it held the whole prompt. A client can
 -- pretend that, and two workers may have served most of the session. So the job is kept no longer
@@ -59,15 +59,21 @@ local function is_due(affinity, job)
   return passed_at and affinity.now - passed_at >= affinity.patience and not is_kept(affinity, job)
 end
 
--- Return the worker that holds most of a job, and how long this worker would take to process what it
--- lacks of that, in milliseconds up to a limit; nil if that is less than one.
+-- Return for how long a job may wait, in milliseconds up to a limit, so that this worker neither
+-- processes nor evicts so many tokens.
+local function wait_for(affinity, tokens, limit)
+  return math.min(math.floor(2 * tokens * affinity.prefill_us / 1000), limit)
+end
+
+-- Return the worker that holds most of a job, and how long the job may wait for it; nil if that is
+-- less than a millisecond.
 local function holder_of_most(affinity, job, limit)
   if not job.digests[1] then return nil, 0 end
   for number, holder in ipairs(call('HMGET', affinity.holders, unpack(job.digests))) do
     local tokens, is_added = tokens_of(job.records, number)
     local is_held = job.is_held and job.is_held[number] == 1
     local gain = is_held and 0 or is_added and tokens or tokens - job.cached
-    local wait = math.min(math.floor(gain * affinity.prefill_us / 1000), limit)
+    local wait = wait_for(affinity, gain, limit)
     if holder and holder ~= affinity.worker and wait >= 1 then
       local digest = job.digests[number]
       if call('SISMEMBER', affinity.held_prefix .. holder, digest) == 1 then return holder, wait end
@@ -88,8 +94,8 @@ local function keep(affinity, job)
     local _, is_added = tokens_of(job.records, 1)
     local is_certain = not is_added and job.digests[1] and job.cached * 2 <= job.prompt_tokens
       and call('SISMEMBER', affinity.held_prefix .. server, job.digests[1]) == 1
-    local saved = math.floor((job.prompt_tokens - job.cached) * affinity.prefill_us / 1000)
-    saved = math.min(saved, (is_certain and affinity.longest_keep or affinity.patience) - passed_ms)
+    local saved = wait_for(affinity, job.prompt_tokens - job.cached,
+      (is_certain and affinity.longest_keep or affinity.patience) - passed_ms)
     if saved > wait then holder, wait = server, saved end
   end
   if wait < 1 then return false end

@@ -209,7 +209,7 @@ class Index:
         cached = self.cached(entry)
 
         def wait_for(tokens: int, most: int) -> int:
-            return min(int((tokens - cached) * self.prefill_us / 1000), most - passed_ms)
+            return min(int(2 * (tokens - cached) * self.prefill_us / 1000), most - passed_ms)
 
         best, longest = "", 0
         for step in entry.steps:

@@ -17,8 +17,8 @@ CHATS = 6
 FIRST, SECOND = 1_300, 1_340
 """Tokens of the prompts: ten blocks of the cache, and some more.
 
-A job waits for the worker that has cached its prefix for as long as the prefix takes to process. So
-it has to be long, for a busy machine.
+How long a job waits for the worker that has cached its prefix follows from the time to process the
+prefix. So it has to be long, for a busy machine.
 """
 
 
