@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from contract.dialect import Dialect
-from gateway.records.limits import RESERVED_LIMITS, LimitName, LimitScope
+from gateway.records.limits import LimitName, LimitScope
 from gateway.records.records import Billing
 from tests.failures.proofs.accounts import Accounts, Credential, named
 from tests.failures.proofs.client import Answer, ask, request
@@ -75,7 +75,7 @@ ONE_REQUEST = {
     LimitName.CONCURRENT_REQUESTS: 1,
     LimitName.BUDGET: 2 * cost_of(PROMPT_TOKENS, 10) - 1,
 }
-"""Limits of each kind that a second request of this kind exceeds."""
+"""Limits of each kind that a second request of this kind exceeds. Texts have no audio."""
 
 
 async def test_every_limit_of_every_scope_is_enforced(
@@ -83,7 +83,7 @@ async def test_every_limit_of_every_scope_is_enforced(
 ) -> None:
     holders = {
         (limit, scope): await accounts.holder(scope, name(), {limit: ONE_REQUEST[limit]})
-        for limit in RESERVED_LIMITS
+        for limit in ONE_REQUEST
         for scope in LimitScope
     }
     of_time = [each for each in holders if each[0] is LimitName.CONCURRENT_REQUESTS]
@@ -124,7 +124,7 @@ async def test_request_refused_by_one_limit_uses_nothing_of_the_others(
 ) -> None:
     large = dict.fromkeys((each.value for each in LimitName), LARGE)
     keys = {}
-    for refusing in RESERVED_LIMITS:
+    for refusing in ONE_REQUEST:
         tenant = await accounts.tenant(name(), limits=large)
         project = await accounts.project(tenant, limits=large)
         keys[refusing] = await accounts.key(tenant, project, limits={**large, refusing.value: 0})
