@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Query, Request, Response
 
 from contract.tier import ServiceTier
+from gateway.accounts.shared import PLAIN
 from gateway.adapters.routes import Adapters
 from gateway.billing.prices import PriceAddition, PriceTable
 from gateway.console.formats import show_time
@@ -44,7 +45,7 @@ OPTIONAL: Final = {
 router = APIRouter(route_class=OperatorRoute, prefix=HOME, include_in_schema=False)
 
 Model = Annotated[str, Query(max_length=300)]
-PriceId = Annotated[int, Query(ge=1, lt=2**63)]
+PriceId = Annotated[int, PLAIN, Query(ge=1, lt=2**63)]
 
 
 class _Listed(NamedTuple):

@@ -134,7 +134,6 @@ async def test_only_named_fields_of_a_key_change(manager: httpx.AsyncClient) -> 
         ({"name": None}, "name"),
         ({"name": ""}, "name"),
         ({"name": "a\x00b"}, "name"),
-        ({"name": "\ud800"}, "name"),
         ({"name": "x" * 201}, "name"),
         ({"scopes": []}, "scopes"),
         ({"scopes": ["root"]}, "scopes.0"),
@@ -419,10 +418,11 @@ async def test_no_route_shows_a_secret_or_its_hash(
     rotated = (await manager.post(f"{path}:rotate")).json()
     async with caller(stack, TENANT, *Scope) as everything:
         texts = [
-            (await everything.get(stack.listener_of(each) + each, params={"limit": 100})).text
+            (await everything.get(stack.listener_of(each) + each)).text
             for each in (
-                *("/v1/keys", "/v1/audit", "/admin/audit", f"/admin/tenants/{TENANT}/keys"),
-                *(path, f"/admin/tenants/{TENANT}/keys/{created['id']}"),
+                *("/v1/keys?limit=100", "/v1/audit?limit=100", "/admin/audit?limit=100"),
+                *(f"/admin/tenants/{TENANT}/keys?limit=100", path),
+                f"/admin/tenants/{TENANT}/keys/{created['id']}",
             )
         ]
     texts.append((await manager.patch(path, json={"name": "new"})).text)

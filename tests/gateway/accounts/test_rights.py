@@ -89,12 +89,13 @@ class World:
         """Send a request about some resources and return the status."""
         path = re.sub(NAME_IN_PATH, lambda each: things.get(each[1], "none_0"), route.path)
         body = BODIES.get((route.method, route.path), {})
+        is_of_project = route.path.startswith("/v1/usage") and "{" not in route.path
         response = await self.management.call(
             credential.bearer,
             route.method,
             path,
             None if route.method in ("GET", "DELETE") else body,
-            params={"project": things["project_id"]} if route.path.startswith("/v1/usage") else {},
+            params={"project": things["project_id"]} if is_of_project else {},
         )
         return response.status_code
 
