@@ -245,7 +245,7 @@ class SlowLoads(ScriptedEngine):
             return await super().step()
 
 
-@pytest.mark.parametrize(("units", "least", "most"), [(0, 0.8, 1.5), (2000, 1.6, 9.0)])
+@pytest.mark.parametrize(("units", "least", "most"), [(0, 0.7, 2.5), (20_000, 3.0, 90.0)])
 async def test_tenant_that_alternates_between_adapters_gets_fewer_turns(
     redis_server: RedisServer,
     gateway: Gateway,

@@ -234,7 +234,7 @@ async def test_slow_receivers_of_one_tenant_delay_no_other(
         for at in range(5):
             service = WebhookService(database, BOX, allows_private=True)
             added = await service.create("slow", f"http://localhost:{slow.port}/{at % 2}")
-            await _add_events(database, added, 200)
+            await _add_events(database, added, 30)
         while not receiver.requests or len(slow.requests) < of_tenant:
             await sender.run(seconds=0.1)
         await sender.run(seconds=1.0)
