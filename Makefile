@@ -1,7 +1,7 @@
 # Sluice: `make` without a target lists the targets.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long run-tests lint format docs docs-serve bench chaos chart release setup setup-docs \
+.PHONY: help run test test-long lint format docs docs-serve bench chaos chart release setup setup-docs \
 	setup-dev setup-servers setup-clients setup-peers check check-style check-types check-imports
 
 BIN := .venv/bin
@@ -34,13 +34,8 @@ MEASURED := rm -rf .coverage && mkdir .coverage && \
 	COVERAGE_FOLDER=$(CURDIR)/.coverage $(PYTEST) -p tests.support.measuring && \
 	$(BIN)/python -m tests.support.measuring .coverage --floor $(COVERAGE_FLOOR)
 
-# mypy runs beside the tests: without its cache it uses one core for a minute. If it fails, make
-# says so at once, and ends with the tests.
-test: setup-dev setup-servers setup-clients check-style check-imports ## Install the tools, lint, run all tests
-	@$(MAKE) --no-print-directory --jobs=2 check-types run-tests 'ARGS=$(subst ','\'',$(ARGS))'
-
 # Only a run of all tests measures coverage.
-run-tests:
+test: setup-dev setup-servers setup-clients check ## Install the tools, lint, run all tests
 	@echo "test: Running the tests in $(TEST_PROCESSES) processes ..."
 	@$(if $(strip $(ARGS)),exec $(PYTEST) $(ARGS),$(MEASURED))
 
