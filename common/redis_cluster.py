@@ -6,7 +6,7 @@ redis-py's client of one server for each master, with the errors that it has wit
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from time import monotonic
@@ -79,11 +79,6 @@ class SlotMap:
         return self._seeds
 
     @property
-    def is_known(self) -> bool:
-        """Whether a refresh has succeeded."""
-        return bool(self._owners)
-
-    @property
     def masters(self) -> list[Address]:
         """The servers that have slots; empty before the first refresh."""
         return sorted(set(self._owners))
@@ -101,15 +96,11 @@ class SlotMap:
     async def ready(self) -> None:
         """Wait for the first refresh. Raises RedisError or OSError if no server responds."""
         if not self._owners:
-            await asyncio.shield(self.refresh_soon())
+            await asyncio.shield(self._refreshing())
 
-    def refresh_soon(self) -> asyncio.Task[None]:
-        """Start to read the map again, unless a refresh is running; all callers share it."""
-        if self._refresh is None or self._refresh.done():
-            self._refresh = asyncio.create_task(self._read())
-            # Commands see the error of the server that they need.
-            self._refresh.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return self._refresh
+    def refresh_soon(self) -> None:
+        """Start to read the map again, unless a refresh is running."""
+        _ = self._refreshing()
 
     def redirection(self, error: BaseException) -> Redirection | None:
         """Return what to do after an error, or None if the command has failed.
@@ -120,26 +111,25 @@ class SlotMap:
             address = (error.host, error.port)
             if self._owners:
                 self._owners[error.slot_id] = address
-            _ = (
-                self.refresh_soon()
-            )  # Slots move together, and a promoted server has all of its master.
+            # Slots move together, and a promoted server has all of its master.
+            self.refresh_soon()
             return Redirection(address)
         if isinstance(error, AskError):
             return Redirection((error.host, error.port), is_asking=True)
         if isinstance(error, TryAgainError):
             return Redirection(pause_seconds=_PAUSE_SECONDS)
         if isinstance(error, ClusterDownError):
-            _ = self.refresh_soon()
+            self.refresh_soon()
             return Redirection(pause_seconds=_PAUSE_SECONDS)
         if isinstance(error, RedisConnectionError):
-            _ = self.refresh_soon()
+            self.refresh_soon()
             return Redirection(is_lost=True)
         return None
 
     async def is_replaced(self, slot: int, address: Address) -> bool:
         """Read the map again. Return whether another server than this one has the slot."""
         try:
-            await asyncio.shield(self.refresh_soon())
+            await asyncio.shield(self._refreshing())
         except (RedisError, OSError):
             return False
         return self._owners[slot] != address
@@ -151,6 +141,14 @@ class SlotMap:
         clients, self._clients = self._clients, {}
         for client in clients.values():
             await client.aclose()
+
+    def _refreshing(self) -> asyncio.Task[None]:
+        """Return the refresh that is running, which all callers share, or a new one."""
+        if self._refresh is None or self._refresh.done():
+            self._refresh = asyncio.create_task(self._read())
+            # Commands see the error of the server that they need.
+            self._refresh.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return self._refresh
 
     async def _read(self) -> None:
         await asyncio.sleep(max(self._refreshed_at + _REFRESH_SECONDS - monotonic(), 0))
@@ -202,6 +200,35 @@ def slot_of_key(key: str | bytes) -> int:
     return key_slot(key if isinstance(key, bytes) else key.encode())
 
 
+async def redirected(
+    slots: SlotMap, args: Sequence[Any], send: Callable[[Address, Redirection], Awaitable[Any]]
+) -> Any:
+    """Send a command to the server of its first key, and follow redirections.
+
+    `send` gets the server, and the redirection to it.
+    """
+    slot, again, redirections = slot_of(args), Redirection(), 0
+    until = monotonic() + MOST_PAUSES_SECONDS
+    while True:
+        if again.address is None:
+            await slots.ready()
+        address = again.address or slots.owner(slot)
+        try:
+            return await send(address, again)
+        except RedisError as error:
+            found = slots.redirection(error)
+            if found is None:
+                raise
+            is_enough = redirections == MOST_REDIRECTIONS
+            if monotonic() > until if found.pause_seconds else is_enough:
+                raise
+            if found.is_lost and not await slots.is_replaced(slot, address):
+                raise
+            redirections += not found.pause_seconds
+            again = found
+        await asyncio.sleep(again.pause_seconds)
+
+
 class ClusterClient:
     """Mixed into a class of client, makes it send each command to the server of its first key.
 
@@ -212,26 +239,14 @@ class ClusterClient:
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         """Send a command, and follow redirections."""
-        slots, slot, again = self.slot_map, slot_of(args), Redirection()
-        until = monotonic() + MOST_PAUSES_SECONDS
-        for left in reversed(range(MOST_REDIRECTIONS)):
-            if again.address is None:
-                await slots.ready()
-            address = again.address or slots.owner(slot)
-            client = slots.client(address)
-            try:
-                if again.is_asking:
-                    return await _asking(client, args, options)
-                return await client.execute_command(*args, **options)
-            except RedisError as error:
-                found = slots.redirection(error)
-                if found is None or not left or (found.pause_seconds and monotonic() > until):
-                    raise
-                if found.is_lost and not await slots.is_replaced(slot, address):
-                    raise
-                again = found
-            await asyncio.sleep(again.pause_seconds)
-        return None
+
+        def send(address: Address, again: Redirection) -> Awaitable[Any]:
+            client = self.slot_map.client(address)
+            if again.is_asking:
+                return _asking(client, args, options)
+            return client.execute_command(*args, **options)
+
+        return await redirected(self.slot_map, args, send)
 
     def pipeline(self, *, transaction: bool = True) -> Pipeline:
         """Return a pipeline: a transaction of one slot, or commands of any slots."""

@@ -179,7 +179,7 @@ _use_decoder = msgspec.msgpack.Decoder(EngineUse)
 
 
 class Rights(msgspec.Struct, frozen=True):
-    """What tells apart the jobs for which nobody makes room in a full engine."""
+    """What distinguishes the jobs for which nobody makes room in a full engine."""
 
     most: float
     """Sequences that a tenant of weight 1 may use together with its next job."""

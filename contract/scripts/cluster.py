@@ -3,37 +3,22 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
-from time import perf_counter
 from typing import Any, TypeVar
 
-import msgspec
 from redis.asyncio import Redis
 
 from common.redis_cluster import (
     ASKING,
-    MOST_PAUSES_SECONDS,
-    MOST_REDIRECTIONS,
     Address,
     Redirection,
     SlotMap,
+    redirected,
     slot_map_of,
-    slot_of,
 )
 from contract.scripts import CommandExecutor
 from contract.scripts.executor import SharedConnection
 
 ConnectionT = TypeVar("ConnectionT", bound=SharedConnection)
-
-
-class _Sent(msgspec.Struct):
-    args: tuple[Any, ...]
-    slot: int
-    reply: asyncio.Future[Any]
-    began: float
-    """When it was issued, in `time.perf_counter`."""
-    address: Address = ("", 0)
-    """Where it was sent last."""
-    redirections: int = 0
 
 
 class ClusterConnection:
@@ -48,11 +33,9 @@ class ClusterConnection:
         self._connect = connect
         self._connections: dict[Address, SharedConnection] = {}
 
-    def execute_command(self, *args: Any, **_options: Any) -> asyncio.Future[Any]:
-        """Send one command. The future returns its reply, or raises RedisError or OSError."""
-        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._send(_Sent(args, slot_of(args), reply, perf_counter()), Redirection())
-        return reply
+    def execute_command(self, *args: Any, **_options: Any) -> asyncio.Task[Any]:
+        """Send one command. The task returns its reply, or raises RedisError or OSError."""
+        return asyncio.create_task(redirected(self._slots, args, partial(self._send, args)))
 
     async def servers(self) -> list[SharedConnection]:
         """Return the connections to all masters. Raises RedisError if no server responds."""
@@ -72,63 +55,14 @@ class ClusterConnection:
             self._connections[address] = connection
         return connection
 
-    def _send(self, sent: _Sent, redirection: Redirection) -> None:
-        if redirection.address is None and not self._slots.is_known:
-            ready = asyncio.ensure_future(self._slots.ready())
-            ready.add_done_callback(partial(self._found, sent))
-            return
-        sent.address = redirection.address or self._slots.owner(sent.slot)
-        connection = self._connection(sent.address)
-        if redirection.is_asking:
-            # In the same write, so nothing is between the two.
-            connection.execute_command(ASKING).add_done_callback(_ignore)
-        reply = connection.execute_command(*sent.args)
-        reply.add_done_callback(partial(self._replied, sent))
-
-    def _found(self, sent: _Sent, ready: "asyncio.Future[None]") -> None:
-        if not ready.cancelled() and ready.exception() is None:
-            self._send(sent, Redirection())
-        elif not sent.reply.done():
-            sent.reply.set_exception(ready.exception() or asyncio.CancelledError())
-
-    def _replied(self, sent: _Sent, reply: "asyncio.Future[Any]") -> None:
-        if _ignore(reply) or sent.reply.done():
-            return
-        error = reply.exception()
-        if error is None:
-            sent.reply.set_result(reply.result())
-            return
-        again = self._slots.redirection(error)
-        if again is None or self._is_enough(sent, again):
-            sent.reply.set_exception(error)
-        elif again.is_lost:
-            replaced = asyncio.ensure_future(self._slots.is_replaced(sent.slot, sent.address))
-            replaced.add_done_callback(partial(self._lost, sent, error))
-        elif again.pause_seconds:
-            loop = asyncio.get_running_loop()
-            loop.call_later(again.pause_seconds, self._send, sent, again)
-        else:
-            sent.redirections += 1
-            self._send(sent, again)
-
-    def _lost(self, sent: _Sent, error: BaseException, replaced: "asyncio.Future[bool]") -> None:
-        if not replaced.cancelled() and replaced.result():
-            sent.redirections += 1
-            self._send(sent, Redirection())
-        elif not sent.reply.done():
-            sent.reply.set_exception(error)
-
-    def _is_enough(self, sent: _Sent, again: Redirection) -> bool:
-        if again.pause_seconds:
-            return perf_counter() - sent.began > MOST_PAUSES_SECONDS
-        return sent.redirections >= MOST_REDIRECTIONS
-
-
-def _ignore(reply: "asyncio.Future[Any]") -> bool:
-    """Retrieve an error, which asyncio would log. Return whether the reply was cancelled."""
-    if not reply.cancelled():
-        reply.exception()
-    return reply.cancelled()
+    def _send(
+        self, args: tuple[Any, ...], address: Address, again: Redirection
+    ) -> asyncio.Future[Any]:
+        connection = self._connection(address)
+        if again.is_asking:
+            # In the same write, so nothing is between the two. The command has its error, too.
+            connection.execute_command(ASKING).add_done_callback(asyncio.Future.exception)
+        return connection.execute_command(*args)
 
 
 def shared_connection(

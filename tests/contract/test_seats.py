@@ -211,7 +211,7 @@ class Pool:
         for seat in self.seats:
             step, by_sequence = await seat.engine.step(), seat.runner._jobs.by_sequence
             for output in step.outputs:
-                # Others have left, and the engine is about to be told.
+                # Others have left, and the engine aborts them in its next step.
                 if generation := by_sequence.get(output.sequence_id):
                     self.served[generation.job.tenant] += COMPLETION_COST
             seat.runner._step_loop._apply(step)

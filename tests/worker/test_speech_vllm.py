@@ -108,8 +108,8 @@ def test_a_gateway_returns_what_a_whisper_model_hears(folder: Path) -> None:
             )
             form = {"model": "whisper", "response_format": "verbose_json"}
             files = {"file": ("a.wav", sound(3))}
-            heard = client.post("/v1/audio/transcriptions", files=files, data=form).json()
-    assert heard["language"] in LANGUAGES
-    assert heard["text"].split()
-    assert (heard["duration"], heard["usage"]["seconds"]) == (3, 3)
-    assert all(0 <= each["start"] <= each["end"] <= 3 for each in heard["segments"])
+            answer = client.post("/v1/audio/transcriptions", files=files, data=form).json()
+    assert answer["language"] in LANGUAGES
+    assert answer["text"].split()
+    assert (answer["duration"], answer["usage"]["seconds"]) == (3, 3)
+    assert all(0 <= each["start"] <= each["end"] <= 3 for each in answer["segments"])

@@ -103,14 +103,14 @@ async def test_accounts_and_reservations_of_release_0_3_0_get_their_seconds_of_a
     await append(any_redis, "a", audio_seconds=12)
     await any_redis.hset(keys.account(BUCKET, key.subject), "seeded", 1)
     assert isinstance(await one.admit("text", audio=0), Admitted)
-    assert await one.reserve("heard", audio=9) == NeedsSeed((key,))
+    assert await one.reserve("with audio", audio=9) == NeedsSeed((key,))
     await seeder.seed(TENANT, [key])
-    await one.admit("heard", audio=9)
+    await one.admit("with audio", audio=9)
     assert (await status_of(store, key)).audio_seconds_today == 12 + 9
     assert isinstance(await one.extend("early", completion=25), Admitted)
     assert await store.audit_open(BUCKET) == (0, 0)
     assert await one.settle("early", audio=0)
-    assert await one.settle("heard", audio=8)
+    assert await one.settle("with audio", audio=8)
     assert (await status_of(store, key)).audio_seconds_today == 12 + 8
     refused = await one.refuse(audio=11)
     assert (refused.limit, refused.used) == (LimitName.AUDIO_SECONDS_PER_DAY, 20)

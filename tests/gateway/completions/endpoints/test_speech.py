@@ -243,7 +243,7 @@ async def test_a_limit_counts_seconds_of_audio(api: httpx.AsyncClient, stack: St
             return int(key["limits"]["audio_seconds_per_day"]["used"])
 
         assert (await send(client, LONG)).status_code == 200
-        # A model that hears nothing reserves nothing.
+        # A model without audio reserves no seconds.
         assert (await send(client, SHORT, model=MODEL)).status_code == 400
         assert await used() == 70
         assert (await send(client, SHORT)).status_code == 200
