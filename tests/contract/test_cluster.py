@@ -107,6 +107,19 @@ async def test_every_command_is_executed_once_while_its_slot_moves(
     assert server.connection_pool.connection_kwargs["port"] == added.port
 
 
+async def test_new_keys_of_a_slot_that_moves_are_in_its_next_server(
+    cluster: RedisClusterServers, client: "Redis", shared: ClusterConnection
+) -> None:
+    slot = key_slot(b"moves")
+    await asyncio.to_thread(cluster.move, [slot], to=cluster.masters[0])
+    await asyncio.to_thread(cluster.begin_move, slot, to=cluster.masters[1])
+    assert await client.set("{moves}:a", 1)
+    assert await shared.execute_command("SET", "{moves}:b", 2)
+    assert await client.get("{moves}:b") == b"2"
+    await asyncio.to_thread(cluster.move, [slot], to=cluster.masters[1])
+    assert await shared.execute_command("GET", "{moves}:a") == b"1"
+
+
 async def test_an_idle_client_finds_the_promoted_replica_of_a_killed_master(
     cluster: RedisClusterServers, client: "Redis", shared: ClusterConnection
 ) -> None:

@@ -60,16 +60,21 @@ class RedisClusterServers:
         target = _client(to)
         target_id = target.execute_command("CLUSTER", "MYID")
         for slot in slots:
-            source = next(each for each in self.masters if each is not to and _has(each, slot))
-            client = _client(source)
-            source_id = client.execute_command("CLUSTER", "MYID")
-            target.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", source_id)
-            client.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", target_id)
+            client = self.begin_move(slot, to=to)
             while keys := client.execute_command("CLUSTER", "GETKEYSINSLOT", slot, _MOVED_AT_ONCE):
                 arguments = ("127.0.0.1", to.port, "", 0, 10_000, "KEYS", *keys)
                 client.execute_command("MIGRATE", *arguments)
             for each in (target, client):
                 each.execute_command("CLUSTER", "SETSLOT", slot, "NODE", target_id)
+
+    def begin_move(self, slot: int, *, to: RedisServer) -> "Redis":
+        """Let a server ask for keys of a slot that it lacks at another one; return its client."""
+        source = next(each for each in self.masters if each is not to and _has(each, slot))
+        client, target = _client(source), _client(to)
+        source_id, target_id = (e.execute_command("CLUSTER", "MYID") for e in (client, target))
+        target.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", source_id)
+        client.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", target_id)
+        return client
 
     def fail_over(self, number: int) -> None:
         """Kill a master and wait until its replica has its slots."""
