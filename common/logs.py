@@ -15,10 +15,13 @@ from opentelemetry.trace import get_current_span as current_span
 from typing_extensions import override
 
 TEXT_FORMAT: Final = "%(asctime)s %(levelname)s {process}%(name)s: %(message)s"
-_IDS: Final = ("trace_id", "span_id", "request_id", "job_id")
+_IDS: Final = ("trace_id", "span_id", "request_id", "session_id", "job_id")
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 """The `x-request-id` of the current request; empty outside of requests."""
+
+session_id: ContextVar[str] = ContextVar("session_id", default="")
+"""The session that the client of the current request names; empty if it names none."""
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +37,8 @@ class JsonFormatter(logging.Formatter):
     """Formats each record as a JSON object on one line.
 
     Its members are `time` (RFC 3339, UTC), `level`, `logger` and `message`. Where they apply, it
-    also has `trace_id`, `span_id`, `request_id`, `job_id`, and the traceback `exception`.
+    also has `trace_id`, `span_id`, `request_id`, `session_id`, `job_id`, and the traceback
+    `exception`.
     """
 
     def __init__(self, process: int | None = None) -> None:
@@ -86,6 +90,8 @@ def _ids_of(record: logging.LogRecord) -> dict[str, Any]:
         ids["span_id"] = format_span_id(context.span_id)
     if served := request_id.get():
         ids["request_id"] = served
+    if session := session_id.get():
+        ids["session_id"] = session
     return ids | {name: record.__dict__[name] for name in _IDS if name in record.__dict__}
 
 

@@ -1,6 +1,7 @@
 """Generation endpoints, each with an `:estimate` endpoint for a dry run."""
 
 import json
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -8,6 +9,7 @@ from typing import Any, Final
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from common import logs
 from common import tracing as names
 from common.tracing import PLAN
 from gateway.completions.admission.call import Call, RequestReader, Session
@@ -50,6 +52,8 @@ from gateway.records.principal import Principal
 
 MOST_SESSION: Final = 256
 """Maximum characters of the id of a session or an agent in a trace."""
+_LOGGED_SESSION: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+"""Ids, but no addresses or other text, by which clients may name their sessions."""
 COST_HEADER: Final = "x-include-cost"
 """`true` or `false` overrides the account's default for one request."""
 
@@ -169,11 +173,11 @@ class Completions:
         *,
         is_idempotent: bool,
     ) -> Submission:
+        _note_session(call.session)
         with tracing.span(PLAN):
             checked = await self._checker.check(call, endpoint)
         measure.checked_model = checked.card.model
         note_request(checked, request_id)
-        _note_session(call.session)
         asked = request.headers.get(COST_HEADER, "").lower()
         return await self._submitter.submit(
             call,
@@ -278,8 +282,12 @@ def note_request(checked: CheckedRequest, completion_id: str) -> None:
 
 
 def _note_session(session: Session) -> None:
-    """Set the attributes of an agent's session, by which its requests can be found in traces."""
-    if any(session) and tracing.is_on():
+    """Name an agent's session in log lines and traces, where its requests can be found by it."""
+    if session == Session():
+        return
+    if _LOGGED_SESSION.fullmatch(session.id):
+        logs.session_id.set(session.id)
+    if tracing.is_on():
         attributes = (names.GEN_AI_CONVERSATION, names.GEN_AI_AGENT, names.PARENT_AGENT)
         pairs = zip(attributes, session, strict=True)
         tracing.note({name: text[:MOST_SESSION] for name, text in pairs if text})

@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 
 from common import clock
 from common.tasks import Backoff, TaskSet, raise_if_cancelled
-from contract.messages import AttemptMessage, about
+from contract.messages import AttemptMessage
 from contract.outcomes import FailureCode
 from contract.queue import RequeueResult
 from gateway.completions.queue.jobs import JobsInFlight
@@ -54,7 +54,7 @@ class Recoveries:
             recovery.attempt,
             ticket.job.id,
             reason,
-            extra=about(recovery.job),
+            extra=ticket.log_ids,
         )
         self._tasks.start(self._run(ticket, recovery))
 

@@ -16,7 +16,6 @@ from contract.messages import (
     JobStarted,
     PromptScored,
     ReturnReason,
-    about,
 )
 from contract.outcomes import FailureCode
 from gateway.completions.queue.jobs import JobsInFlight
@@ -187,6 +186,6 @@ class Replies:
             "a reply of worker %s contradicts the output of job %s",
             worker,
             ticket.job.id,
-            extra=about(ticket.job),
+            extra=ticket.log_ids,
         )
         self.recoveries.retry(ticket, "replies_lost")

@@ -12,9 +12,10 @@ from typing import Final
 import msgspec
 from opentelemetry.trace import Span, SpanContext
 
+from common import logs
 from common import tracing as names
 from common.tracing import traceparent_of
-from contract.messages import AttemptMessage, GenerationJob
+from contract.messages import AttemptMessage, GenerationJob, about
 from contract.outcomes import FailureCode
 from gateway.completions.queue.generation import Generation
 from gateway.completions.queue.output import JobOutput
@@ -278,6 +279,8 @@ class Ticket(msgspec.Struct, eq=False):
     """When the job was first enqueued, or last presumed to need another worker."""
     check_at: float = 0.0
     """When to query Redis about the job if no reply arrives until then."""
+    session_id: str = msgspec.field(default_factory=logs.session_id.get)
+    """For log records; empty if the request names no session."""
 
     @classmethod
     def of(
@@ -287,6 +290,11 @@ class Ticket(msgspec.Struct, eq=False):
         output = JobOutput(job, INTER_TOKEN_LATENCY.labels(model))
         spans = AttemptSpans(job.traceparent, model)
         return cls(job, model, index, generation, weight, output, spans)
+
+    @property
+    def log_ids(self) -> dict[str, str]:
+        """The `extra` of a log record about the job."""
+        return about(self.job) | ({"session_id": self.session_id} if self.session_id else {})
 
     @property
     def is_followed(self) -> bool:

@@ -18,6 +18,7 @@ TOKENS = 60
 MOST_STREAMS = 5
 WORKERS = ("worker-1", "worker-2")
 RESUMED = "sluice_gateway_resumed_jobs_total"
+SESSION_HEADER, SESSION = "x-claude-code-session-id", "5f2c-a"
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +83,7 @@ def _end_a_worker(stack: Stack, *, is_killed: bool) -> tuple[str, str]:
     with httpx.stream(
         "POST",
         f"{stack.url}/v1/completions",
-        headers={"authorization": f"Bearer {stack.key()}", **header},
+        headers={"authorization": f"Bearer {stack.key()}", SESSION_HEADER: SESSION, **header},
         json={"model": MODEL, "prompt": PROMPT, "max_tokens": TOKENS, "stream": True},
         timeout=PROCESS_PATIENCE_SECONDS,
     ) as response:
@@ -153,7 +154,7 @@ def test_both_attempts_around_a_stopped_worker_have_its_spans(
     assert len([span for span in trace if span.name == "queue"]) == 2
 
 
-def test_line_about_a_lost_attempt_names_trace_request_and_job(
+def test_line_about_a_lost_attempt_names_trace_request_session_and_job(
     stack: Stack, killed: Reported
 ) -> None:
     lines = [json.loads(line) for line in stack.log("gateway").splitlines()]
@@ -163,5 +164,6 @@ def test_line_about_a_lost_attempt_names_trace_request_and_job(
         if "is over: lease_expired" in line["message"] and line["trace_id"] == killed.trace_id
     ]
     assert line["request_id"].startswith("req_")
+    assert line["session_id"] == SESSION
     assert line["job_id"].startswith("cmpl-")
     assert line["level"] == "INFO"
