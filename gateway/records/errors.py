@@ -515,7 +515,14 @@ class StorageFullError(ApiError, status=429, type_="rate_limit_error", code="sto
 
 
 class TokensExhaustedError(ApiError, status=429, type_="rate_limit_error", code="tokens"):
-    """A limit allows a running response no further tokens, and it has ended."""
+    """A limit allows a running response no further tokens, and it has ended.
+
+    Without a time to retry after, the limit never allows so many tokens.
+    """
+
+    def __init__(self, message: str, *, retry_after_seconds: float | None) -> None:
+        super().__init__(message, retry_after_seconds=retry_after_seconds)
+        self.should_retry = retry_after_seconds is not None
 
 
 class OutOfQuotaError(

@@ -34,7 +34,7 @@ EXPECTED: dict[FailureCode, tuple[type[ApiError], int, bool]] = {
     FailureCode.TAKEN_OVER: (TakenOverError, 503, True),
     FailureCode.SHED: (OverloadedError, 503, True),
     FailureCode.STORED_BYTES: (StorageFullError, 429, True),
-    FailureCode.RATE_LIMITED: (TokensExhaustedError, 429, True),
+    FailureCode.RATE_LIMITED: (TokensExhaustedError, 429, False),
     FailureCode.OUT_OF_QUOTA: (OutOfQuotaError, 429, False),
     FailureCode.ADAPTER_FAILED: (AdapterFailedError, 503, True),
     FailureCode.CANCELLED: (RequestCancelledError, 409, False),
@@ -71,9 +71,10 @@ def test_worker_internals_are_not_reported(code: FailureCode) -> None:
     assert "inside" not in to_api_error(JobFailed(1, 1, code, "inside of the worker")).message
 
 
-def test_shed_request_gets_a_retry_time() -> None:
-    failed = JobFailed(1, 1, FailureCode.SHED, "", 17.25)
-    assert to_api_error(failed).headers()["retry-after-ms"] == "17250"
+@all_cases("code", [FailureCode.SHED, FailureCode.RATE_LIMITED])
+def test_failure_may_bring_its_retry_time(code: FailureCode) -> None:
+    headers = to_api_error(JobFailed(1, 1, code, "", 17.25)).headers()
+    assert (headers["retry-after-ms"], headers["x-should-retry"]) == ("17250", "true")
 
 
 def test_reason_of_a_rejected_request_is_reported() -> None:

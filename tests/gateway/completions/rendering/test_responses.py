@@ -37,6 +37,7 @@ from gateway.records.errors import (
     OverloadedError,
     StorageFullError,
     TenantQueueFullError,
+    TokensExhaustedError,
 )
 from tests.gateway.completions.rendering.test_messages import called, events_of, thought
 from tests.gateway.replies import LENGTH, STOP, completion, ended, failed, inbox, said
@@ -435,6 +436,8 @@ def test_failure_is_the_last_event(begun: list[Reply]) -> None:
         (OverloadedError("Full.", retry_after_seconds=5), "server_is_overloaded", True),
         (TenantQueueFullError("Full.", retry_after_seconds=1.23), "rate_limit_exceeded", True),
         (StorageFullError("Full."), "rate_limit_exceeded", True),
+        (TokensExhaustedError("9 a minute.", retry_after_seconds=1.3), "rate_limit_exceeded", True),
+        (TokensExhaustedError("Never.", retry_after_seconds=None), "invalid_prompt", True),
         (OutOfQuotaError("Spent."), "insufficient_quota", True),
         (NoWorkerError("None."), "server_error", False),
         (BadRequestError("Bad."), "invalid_prompt", False),
