@@ -97,7 +97,7 @@ def read_max_tokens(body: LengthParameters, profile: Profile, *, is_echoed: bool
     given = _given_max_tokens(body, profile)
     max_tokens = profile.max_tokens if given is None else given
     if max_tokens == 0 and not is_echoed and not profile.allows_empty_completion:
-        raise must("max_tokens", "be at least 1, unless 'echo' is true", 0)
+        raise must(_name_of_max_tokens(body), "be at least 1, unless 'echo' is true", 0)
     return max_tokens
 
 
@@ -106,7 +106,7 @@ def read_chat_max_tokens(body: LengthParameters, profile: Profile) -> int:
     given = _given_max_tokens(body, profile)
     max_tokens = profile.chat_max_tokens if given is None else given
     if max_tokens == 0 and not profile.allows_empty_completion:
-        raise must("max_tokens", "be at least 1, or -1", 0)
+        raise must(_name_of_max_tokens(body), "be at least 1, or -1", 0)
     return max_tokens
 
 
@@ -118,6 +118,11 @@ def _given_max_tokens(body: LengthParameters, profile: Profile) -> int | None:
         max_completion_tokens=body.max_completion_tokens,
         n_predict=body.n_predict,
     )
+
+
+def _name_of_max_tokens(body: LengthParameters) -> str:
+    """Return the name under which the request gives `max_tokens`."""
+    return next((n for n in MAX_TOKENS_NAMES if getattr(body, n, None) is not None), "max_tokens")
 
 
 def read_min_tokens(body: LengthParameters, *, max_tokens: int) -> int:

@@ -175,6 +175,7 @@ def test_no_tokens_are_allowed_with_echo_only(profile: Profile) -> None:
     error = refusal(profile, max_tokens=0)
     assert error.message == "'max_tokens' must be at least 1, unless 'echo' is true. Given: 0."
     assert refusal(profile, max_tokens=0, echo=True, echo_last=0).param == "max_tokens"
+    assert refusal(profile, n_predict=0).param == "n_predict"
 
 
 def test_no_tokens_are_allowed_without_echo_in_llamacpp() -> None:
