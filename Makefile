@@ -101,11 +101,12 @@ setup-dev:
 # browser.
 # Tests are skipped by name if their server cannot be installed.
 setup-servers: setup-dev
-	@if { ! command -v redis-server || ! command -v promtool || ! command -v chromium || \
+	@if { ! command -v redis-server || ! command -v promtool || \
+		! command -v chromium-headless-shell || \
 		! ls /usr/lib/*/faketime/libfaketimeMT.so.1; } >/dev/null 2>&1 && \
 		[ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-		echo "setup: Installing redis-server, libfaketime, prometheus and chromium for the tests ..."; \
-		scripts/debian.sh redis-server libfaketime prometheus chromium || \
+		echo "setup: Installing redis-server, libfaketime, prometheus and a browser for the tests ..."; \
+		scripts/debian.sh redis-server libfaketime prometheus chromium-headless-shell || \
 		echo "setup: Installation failed; tests that need them are skipped."; \
 	fi
 

@@ -127,7 +127,9 @@ def enter(browser: Browser, link: str, size: ViewportSize) -> Page:
 
 def main() -> None:
     """Take the screenshots."""
-    chromium = shutil.which("chromium") or sys.exit("chromium is not installed")
+    chromium = shutil.which("chromium-headless-shell") or sys.exit(
+        "chromium-headless-shell is not installed"
+    )
     with tempfile.TemporaryDirectory() as folder, deployment(Path(folder)) as links:
         customers, operators, key = links
         url = customers.partition("/console")[0]

@@ -42,7 +42,7 @@ from tests.support.processes import free_port
 from tests.support.secret_box import ENCRYPTION_KEY
 from tests.support.stack import MODEL, Stack, running_stack
 
-CHROMIUM: Final = shutil.which("chromium")
+CHROMIUM: Final = shutil.which("chromium-headless-shell")
 PATIENCE_MS: Final = 30_000
 TENANT, OTHER = "acme", "other"
 HOSTILE: Final = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
@@ -243,7 +243,7 @@ class Tab:
 async def browser() -> AsyncIterator[Browser]:
     """Debian's Chromium, without a window."""
     if CHROMIUM is None:
-        pytest.skip("chromium is not installed")
+        pytest.skip("chromium-headless-shell is not installed")
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(
             executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
