@@ -20,12 +20,12 @@ SECTIONS: Final[dict[str, tuple[Environment, *tuple[pytest.MarkDecorator, ...]]]
     "Anthropic for Node": (NODE,),
     "Vercel AI SDK": (NODE,),
     "LangChain": (PYTHON,),
-    "LlamaIndex": (PYTHON,),
-    "LiteLLM": (PYTHON,),
+    "LlamaIndex": (PYTHON, LONG),
+    "LiteLLM": (PYTHON, LONG),
     "instructor": (PYTHON,),
-    "DSPy": (PYTHON,),
+    "DSPy": (PYTHON, LONG),
     "Hugging Face": (PYTHON,),
-    "llm": (PYTHON,),
+    "llm": (PYTHON, LONG),
     "aider": (AIDER, LONG),
     "Continue": (NODE,),
     "lm-eval": (LM_EVAL, LONG),
@@ -33,7 +33,10 @@ SECTIONS: Final[dict[str, tuple[Environment, *tuple[pytest.MarkDecorator, ...]]]
     "vllm bench serve": (VLLM, LONG),
     "SGLang": (LOAD, LONG),
 }
-"""The environment that runs each section, and marks of its test."""
+"""The environment that runs each section, and marks of its test.
+
+Sections of clients that take long to import, and send what another client sends, run in long tests.
+"""
 
 INTERPRETERS: Final = {
     "sh": ("bash", "-eu", "-o", "pipefail"),
