@@ -21,7 +21,12 @@ IDS: Final = ["a", "b", "c"]
     ("environment", "command"),
     [
         pytest.param(NODE, ("node", "batches.mjs"), marks=NODE.skip, id="OpenAI for Node"),
-        pytest.param(PYTHON, ("python", "litellm_batches.py"), marks=PYTHON.skip, id="LiteLLM"),
+        pytest.param(
+            PYTHON,
+            ("python", "litellm_batches.py"),
+            marks=[PYTHON.skip, pytest.mark.long],  # Its import takes most of the time.
+            id="LiteLLM",
+        ),
     ],
 )
 def test_client_runs_batches_unchanged(
