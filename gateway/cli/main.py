@@ -46,6 +46,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "usage": (".records:usage", "Show, list, export and reconcile usage."),
     "exports": (".money:exports", "List, pause and repair exports of usage to billing systems."),
     "audit": (".records:audit", "List changes and verify the audit log."),
+    "capacity": (".capacity", "Compute the machines for a load, from measured costs."),
     "db": (".db", "Create or upgrade the database's schema."),
 }
 """For each command, its module relative to `gateway.cli`, with its name there unless it is
