@@ -4,7 +4,8 @@ Jobs of one tenant wait, and a worker claims one of them at a time; a new one ta
 of the jobs are turns of chats whose prefixes the worker holds. The time is that of the script
 `job_claim` in Redis, from `INFO commandstats`.
 
-Also prints what the gateway spends on the digests of a prompt, and on the choice of an alias.
+Also prints what a job costs the server of its queue while requests of many tenants for one model
+saturate it, and what the gateway spends on the digests of a prompt and on the choice of an alias.
 """
 
 import asyncio
@@ -26,6 +27,7 @@ from contract.messages import AdapterRef, GenerationJob
 from contract.prompts import packed
 from contract.queue import AdapterRoom, Affinity, JobQueue, LeaseReport, Room
 from contract.sampling import SamplingSpec
+from contract.scripts.executor import SharedConnection
 from gateway.cli.launch.launch_plan import redis_server
 from gateway.records.aliases import Alias, Sticky
 from gateway.records.times import EPOCH
@@ -37,6 +39,13 @@ _BLOCK_TOKENS: Final = 16
 _CHATS: Final = 200
 _ADAPTERS: Final = 8
 _LEASE_MS: Final = 60_000
+_TENANTS: Final = (1, 100, 1_000)
+_SHORT_PROMPT_TOKENS: Final = 500
+_BACKLOG: Final = 2_000
+_BATCH: Final = 8
+"""Jobs of a claim."""
+_WORKERS: Final = 8
+_TURNS: Final = 150
 _ROOM: Final = Room(10**9, 10**6, 1, empty=True)
 _PLENTY: Final = {
     "most_waiting": 10**6,
@@ -138,6 +147,65 @@ async def _claims(port: int) -> list[list[str]]:
         await redis.aclose()
 
 
+async def _hot_model(port: int) -> list[list[str]]:
+    """Let requests of some tenants for one model pass its queue, as fast as its server can."""
+    rows = []
+    async with Redis(port=port) as redis:
+        for tenants in _TENANTS:
+            await redis.flushall()
+            shared = SharedConnection(redis, timeout_seconds=60.0)
+            try:
+                rows.append(await _saturated(redis, JobQueue(shared, "model"), tenants))
+            finally:
+                await shared.aclose()
+    return rows
+
+
+async def _saturated(redis: "Redis", queue: JobQueue, tenants: int) -> list[str]:
+    """Return the tenants, the CPU of Redis for a job, and the jobs a second of a full core."""
+    numbers = count()
+
+    async def enqueue() -> None:
+        number = next(numbers)
+        job = GenerationJob(
+            id=f"j{number}",
+            handle=number,
+            gateway="g",
+            tenant=f"tenant-{number % tenants}",
+            cache_salt="salt",
+            prompt_token_ids=packed(range(_SHORT_PROMPT_TOKENS)),
+            max_tokens=100,
+            sampling=SamplingSpec(seed=1),
+            deadline_ms=clock.now_ms() + 10**7,
+        )
+        await queue.enqueue([job], weight=1.0, **_PLENTY)
+
+    async def work(worker: str) -> None:
+        claimed = await queue.claim(worker, _ROOM, most_jobs=_BATCH, lease_ms=_LEASE_MS)
+        done = [LeaseReport(each.job.id, each.attempt, 1) for each in claimed.claims]
+        await queue.finish(worker, *done)
+        await queue.forget([each.job_id for each in done])
+
+    async def turn() -> None:
+        await asyncio.gather(
+            *(enqueue() for _ in range(_BATCH * _WORKERS)),
+            *(work(f"w{number}") for number in range(_WORKERS)),
+        )
+
+    await asyncio.gather(*(enqueue() for _ in range(_BACKLOG)))
+    await turn()
+    before, jobs = await _cpu_seconds(redis), next(numbers)
+    for _ in range(_TURNS):
+        await turn()
+    spent = 1e6 * (await _cpu_seconds(redis) - before) / (next(numbers) - jobs - 1)
+    return [f"{tenants:,}", f"{spent:.0f}", f"{1e6 / spent:,.0f}"]
+
+
+async def _cpu_seconds(redis: "Redis") -> float:
+    spent = await redis.info("cpu")
+    return float(spent["used_cpu_user"]) + float(spent["used_cpu_sys"])
+
+
 def _gateway() -> list[list[str]]:
     prompt = packed(range(_PROMPT_TOKENS))
     alias = Alias(
@@ -173,7 +241,7 @@ def _best(step: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    """Measure and print both tables."""
+    """Measure and print all tables."""
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
         command = [redis_server(), "--port", str(port), "--save", ""]
@@ -181,10 +249,13 @@ def main() -> None:
         try:
             time.sleep(1.0)
             rows = asyncio.run(_claims(port))
+            hot = asyncio.run(_hot_model(port))
         finally:
             server.stop()
     waiting = [f"{number:,} waiting, us" for number in _WAITING]
     print("\n".join(table(["affinity", "adapters", *waiting], rows)))
+    headings = ["tenants of one model", "CPU of Redis, us a job", "jobs a second of a core"]
+    print("\n".join(["", *table(headings, hot)]))
     print("\n".join(["", *table(["step of the gateway", "us of CPU"], _gateway())]))
 
 
