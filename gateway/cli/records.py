@@ -200,6 +200,7 @@ def _print_differences(report: dict[str, Any]) -> None:
         (report["corrected_reservations"], "holders had wrong reserved amounts"),
         (report["forgotten_requests"], "concurrent requests had no reservation"),
         (len(report["wrong_hours"]), "hours had wrong sums, which will be computed again"),
+        (len(report["wrong_balances"]), "tenants had wrong sums of prepaid usage; now correct"),
     ):
         click.echo(f"{number:6} {what}.")
 

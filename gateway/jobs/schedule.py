@@ -18,6 +18,7 @@ from gateway.batches.files.service import FileService
 from gateway.batches.finishing import Finisher
 from gateway.billing.alerts import find_alerts
 from gateway.billing.credits.service import CreditService
+from gateway.billing.credits.spending import fold
 from gateway.billing.ledger.drain import Drain
 from gateway.billing.ledger.reconcile import Reconciler, ReconcileReport
 from gateway.billing.ledger.rollups import Rollups
@@ -153,6 +154,7 @@ TASKS: Final = (
     Task("sweep", sweep, 5.0, Track.LEDGER, 60.0),
     Task("export", lambda services: services.exporter.run(seconds=5.0), 5.0, Track.LEDGER, 60.0),
     Task("roll_up", lambda services: services.rollups.make_all(seconds=SLICE_SECONDS), 30.0),
+    Task("fold", lambda services: fold(services.database, seconds=SLICE_SECONDS), 30.0),
     Task("deliver", lambda services: services.webhooks.run(seconds=5.0), 5.0),
     Task("validate_batches", lambda services: services.validator.run(), 1.0),
     Task("feed_batches", lambda services: services.feeder.run(), 1.0),

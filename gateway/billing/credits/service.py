@@ -18,14 +18,15 @@ from functools import partial
 from itertools import zip_longest
 from typing import Any, Final
 
-from sqlalchemy import ColumnExpressionArgument, func, select
+from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import InstrumentedAttribute, aliased
+from sqlalchemy.orm import aliased
 
 from common.tasks import each_apart
 from gateway.accounts.audit.log import SYSTEM
 from gateway.accounts.changes import Service, changing
 from gateway.accounts.tenants.service import reading_of_tenant
+from gateway.billing.credits.spending import prepaid_cost
 from gateway.platform.database.paging import Page, PageRequest, list_records, read_page
 from gateway.platform.database.tables import CreditRow, LedgerRow
 from gateway.records.checks import check_known
@@ -296,22 +297,10 @@ class CreditService(Service):
 
 async def balance_of(transaction: AsyncSession, tenant_id: str) -> Balance:
     """Return the tenant's balance, as this transaction sees it."""
+    granted = select(func.sum(CreditRow.amount_micros)).where(CreditRow.tenant_id == tenant_id)
     return Balance(
-        await _sum(transaction, CreditRow.amount_micros, CreditRow.tenant_id == tenant_id),
-        await _spent(transaction, LedgerRow.tenant_id == tenant_id),
+        int(await transaction.scalar(granted) or 0), await prepaid_cost(transaction, tenant_id)
     )
-
-
-async def _spent(transaction: AsyncSession, *conditions: ColumnExpressionArgument[bool]) -> int:
-    return await _sum(transaction, LedgerRow.cost_micros, LedgerRow.is_prepaid, *conditions)
-
-
-async def _sum(
-    transaction: AsyncSession,
-    column: InstrumentedAttribute[int],
-    *conditions: ColumnExpressionArgument[bool],
-) -> int:
-    return int(await transaction.scalar(select(func.sum(column)).where(*conditions)) or 0)
 
 
 async def _expiries(transaction: AsyncSession, tenant_id: str, now: datetime) -> list[Credit]:
@@ -330,9 +319,12 @@ async def _expiries(transaction: AsyncSession, tenant_id: str, now: datetime) ->
     times, time = turning_points(known, now), LedgerRow.created_at
     spent: dict[datetime, int] = {}
     for start, end in zip_longest(times, times[1:]):
-        is_before_end = [] if end is None else [time < end]
-        conditions = (LedgerRow.tenant_id == tenant_id, time >= start, *is_before_end)
-        spent[start] = await _spent(transaction, *conditions)
+        cost = select(func.sum(LedgerRow.cost_micros)).where(
+            LedgerRow.tenant_id == tenant_id, LedgerRow.is_prepaid, time >= start
+        )
+        if end is not None:
+            cost = cost.where(time < end)
+        spent[start] = int(await transaction.scalar(cost) or 0)
     left = replay(known, spent).left
     return [
         _credit(tenant_id, CreditKind.EXPIRY, -left[grant.id], note=grant.note, grant_id=grant.id)

@@ -19,6 +19,7 @@ from redis.asyncio import Redis
 from sqlalchemy import select
 
 from contract import keys
+from gateway.billing.credits.spending import correct
 from gateway.billing.ledger.drain import FIELD
 from gateway.billing.ledger.rollups import DAY, Rollups
 from gateway.billing.ledger.store import LedgerStore, read_balances
@@ -90,6 +91,8 @@ class ReconcileReport:
     """Concurrent requests that had no reservation."""
     wrong_hours: list[datetime] = field(default_factory=list)
     """Hours whose rollups did not match their rows."""
+    wrong_balances: list[str] = field(default_factory=list)
+    """Tenants whose sum of prepaid requests did not match their rows."""
 
     @property
     def is_clean(self) -> bool:
@@ -99,6 +102,7 @@ class ReconcileReport:
             or self.corrected_reservations
             or self.forgotten_requests
             or self.wrong_hours
+            or self.wrong_balances
         )
 
 
@@ -225,6 +229,8 @@ class Reconciler:
         return holders
 
     async def _compare(self, bucket: int, holder: _Holder) -> None:
+        if holder.scope is LimitScope.TENANT and await correct(self._database, holder.tenant_id):
+            self._report.wrong_balances.append(holder.tenant_id)
         seen: list[dict[str, int]] = []
         for _ in range(MOST_LOOKS):
             counters = await self._counters(bucket, holder)

@@ -198,7 +198,8 @@ def _create(connection: Connection) -> None:
             "CREATE FUNCTION sluice_append_only() RETURNS trigger LANGUAGE plpgsql "
             f"AS $$ {_SOURCE} $$"
         )
-    for statement in (each for table in _APPEND_ONLY for each in _triggers(table, dialect)):
+    triggers = [each for table in _APPEND_ONLY for each in _triggers(table, dialect)]
+    for statement in (*triggers, *_summing(dialect)):
         connection.exec_driver_sql(statement)
     command.stamp(alembic_config(connection), "head")
 
@@ -214,6 +215,22 @@ def _triggers(table: str, dialect: str) -> list[str]:
         f"CREATE TRIGGER {table}_no_{verb.lower()} BEFORE {verb} ON {table} "
         f"BEGIN SELECT RAISE(ABORT, 'rows of {table} are only ever added'); END"
         for verb in ("UPDATE", "DELETE")
+    ]
+
+
+def _summing(dialect: str) -> list[str]:
+    """Return the statements that make the ledger add to the sums of prepaid requests."""
+    event = "CREATE TRIGGER usage_ledger_prepaid_sums AFTER INSERT ON usage_ledger"
+    insertion = "INSERT INTO prepaid_sums (tenant_id, cost_micros)"
+    if dialect == "sqlite":
+        values = "VALUES (NEW.tenant_id, NEW.cost_micros)"
+        return [f"{event} WHEN NEW.is_prepaid BEGIN {insertion} {values}; END"]
+    sums = "SELECT tenant_id, sum(cost_micros) FROM added WHERE is_prepaid GROUP BY tenant_id"
+    body = f"BEGIN {insertion} {sums}; RETURN NULL; END"
+    rows = "REFERENCING NEW TABLE AS added FOR EACH STATEMENT"
+    return [
+        f"CREATE FUNCTION sluice_sum_prepaid() RETURNS trigger LANGUAGE plpgsql AS $$ {body} $$",
+        f"{event} {rows} EXECUTE FUNCTION sluice_sum_prepaid()",
     ]
 
 

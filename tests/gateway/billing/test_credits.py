@@ -6,25 +6,34 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from redis.asyncio import Redis
+from sqlalchemy import func, select
 
 from contract import keys
 from gateway.accounts.audit.log import SYSTEM, AuditLog
 from gateway.accounts.tenants.service import TenantService
 from gateway.billing.credits import service as service_module
+from gateway.billing.credits import spending
 from gateway.billing.credits.service import GRACE, CreditService
+from gateway.billing.credits.spending import fold, prepaid_cost
+from gateway.billing.ledger.drain import row_of
+from gateway.billing.ledger.store import LedgerStore
 from gateway.limits.accounts import FIELD
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
 from gateway.platform.database.paging import PageRequest
+from gateway.platform.database.tables import LedgerRow, PrepaidSumRow
 from gateway.platform.redis_client import connect
 from gateway.records.errors import InvalidParameterError, NotFoundError, StoreUnavailableError
 from gateway.records.records import MAX_AMOUNT_MICROS, Credit, CreditKind
 from gateway.records.times import utc_now
+from gateway.records.usage_record import Outcome
 from tests.support.cases import all_cases, case
 from tests.support.kinds import every_database
 from tests.support.ledger import use
 from tests.support.processes import free_port
+from tests.support.usage import usage_record
 
 SOON = timedelta(minutes=1)
 LATE = SOON + GRACE + timedelta(minutes=1)
@@ -80,6 +89,43 @@ async def test_balance_is_granted_minus_used(credits_: CreditService, database: 
         (CreditKind.ADJUSTMENT, -1_500_000),
         (CreditKind.ADJUSTMENT, 7),
     ]
+
+
+@every_database
+async def test_prepaid_cost_equals_the_rows_while_they_are_added_and_folded(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spending, "FOLDED", 2)
+    seen = set[int]()
+
+    async def insert(number: int) -> None:
+        """Settle two requests as lost; then repeat them, and add what one cost beyond that."""
+        known: dict[str, Any] = {"cost_micros": 10**number, "is_prepaid": number != 4}
+        lost = [
+            usage_record(id_, tenant_id=f"t{id_ % 3}", outcome=Outcome.LOST, **known)
+            for id_ in (number, number + 100)
+        ]
+        late = replace(lost[0], outcome=Outcome.FINISHED, cost_micros=10**number + 3)
+        for records in (lost, [*lost, late]):
+            async with database.writing() as transaction:
+                await LedgerStore(transaction).insert([row_of(record) for record in records])
+            await fold(database, seconds=0)
+
+    async def compare() -> None:
+        cost = func.coalesce(func.sum(LedgerRow.cost_micros), 0)
+        rows = select(cost).where(LedgerRow.tenant_id == "t0", LedgerRow.is_prepaid)
+        for _ in range(20):
+            async with database.snapshot() as transaction:
+                seen.add(found := await prepaid_cost(transaction, "t0"))
+                assert found == await transaction.scalar(rows)
+
+    await asyncio.gather(compare(), *map(insert, range(9)))
+    await fold(database)
+    async with database.reading() as transaction:
+        costs = [await prepaid_cost(transaction, f"t{number}") for number in range(3)]
+        assert await transaction.scalar(select(func.count()).select_from(PrepaidSumRow)) == 3
+    assert costs == [101_101_110, 11_001_017, 110_100_119]
+    assert len(seen) > 2, "some comparisons were made beside the insertions"
 
 
 async def test_pages_are_contiguous(credits_: CreditService) -> None:

@@ -17,6 +17,7 @@ from contract import keys
 from gateway.accounts.keys.service import KeyService
 from gateway.accounts.tenants.service import TenantService
 from gateway.billing.credits.service import CreditService
+from gateway.billing.credits.spending import prepaid_cost
 from gateway.billing.ledger import reconcile as reconcile_module
 from gateway.billing.ledger.drain import Drain
 from gateway.billing.ledger.reconcile import Reconciler, ReconcileReport, reconcile
@@ -27,7 +28,7 @@ from gateway.limits.seeding import Seeder
 from gateway.limits.store import QuotaStore
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
-from gateway.platform.database.tables import RollupRow
+from gateway.platform.database.tables import PrepaidSumRow, RollupRow
 from gateway.records.limits import Limits, LimitScope, SubjectLimits
 from gateway.records.times import hour_of, to_ms, utc_now
 from gateway.records.usage_record import UsageRecord, encode_usage
@@ -243,6 +244,22 @@ async def test_reserved_amounts_without_a_reservation_are_corrected(
     report = await reconcile(redis, database, rollup_days=1)
     assert (report.corrected_reservations, report.forgotten_requests) == (1, 1)
     assert (await reconcile(redis, database, rollup_days=1)).is_clean
+
+
+@every_database
+async def test_wrong_sum_of_prepaid_requests_is_corrected(
+    database: Database, redis: Redis, append: Append, key: SubjectLimits
+) -> None:
+    await append(*(_record(number, key, is_prepaid=True) for number in (1, 2)))
+    await Drain(redis, database).run()
+    await _seed(database, redis, TENANT)
+    async with database.writing() as transaction:
+        await transaction.execute(update(PrepaidSumRow).values(cost_micros=5))
+    report = await reconcile(redis, database)
+    assert (report.wrong_balances, report.differences) == (["acme"], [])
+    async with database.reading() as transaction:
+        assert await prepaid_cost(transaction, "acme") == 101 + 102
+    assert (await reconcile(redis, database)).is_clean
 
 
 async def test_wrong_sums_are_recomputed(

@@ -24,6 +24,7 @@ from gateway.platform.database.tables.billing import ExportBatchState as ExportB
 from gateway.platform.database.tables.billing import ExportSinkRow as ExportSinkRow
 from gateway.platform.database.tables.billing import LedgerRow as LedgerRow
 from gateway.platform.database.tables.billing import PositionRow as PositionRow
+from gateway.platform.database.tables.billing import PrepaidSumRow as PrepaidSumRow
 from gateway.platform.database.tables.billing import PriceRemovalRow as PriceRemovalRow
 from gateway.platform.database.tables.billing import PriceRow as PriceRow
 from gateway.platform.database.tables.billing import RejectionRow as RejectionRow

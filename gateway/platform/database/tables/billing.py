@@ -1,8 +1,8 @@
 """Prices, credits, usage with its sums, and the export of usage to billing systems.
 
 Tables `prices` and `credits`, which are append-only, `usage_ledger`, `usage_rollups`,
-`usage_dirty_hours`, `service_rollups`, `service_rejections`, `usage_positions`, `export_sinks` and
-`export_batches`.
+`usage_dirty_hours`, `prepaid_sums`, `service_rollups`, `service_rejections`, `usage_positions`,
+`export_sinks` and `export_batches`.
 """
 
 from datetime import datetime
@@ -63,7 +63,7 @@ class LedgerRow(Table):
             postgresql_include=SUMMED,
         ),
         Index("ix_usage_ledger_created_at", "created_at"),
-        # A credit balance needs no other column, and rows of other tenants are not in it.
+        # For the correction of `prepaid_sums`, and for balances in the previous release.
         Index(
             "ix_usage_ledger_prepaid",
             "tenant_id",
@@ -181,6 +181,16 @@ class DirtyHourRow(Table):
     id: Mapped[Serial]
     hour: Mapped[datetime]
     """The beginning of the hour."""
+
+
+class PrepaidSumRow(Table):
+    """A part of what the prepaid requests of a tenant cost; a trigger of the ledger adds them."""
+
+    __tablename__ = "prepaid_sums"
+
+    id: Mapped[Serial]
+    tenant_id: Mapped[str] = mapped_column(index=True)
+    cost_micros: Mapped[int]
 
 
 class PriceRemovalRow(Table):

@@ -8,20 +8,25 @@ from typing import Any
 import pytest
 from alembic import command
 from alembic.script import ScriptDirectory
-from sqlalchemy import text
+from sqlalchemy import insert, text
+from sqlalchemy.ext.asyncio import AsyncSession
 
+from gateway.billing.credits.spending import prepaid_cost
+from gateway.billing.ledger.drain import row_of
 from gateway.platform.database import schema
 from gateway.platform.database.engine import Database
 from gateway.platform.database.paging import list_records
 from gateway.platform.database.partitions import make_partitions, months_from
 from gateway.platform.database.schema import SchemaNotCurrentError, SchemaState
-from gateway.platform.database.tables import Table, TenantRow
+from gateway.platform.database.tables import LedgerRow, Table, TenantRow
 from gateway.records.errors import InvalidParameterError, StartupError, StoreUnavailableError
 from tests.support.cases import all_cases
 from tests.support.kinds import every_database
+from tests.support.usage import usage_record
 
 NOW = datetime(2026, 12, 1, tzinfo=UTC)
 BASELINE = "0024"
+_LEDGER = Table.metadata.tables[LedgerRow.__tablename__]
 HEAD = ScriptDirectory.from_config(schema.alembic_config()).get_current_head()
 
 
@@ -49,6 +54,14 @@ async def _set_revision(database: Database, revision: str) -> None:
         await transaction.execute(
             text("UPDATE alembic_version SET version_num = :revision"), {"revision": revision}
         )
+
+
+async def _spend(transaction: AsyncSession, *costs: int) -> None:
+    """Add prepaid requests to the ledger, without the columns that revisions added."""
+    columns = [column.name for column in _LEDGER.c if column.server_default is None]
+    for cost in costs:
+        row = row_of(usage_record(cost, is_prepaid=True, cost_micros=cost))
+        await transaction.execute(insert(_LEDGER).values({name: row[name] for name in columns}))
 
 
 @every_database
@@ -83,6 +96,8 @@ async def test_revisions_turn_the_baseline_into_the_tables_of_the_code(
     await _create_baseline(database)
     async with database.writing() as transaction:
         await transaction.execute(text(f"INSERT INTO tenants ({columns}) VALUES {tenant}"))
+        await make_partitions(transaction, [datetime(2026, 11, 1, tzinfo=UTC)])
+        await _spend(transaction, 7, 11)
     assert await schema.schema_state(database) is SchemaState.OUTDATED
     await schema.upgrade(empty_database_url)
     async with database.writer.begin() as connection:
@@ -94,7 +109,9 @@ async def test_revisions_turn_the_baseline_into_the_tables_of_the_code(
         # The former release may still run, and does not name the new columns.
         later = tenant.replace("acme", "other")
         await transaction.execute(text(f"INSERT INTO tenants ({columns}) VALUES {later}"))
+        await _spend(transaction, 13)
     async with database.reading() as transaction:
+        assert await prepaid_cost(transaction, "acme") == 7 + 11 + 13
         tenants = await list_records(transaction, TenantRow)
     assert [(t.id, t.dialect, t.strict_parameters, t.default_model) for t in tenants] == [
         ("acme", None, False, None),
