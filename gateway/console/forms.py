@@ -32,8 +32,12 @@ FORM_TYPE: Final = "application/x-www-form-urlencoded"
 class Form(Mapping[str, str]):
     """The fields of a form; an empty or absent field is an empty string."""
 
-    def __init__(self, fields: Mapping[str, Sequence[str]] | None = None) -> None:
+    def __init__(
+        self, fields: Mapping[str, Sequence[str]] | None = None, *, is_sent: bool = False
+    ) -> None:
         self._fields = dict(fields or {})
+        self.is_sent = is_sent
+        """Whether to do what the form asks for; otherwise a page shows it."""
 
     @override
     def __getitem__(self, name: str) -> str:
@@ -51,6 +55,10 @@ class Form(Mapping[str, str]):
     def of(cls, values: Mapping[str, str]) -> Self:
         """Return a form with one value for each field."""
         return cls({name: [value] for name, value in values.items()})
+
+    def to_show(self) -> Self:
+        """Return the form with the same fields, for a page that shows it."""
+        return type(self)(self._fields)
 
     def all(self, name: str) -> list[str]:
         """Return the values of a field that can be chosen several times."""
@@ -103,7 +111,7 @@ async def read_form(request: Request) -> Form:
         raise InvalidParameterError(
             f"The form must be UTF-8 text with at most {MAX_FIELDS} fields.", param="form"
         ) from None
-    return Form(fields)
+    return Form(fields, is_sent=True)
 
 
 def number(text: str) -> int | float | str:

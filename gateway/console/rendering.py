@@ -94,6 +94,7 @@ def page(
     their `notice` is the one of `notices` that the query's `done` names: what was done before.
     """
     nonce, settings = secrets.token_urlsafe(16), services_of(request)[Settings]
+    error = getattr(request.state, "error", error)
     content = render(
         template,
         request=request,
@@ -114,8 +115,6 @@ def page(
 
 def confirmation(
     request: Request,
-    home: str,
-    action: str,
     *,
     title: str,
     button: str,
@@ -126,11 +125,14 @@ def confirmation(
     options: Mapping[str, str] = MappingProxyType({}),
     back: str = "",
 ) -> HTMLResponse:
-    """Return a page that asks before it sends a form with `fields` to HOME/ACTION.
+    """Return a page that asks before it sends a form with `fields` to its own address.
 
     `options` are the labels of boxes that the visitor may tick, by the names of their fields.
-    Without the confirmation, the visitor returns to `back`, by default `home`.
+    Without the confirmation, the visitor returns to `back`, by default the page above. Raises the
+    error of the form that was sent.
     """
+    if (error := getattr(request.state, "error", None)) is not None:
+        raise error
     return page(
         request,
         "confirm.html",
@@ -138,9 +140,9 @@ def confirmation(
         text=text,
         warning=warning,
         facts=facts,
-        action=f"{home}/{action}",
+        action=_address(request),
         button=button,
-        back=back or home,
+        back=back or _above(request),
         fields=fields,
         options=options,
     )
@@ -152,17 +154,15 @@ def form_page(
     title: str,
     fields: Sequence[Field],
     form: Mapping[str, str],
-    action: str,
     button: str,
-    back: str,
     text: str = "",
     groups: Sequence[Group] = (),
     hidden: Mapping[str, str] = MappingProxyType({}),
     error: ApiError | None = None,
 ) -> HTMLResponse:
-    """Return a page with a form, filled in with `form`, that POSTs to `action`.
+    """Return a page with a form, filled in with `form`, that POSTs to its own address.
 
-    It also sends the `hidden` fields. `error` is what was wrong with it.
+    It also sends the `hidden` fields.
     """
     return page(
         request,
@@ -170,14 +170,23 @@ def form_page(
         title=title,
         fields=fields,
         form=defaultdict(str, form),
-        action=action,
+        action=_address(request),
         button=button,
-        back=back,
+        back=_above(request),
         text=text,
         groups=groups,
         hidden=hidden,
         error=error,
     )
+
+
+def _address(request: Request) -> str:
+    query = f"?{request.url.query}" if request.url.query else ""
+    return f"{quote(request.url.path)}{query}"
+
+
+def _above(request: Request) -> str:
+    return quote(request.url.path).rpartition("/")[0]
 
 
 def outside(settings: Settings, name: str, value: str) -> str | None:

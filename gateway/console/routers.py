@@ -12,7 +12,6 @@ from gateway.console.customers import (
     overview,
     people,
     playground,
-    usage,
     webhooks,
 )
 from gateway.console.customers import models as own_models
@@ -31,8 +30,8 @@ from gateway.console.operators import (
     tenants,
 )
 from gateway.console.operators import overview as all_overview
-from gateway.console.operators import usage as all_usage
 from gateway.console.sessions import Audience
+from gateway.console.usage import usage_router
 
 customers = APIRouter()
 operators = APIRouter()
@@ -41,13 +40,11 @@ files = assets.router
 
 CUSTOMER_PAGES = (
     overview,
-    usage,
-    invoices,
     own_models,
     playground,
     account,
 )
-TENANT_PAGES = (keys, people, webhooks, adapters, batches)
+TENANT_PAGES = (keys, people, webhooks, adapters, batches, invoices)
 """Pages that customers have for their own tenant, and operators for each one."""
 OPERATOR_PAGES = (
     all_overview,
@@ -61,16 +58,16 @@ OPERATOR_PAGES = (
     money,
     prices,
     refusals,
-    all_usage,
     audit,
 )
 
-for router, audience, pages in (
-    (customers, Audience.CUSTOMERS, CUSTOMER_PAGES),
-    (operators, Audience.OPERATORS, OPERATOR_PAGES),
+for router, audience, route_class, pages in (
+    (customers, Audience.CUSTOMERS, routing.CustomerRoute, CUSTOMER_PAGES),
+    (operators, Audience.OPERATORS, routing.OperatorRoute, OPERATOR_PAGES),
 ):
     router.include_router(login_router(audience))
     router.include_router(provider_login.provider_router(audience))
+    router.include_router(usage_router(route_class))
     for each in pages:
         router.include_router(each.router)
 customers.include_router(batches.own)

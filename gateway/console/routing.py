@@ -48,6 +48,8 @@ ACCOUNTS: Final = "/console/accounts"
 TENANT_PAGES: Final = "/console/tenants/{tenant_id}"
 CSRF_FIELD: Final = "csrf"
 CSRF_HEADER: Final = "x-csrf-token"
+FORM: Final = ["GET", "POST"]
+"""Methods of a page with a form. If the form has an error, the page shows both again."""
 _PLAIN_HOST: Final = re.compile(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
 _SCOPES: Final = {Audience.CUSTOMERS: TENANT_SCOPES, Audience.OPERATORS: OPERATOR_SCOPES}
@@ -114,6 +116,11 @@ class Visitor:
     def may_change(self) -> bool:
         """Whether the pages show forms: not to operators with only `admin:read`."""
         return not self.is_operator or self.has(Scope.ADMIN)
+
+    def require_whole(self) -> None:
+        """Raise PermissionDeniedError for a customer's credential of a project."""
+        if not self.is_operator:
+            self.principal.grant.require_whole_tenant()
 
     def has_whole(self, *scopes: str) -> bool:
         """Whether the credential has a scope and belongs to a whole tenant, not to a project."""
@@ -187,7 +194,18 @@ class _SessionRoute(PageRoute):
         if visitor is not None and (tenant_id := request.path_params.get("tenant_id")):
             tenant = await services_of(request).make(TenantService).get(tenant_id)
             request.state.visitor = replace(visitor, tenant=tenant)
-        return await handle(request)
+        return await self._answered(request, handle)
+
+    async def _answered(self, request: Request, handle: Handler) -> Response:
+        try:
+            return await handle(request)
+        except ApiError as error:
+            form = getattr(request.state, "form", None)
+            if form is None or not self.methods.issuperset(FORM):
+                raise
+            # The page of the form shows what is wrong with it.
+            request.state.form, request.state.error = form.to_show(), error
+            return await handle(request)
 
 
 class CustomerRoute(_SessionRoute):
@@ -436,8 +454,7 @@ async def _session_of(request: Request) -> Session:
 
 
 async def _form_of(request: Request) -> Form:
-    form: Form = request.state.form
-    return form
+    return getattr(request.state, "form", None) or Form()
 
 
 async def _tenant_of(request: Request) -> Tenant:
@@ -456,8 +473,8 @@ def needs(*scopes: Scope, whole: bool = False) -> Callable[[Request], Awaitable[
         visitor: Visitor = request.state.visitor
         if not visitor.is_operator:
             visitor.principal.require_scope(*scopes)
-            if whole:
-                visitor.principal.grant.require_whole_tenant()
+        if whole:
+            visitor.require_whole()
         return visitor
 
     return dependency
@@ -467,4 +484,5 @@ CurrentSession = Annotated[Session, Depends(_session_of)]
 SeenTenant = Annotated[Tenant, Depends(_tenant_of)]
 """The tenant in the path of an operator's page."""
 SentForm = Annotated[Form, Depends(_form_of)]
+"""The form that was sent; empty for GET."""
 AnyVisitor = Annotated[Visitor, Depends(needs(*Scope))]

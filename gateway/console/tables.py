@@ -1,6 +1,6 @@
 """Tables and forms as data: a page lists its columns and fields, and one template shows them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 
@@ -70,6 +70,21 @@ class Field(NamedTuple):
     options: Sequence[tuple[str, str]] | None = None
     """Values and texts of a list to choose from."""
     is_required: bool = False
+    placeholder: str = ""
+
+
+def pairs(names: Iterable[str]) -> list[tuple[str, str]]:
+    """Return options whose texts are their values."""
+    return [(name, name) for name in names]
+
+
+class Adding(NamedTuple):
+    """The form below a list that adds to it."""
+
+    title: str
+    fields: Sequence[Field]
+    form: Mapping[str, str]
+    button: str
 
 
 class Group(NamedTuple):

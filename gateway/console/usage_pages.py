@@ -1,4 +1,4 @@
-"""Pages and files of usage that customers and operators have in common.
+"""Filters, names and files of the usage pages.
 
 The caller restricts `wanted` to what the visitor may see.
 """
@@ -6,11 +6,9 @@ The caller restricts `wanted` to what the visitor may see.
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from types import MappingProxyType
 from typing import Any, Final
-from urllib.parse import quote
 
-from fastapi import Request, Response
+from fastapi import Response
 
 from contract.tier import ServiceTier
 from gateway.accounts.keys.service import KeyService
@@ -20,27 +18,21 @@ from gateway.billing.usage.pages import (
     USAGE_COLUMNS,
     Writer,
     columns_of,
-    cursor_of,
-    read_position,
-    read_requests,
     usage_row,
     writer_of,
 )
-from gateway.billing.usage.parts import Dimension, UsageFilter, UsageSums
+from gateway.billing.usage.parts import Dimension, UsageFilter
 from gateway.billing.usage.periods import Bucket
-from gateway.billing.usage.query import MAX_USAGE_PAGE, encode_cursor
+from gateway.billing.usage.query import MAX_USAGE_PAGE
 from gateway.billing.usage.schemas import (
     RECEIPT_COLUMNS,
     Cell,
-    receipt_fields,
     receipt_row,
     to_csv,
     usage_fields,
 )
 from gateway.billing.usage.service import ReportRequest, UsageService, position
-from gateway.console.charts import Chart
-from gateway.console.rendering import page
-from gateway.console.routing import Visitor, redirect
+from gateway.console.routing import Visitor
 from gateway.console.usage_query import UsageQuery
 from gateway.http.connection import Stream
 from gateway.http.services import Services
@@ -49,7 +41,7 @@ from gateway.platform.concurrency.fair_turns import LoopTurns
 from gateway.platform.database.paging import PART, Page, PageRequest
 from gateway.records.errors import NotFoundError
 from gateway.records.scopes import Scope
-from gateway.records.usage_record import Outcome, UsageRecord
+from gateway.records.usage_record import Outcome
 
 ROWS: Final = 50
 MOST_OPTIONS: Final = 200
@@ -76,70 +68,6 @@ def sums_file(
 
     write = writer_of(services[LoopTurns], wanted)
     return _csv_file("usage", query, wanted, write, columns, rows())
-
-
-async def requests_list(
-    request: Request,
-    services: Services,
-    visitor: Visitor,
-    query: UsageQuery,
-    wanted: UsageFilter,
-) -> Response:
-    """List single requests, newest first, or show the one with the id that is given."""
-    if query.form["id"] and query.error is None:
-        return redirect(f"{REQUESTS}/{quote(query.form['id'], safe='')}")
-    service, start = services.make(UsageService), read_position(query.newer)
-    found: list[UsageRecord] | None = None if query.error is None else []
-    previous = following = None
-    if start is not None and found is None:
-        newer = await service.newer_requests(wanted, query.span, after=start, limit=ROWS)
-        if newer.has_more:
-            found = newer.entries
-            previous, following = cursor_of(found[0]), cursor_of(found[-1])
-    if found is None:
-        after = None if query.newer else query.after
-        found, following = await read_requests(service, wanted, query.span, after=after, limit=ROWS)
-        previous = cursor_of(found[0]) if after and found else None
-    return page(
-        request,
-        "requests.html",
-        error=query.error,
-        query=query,
-        pickers=await pickers(services, visitor, query, ("outcome", "tier")),
-        names=await key_names(services, visitor, {each.credential_id for each in found}),
-        receipts=[*map(receipt_fields, found)],
-        previous=previous and query.link(REQUESTS, newer=previous),
-        following=following and query.link(REQUESTS, after=following),
-    )
-
-
-async def sums_page(
-    request: Request,
-    services: Services,
-    visitor: Visitor,
-    query: UsageQuery,
-    *,
-    by: str,
-    views: Sequence[tuple[str, str]],
-    rows: Sequence[tuple[str, UsageSums]] = (),
-    names: Mapping[str, str] = MappingProxyType({}),
-    charts: Sequence[Chart] = (),
-    following: Sequence[str] | None = None,
-) -> Response:
-    """Show sums by a dimension; without rows and charts, what is wrong with the query."""
-    return page(
-        request,
-        "usage.html",
-        error=query.error,
-        query=query,
-        pickers=await pickers(services, visitor, query),
-        by=by,
-        views=views,
-        rows=rows,
-        names=names,
-        charts=charts,
-        following=following and query.link("/console/usage", after=encode_cursor(*following)),
-    )
 
 
 async def pickers(
@@ -243,11 +171,3 @@ def _csv_file(
     name = f"{wanted.tenant_id or 'all'}-{kind}-{period}.csv"
     headers = {"content-disposition": f'attachment; filename="{name}"'}
     return Stream(content(), media_type="text/csv", headers=headers)
-
-
-async def receipt_of(
-    request: Request, services: Services, wanted: UsageFilter, request_id: str
-) -> Response:
-    """Show the receipt of one request."""
-    record = await services.make(UsageService).request(wanted, request_id)
-    return page(request, "receipt.html", record=record, receipt=receipt_fields(record))

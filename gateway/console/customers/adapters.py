@@ -7,7 +7,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from gateway.accounts.shared import AfterId
 from gateway.adapters.routes import AdapterId, Adapters
 from gateway.console.rendering import confirmation, page
-from gateway.console.routing import TenantRoute, Visitor, following, needs, redirect
+from gateway.console.routing import FORM, SentForm, TenantRoute, Visitor, following, needs, redirect
 from gateway.platform.database.paging import PageRequest
 from gateway.records.scopes import Scope
 
@@ -37,28 +37,25 @@ async def list_adapters(
     )
 
 
-@router.get("/{adapter_id}/remove")
-async def ask_to_remove(
-    request: Request, adapters: Adapters, visitor: ManagesAdapters, adapter_id: AdapterId
+@router.api_route("/{adapter_id}/remove", methods=FORM)
+async def remove(
+    request: Request,
+    adapters: Adapters,
+    visitor: ManagesAdapters,
+    adapter_id: AdapterId,
+    form: SentForm,
 ) -> Response:
-    """Ask for confirmation."""
-    adapter = await adapters.get(visitor.tenant_id, adapter_id)
+    """Ask for confirmation, then remove an adapter."""
+    adapter, home = await adapters.get(visitor.tenant_id, adapter_id), f"{visitor.home}/adapters"
+    if form.is_sent:
+        await adapters.delete(visitor.tenant_id, adapter_id, actor=visitor.caller.actor)
+        return redirect(home, done="removed")
     own = f" of the tenant {adapter.tenant_id}" if visitor.tenant else ""
     users = " of every tenant" if adapter.is_shared else own
-    home = f"{visitor.home}/adapters"
     return confirmation(
         request,
-        f"{home}/{adapter.id}",
-        "remove",
         title=f"Remove the adapter “{adapter.full_name}”?",
         text=f"Requests{users} for it get 404. Those that were admitted continue.",
         button="Remove the adapter",
         back=home,
     )
-
-
-@router.post("/{adapter_id}/remove")
-async def remove(adapters: Adapters, visitor: ManagesAdapters, adapter_id: AdapterId) -> Response:
-    """Remove an adapter."""
-    await adapters.delete(visitor.tenant_id, adapter_id, actor=visitor.caller.actor)
-    return redirect(f"{visitor.home}/adapters", done="removed")

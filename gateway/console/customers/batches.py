@@ -13,12 +13,13 @@ from gateway.batches.files.routes import FileId, Files, content_response
 from gateway.batches.files.service import FileService, Owner
 from gateway.batches.files.upload import Uploads
 from gateway.batches.lines import ENDPOINTS_BY_PATH, decode_line
-from gateway.batches.routes import Batches, BatchId, BatchService
+from gateway.batches.routes import Batches, BatchId
 from gateway.console.formats import number, shortened, size
 from gateway.console.forms import Form
 from gateway.console.rendering import confirmation, form_page, page
 from gateway.console.routing import (
     CSRF_FIELD,
+    FORM,
     CustomerRoute,
     SentForm,
     TenantRoute,
@@ -29,7 +30,7 @@ from gateway.console.routing import (
     redirect,
     require_token,
 )
-from gateway.console.tables import Cell, Column, Field, Table
+from gateway.console.tables import Cell, Column, Field, Table, pairs
 from gateway.http.services import made
 from gateway.platform.database.paging import PageRequest
 from gateway.records.batches import Batch, BatchStatus, File, FilePurpose
@@ -106,26 +107,18 @@ async def list_batches(
     )
 
 
-@own.get("/batches/new")
-async def show_new_batch(
+@own.api_route("/batches/new", methods=FORM)
+async def create_batch(
     request: Request,
     batches: Batches,
     files: Files,
     visitor: Runs,
+    *,
+    form: SentForm,
     file: Annotated[str, Query(max_length=63)] = "",
 ) -> Response:
-    """Show the form of a new batch, or that of a file if there is none."""
-    form = Form.of({"input_file_id": file, "endpoint": await _endpoint_of(files, visitor, file)})
-    shown = await _batch_form(request, batches, files, visitor, form)
-    return shown or redirect("/console/files/new", done="first")
-
-
-@own.post("/batches/new")
-async def create_batch(
-    request: Request, batches: Batches, files: Files, visitor: Runs, form: SentForm
-) -> Response:
-    """Create a batch."""
-    try:
+    """Create a batch; without a file to run, show the form of a file."""
+    if form.is_sent:
         batch = await batches.create(
             visitor.principal,
             input_file_id=form["input_file_id"],
@@ -134,10 +127,32 @@ async def create_batch(
             labels={"description": form["metadata"]} if form["metadata"] else None,
             output_seconds=None,
         )
-    except ApiError as error:
-        shown = await _batch_form(request, batches, files, visitor, form, error)
-        return shown or redirect("/console/files/new", done="first")
-    return redirect(f"/console/batches/{batch.id}")
+        return redirect(f"/console/batches/{batch.id}")
+    owner, wanted = _owner(visitor), PageRequest(limit=MOST_FILES, is_newest_first=True)
+    if not form and file:
+        form = Form.of({"input_file_id": file, "endpoint": await _endpoint_of(files, owner, file)})
+    found = await files.page(owner, wanted, purpose=FilePurpose.BATCH)
+    chosen = await _find(files, owner, form["input_file_id"])
+    inputs = {each.id: _described(each) for each in (*found.entries, *filter(None, [chosen]))}
+    if not inputs:
+        return redirect("/console/files/new", done="first")
+    return form_page(
+        request,
+        title="Create a batch",
+        fields=(
+            Field("input_file_id", "File", options=list(inputs.items())),
+            Field("endpoint", "Endpoint", options=pairs(ENDPOINTS_BY_PATH)),
+            Field("completion_window", "End within", options=pairs(batches.windows)),
+            Field("metadata", "Description", "Optional, in the batch's metadata."),
+        ),
+        form=form,
+        button="Create the batch",
+        text="All lines are requests to the endpoint. Nothing runs if one of them is invalid.",
+    )
+
+
+def _described(file: File) -> str:
+    return f"{file.name}, {number(file.lines)} lines, {shortened(file.id)}"
 
 
 @router.get("/batches/{batch_id}")
@@ -193,28 +208,22 @@ def _failures(content: bytes) -> Iterator[tuple[str, str, str]]:
         yield found["custom_id"], str(code), str(error.get("message"))
 
 
-@router.get("/batches/{batch_id}/cancel")
-async def ask_to_cancel(
-    request: Request, batches: Batches, visitor: Runs, batch_id: BatchId
+@router.api_route("/batches/{batch_id}/cancel", methods=FORM)
+async def cancel_batch(
+    request: Request, batches: Batches, visitor: Runs, batch_id: BatchId, form: SentForm
 ) -> Response:
-    """Ask for confirmation."""
+    """Ask for confirmation, then cancel a batch."""
     batch = await batches.get(_owner(visitor), batch_id)
+    if form.is_sent:
+        await batches.cancel(_owner(visitor), batch.id)
+        return redirect(f"{visitor.home}/batches/{batch.id}", done="cancelled")
     return confirmation(
         request,
-        f"{visitor.home}/batches/{batch.id}",
-        "cancel",
         title=f"Cancel the batch {shortened(batch.id)}?",
         text=f"{number(_ended(batch))} of {number(batch.total)} lines have ended; their results "
         "stay. The others are not charged. This cannot be undone.",
         button="Cancel the batch",
     )
-
-
-@router.post("/batches/{batch_id}/cancel")
-async def cancel_batch(batches: Batches, visitor: Runs, batch_id: BatchId) -> Response:
-    """Cancel a batch."""
-    batch = await batches.cancel(_owner(visitor), batch_id)
-    return redirect(f"{visitor.home}/batches/{batch.id}", done="cancelled")
 
 
 @router.get("/files")
@@ -288,28 +297,23 @@ async def get_content(request: Request, files: Files, visitor: Runs, file_id: Fi
     return content_response(files.reader, file, request.headers.get("range"))
 
 
-@router.get("/files/{file_id}/delete")
-async def ask_to_delete(request: Request, files: Files, visitor: Runs, file_id: FileId) -> Response:
-    """Ask for confirmation."""
-    file = await files.get(_owner(visitor), file_id)
-    home = f"{visitor.home}/files"
+@router.api_route("/files/{file_id}/delete", methods=FORM)
+async def delete_file(
+    request: Request, files: Files, visitor: Runs, file_id: FileId, form: SentForm
+) -> Response:
+    """Ask for confirmation, then delete a file."""
+    file, home = await files.get(_owner(visitor), file_id), f"{visitor.home}/files"
+    if form.is_sent:
+        await files.delete(_owner(visitor), file_id)
+        return redirect(home, done="deleted")
     return confirmation(
         request,
-        f"{home}/{file.id}",
-        "delete",
         title=f"Delete the file “{file.name}”?",
         facts={"Lines": number(file.lines), "Size": size(file.size)},
         text="This cannot be undone.",
         button="Delete the file",
         back=home,
     )
-
-
-@router.post("/files/{file_id}/delete")
-async def delete_file(files: Files, visitor: Runs, file_id: FileId) -> Response:
-    """Delete a file."""
-    await files.delete(_owner(visitor), file_id)
-    return redirect(f"{visitor.home}/files", done="deleted")
 
 
 def _ended(batch: Batch) -> int:
@@ -324,9 +328,9 @@ async def _find(files: FileService, owner: Owner, file_id: str | None) -> File |
         return None
 
 
-async def _endpoint_of(files: FileService, visitor: Visitor, file_id: str) -> str:
+async def _endpoint_of(files: FileService, owner: Owner, file_id: str) -> str:
     """Return the `url` of the first line of a file; an empty text if there is none."""
-    file = await _find(files, _owner(visitor), file_id)
+    file = await _find(files, owner, file_id)
     content = b"" if file is None else await files.reader.read(file.id, 0, FIRST_BYTES)
     try:
         return str(decode_line(content.partition(b"\n")[0]).url)
@@ -340,54 +344,9 @@ def _upload_form(request: Request, *, text: str = "", error: ApiError | None = N
         title="Upload a file",
         fields=_FIELDS,
         form={_SECONDS: _RETENTIONS[-1][0]},
-        action="/console/files/new",
         button="Upload",
-        back="/console/files",
         text=text,
         hidden=_UPLOAD,
-        error=error,
-    )
-
-
-async def _batch_form(
-    request: Request,
-    batches: BatchService,
-    files: FileService,
-    visitor: Visitor,
-    form: Form,
-    error: ApiError | None = None,
-) -> Response | None:
-    """Return the form of a batch, or None if there is no file to run."""
-    wanted = PageRequest(limit=MOST_FILES, is_newest_first=True)
-    found = await files.page(_owner(visitor), wanted, purpose=FilePurpose.BATCH)
-    chosen = await _find(files, _owner(visitor), form["input_file_id"])
-    inputs = {each.id: each for each in (*found.entries, *([chosen] if chosen else ()))}
-    if not inputs:
-        return None
-    fields = (
-        Field(
-            "input_file_id",
-            "File",
-            options=[
-                (each.id, f"{each.name}, {number(each.lines)} lines, {shortened(each.id)}")
-                for each in inputs.values()
-            ],
-        ),
-        Field("endpoint", "Endpoint", options=[(each, each) for each in ENDPOINTS_BY_PATH]),
-        Field(
-            "completion_window", "End within", options=[(each, each) for each in batches.windows]
-        ),
-        Field("metadata", "Description", "Optional, in the batch's metadata."),
-    )
-    return form_page(
-        request,
-        title="Create a batch",
-        fields=fields,
-        form=form,
-        action="/console/batches/new",
-        button="Create the batch",
-        back="/console/batches",
-        text="All lines are requests to the endpoint. Nothing runs if one of them is invalid.",
         error=error,
     )
 

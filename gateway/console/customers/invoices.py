@@ -1,32 +1,62 @@
 """Monthly statements, to read, print and download."""
 
+from collections.abc import Iterator, Mapping
+from datetime import datetime
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from gateway.billing.invoices import Month
-from gateway.console.routing import CustomerRoute, Visitor, needs
-from gateway.console.statement_pages import statement_file, statement_page, statements_list
-from gateway.http.services import AllServices
+from contract.tier import ServiceTier
+from gateway.billing.invoices import InvoiceService, LineBody, Month, statement_csv, with_tax
+from gateway.billing.usage.parts import UsageFilter, UsageSums
+from gateway.billing.usage.periods import DAY, Bucket, Span
+from gateway.billing.usage.query import read_month
+from gateway.billing.usage.service import ReportRequest, UsageService
+from gateway.console.rendering import page
+from gateway.console.routing import TenantRoute, Visitor, needs
+from gateway.console.tables import Cell, Column, Table
+from gateway.console.usage_query import NOTHING, cost, tokens
+from gateway.http.services import AllServices, Services
+from gateway.models.books import AdapterBook
+from gateway.models.price_book import PriceBook
+from gateway.platform.settings import Settings
+from gateway.records.adapters import SEPARATOR
+from gateway.records.records import Price
 from gateway.records.scopes import Scope
+from gateway.records.times import month_start, utc_now
 
-HOME: Final = "/console/invoices"
+MONTHS: Final = 12
 
-router = APIRouter(route_class=CustomerRoute, prefix=HOME, include_in_schema=False)
+router = APIRouter(route_class=TenantRoute, prefix="/invoices", include_in_schema=False)
 
 SeesInvoices = Annotated[Visitor, Depends(needs(Scope.USAGE, whole=True))]
 
 
 @router.get("")
 async def list_months(request: Request, services: AllServices, visitor: SeesInvoices) -> Response:
-    """List the latest months."""
-    return await statements_list(request, services, HOME, tenant_id=visitor.tenant_id)
+    """List the statements of the latest months with their amounts."""
+    months = latest_months()
+    asked = ReportRequest(
+        wanted=UsageFilter(tenant_id=visitor.tenant_id),
+        span=Span(read_month(months[-1][0]).start, read_month(months[0][0]).end),
+        bucket=Bucket.MONTH,
+    )
+    report = await services.make(UsageService).report(asked, after=None, limit=MONTHS)
+    sums = {f"{each.span.start:%Y-%m}": each.sums for each in report.slices}
+    return page(
+        request,
+        "list.html",
+        title="Invoices",
+        text="A statement for each month. It equals the sum of the ledger's rows.",
+        table=Table("Invoices", list(_columns(f"{visitor.home}/invoices", sums)), months, ""),
+    )
 
 
 @router.get("/{month}.csv")
 async def get_csv(services: AllServices, visitor: SeesInvoices, month: Month) -> Response:
     """Return a statement as CSV."""
-    return await statement_file(services, tenant_id=visitor.tenant_id, month=month)
+    statement = await services.make(InvoiceService).statement(visitor.tenant_id, month)
+    return statement_csv(statement)
 
 
 @router.get("/{month}")
@@ -34,4 +64,51 @@ async def show_statement(
     request: Request, services: AllServices, visitor: SeesInvoices, month: Month
 ) -> Response:
     """Show a statement."""
-    return await statement_page(request, services, HOME, tenant_id=visitor.tenant_id, month=month)
+    statement = await services.make(InvoiceService).statement(visitor.tenant_id, month)
+    issuer = services[Settings].invoice_issuer
+    percent = None if issuer is None else issuer.tax_percent
+    start, end = statement.start, min(statement.end, utc_now())
+    return page(
+        request,
+        "invoice.html",
+        statement=statement,
+        lines=[
+            (each, _unit_prices(services, visitor.tenant_id, each, start, end))
+            for each in statement.lines
+        ],
+        issuer=issuer,
+        due=None if percent is None else with_tax(statement.total_micros, percent),
+    )
+
+
+def latest_months() -> list[tuple[str, str]]:
+    """Return the latest months, such as 2026-11, with their names; the current one first."""
+    months, start = [], month_start(utc_now())
+    for _ in range(MONTHS):
+        months.append((f"{start:%Y-%m}", f"{start:%B %Y}"))
+        start = month_start(start - DAY)
+    return months
+
+
+def _columns(home: str, sums: Mapping[str, UsageSums]) -> Iterator[Column]:
+    def of(row: tuple[str, str]) -> UsageSums:
+        return sums.get(row[0], NOTHING)
+
+    yield Column("Month (UTC)", lambda row: Cell(row[1], f"{home}/{row[0]}"))
+    yield Column("Requests", lambda row: of(row).requests, "num wide")
+    yield Column("Tokens", lambda row: tokens(of(row)), "num wide")
+    yield Column("Amount", lambda row: cost(of(row)), "money")
+    yield Column("File", lambda row: Cell("CSV", f"{home}/{row[0]}.csv", label=f"CSV of {row[1]}"))
+
+
+def _unit_prices(
+    services: Services, tenant_id: str, line: LineBody, start: datetime, end: datetime
+) -> list[Price]:
+    """Return the prices that applied to a line; none if they are not known any more."""
+    base, _, name = line.model.rpartition(SEPARATOR)
+    adapter = services[AdapterBook].find(tenant_id, name)
+    names = [line.model]
+    if adapter is not None and adapter.base_model == base:
+        names = [adapter.id, base]
+    found = services[PriceBook].in_force(names, ServiceTier(line.service_tier), start, end)
+    return [price for price in found if price is not None]

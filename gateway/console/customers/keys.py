@@ -19,22 +19,22 @@ from gateway.billing.usage.service import UsageService
 from gateway.console.formats import shortened, until
 from gateway.console.forms import Form, checked, number
 from gateway.console.limit_fields import fields_of, labels_of, read_limits
-from gateway.console.rendering import confirmation, page
-from gateway.console.routing import SentForm, TenantRoute, Visitor, following, needs, redirect
-from gateway.console.tables import Cell, Column, Table
+from gateway.console.rendering import confirmation, form_page, page
+from gateway.console.routing import FORM, SentForm, TenantRoute, Visitor, following, needs, redirect
+from gateway.console.tables import Cell, Column, Field, Table, pairs
 from gateway.console.usage_pages import MOST_OPTIONS, options_of
 from gateway.console.usage_query import NOTHING, cost
 from gateway.http.services import AllServices, Services
 from gateway.models.books import AdapterBook, AliasBook
 from gateway.models.catalogue import Catalogue
 from gateway.platform.database.paging import PageRequest
-from gateway.records.errors import ApiError
 from gateway.records.limits import Limits, LimitScope
 from gateway.records.records import KeyRecord
 from gateway.records.scopes import TENANT_SCOPES, Scope
 from gateway.records.times import month_start, utc_now
 
 ROWS: Final = 50
+GRACE: Final = "How long the current secret remains valid"
 GRACES: Final = (
     ("0", "none: it ends at once"),
     ("3600", "1 hour"),
@@ -68,47 +68,29 @@ async def list_keys(
     )
     return page(
         request,
-        "keys.html",
+        "list.html",
+        title="Keys",
+        action=("Create a key", f"{visitor.home}/keys/new"),
         table=Table("Keys", list(columns), found.entries, "There is no key yet."),
         following=following(found, f"{visitor.home}/keys"),
         notices=NOTICES,
     )
 
 
-@router.get("/new")
-async def show_new_key(request: Request, services: AllServices, visitor: ManagesKeys) -> Response:
-    """Show the form of a new key."""
-    form = {"scopes": [Scope.COMPLETIONS], "models": []}
-    return await _key_form(request, services, visitor, form=form)
-
-
-@router.post("/new")
+@router.api_route("/new", methods=FORM)
 async def create_key(
     request: Request, services: AllServices, keys: Keys, visitor: ManagesKeys, form: SentForm
 ) -> Response:
     """Create a key and show it, once."""
-    try:
-        body = checked(KeyCreation, _values(form, is_new=True))
-        created = await keys.create(
-            visitor.tenant_id,
-            **body.options(),
-            **visitor.caller.key_by,
-        )
-    except ApiError as error:
-        return await _key_form(request, services, visitor, form=_shown(form), error=error)
+    if not form.is_sent:
+        shown = _shown(form) if form else {"scopes": [Scope.COMPLETIONS], "models": []}
+        return await _key_form(request, services, visitor, form=shown)
+    body = checked(KeyCreation, _values(form, is_new=True))
+    created = await keys.create(visitor.tenant_id, **body.options(), **visitor.caller.key_by)
     return page(request, "key_secret.html", key=created.record, secret=created.key.reveal())
 
 
-@router.get("/{key_id}")
-async def show_key(
-    request: Request, services: AllServices, keys: Keys, visitor: ManagesKeys, key_id: KeyId
-) -> Response:
-    """Show a key and the form that changes it."""
-    key = await keys.get(visitor.tenant_id, key_id, grantor=visitor.caller.grant)
-    return await _key_form(request, services, visitor, form=_fields(key), key=key)
-
-
-@router.post("/{key_id}")
+@router.api_route("/{key_id}", methods=FORM)
 async def change_key(
     request: Request,
     services: AllServices,
@@ -118,72 +100,55 @@ async def change_key(
     key_id: KeyId,
     form: SentForm,
 ) -> Response:
-    """Change the bounds and limits of a key."""
+    """Show a key, and change its bounds and limits."""
     key = await keys.get(visitor.tenant_id, key_id, grantor=visitor.caller.grant)
-    try:
-        body = checked(KeyChange, _values(form, is_new=False))
-        await keys.update(
-            visitor.tenant_id,
-            key.id,
-            **_changed(key, body.options()),
-            **visitor.caller.key_by,
-        )
-    except ApiError as error:
-        return await _key_form(request, services, visitor, form=_shown(form), key=key, error=error)
+    if not form.is_sent:
+        shown = _shown(form) if form else _fields(key)
+        return await _key_form(request, services, visitor, form=shown, key=key)
+    options = _changed(key, checked(KeyChange, _values(form, is_new=False)).options())
+    await keys.update(visitor.tenant_id, key.id, **options, **visitor.caller.key_by)
     return redirect(f"{visitor.home}/keys/{key.id}", done="changed")
 
 
-@router.get("/{key_id}/rotate")
-async def ask_to_rotate(
-    request: Request, keys: Keys, visitor: ManagesKeys, key_id: KeyId
-) -> Response:
-    """Ask how long the current secret remains valid."""
-    key = await keys.get(visitor.tenant_id, key_id, grantor=visitor.caller.grant)
-    return page(request, "key_rotate.html", key=key, graces=GRACES)
-
-
-@router.post("/{key_id}/rotate")
+@router.api_route("/{key_id}/rotate", methods=FORM)
 async def rotate_key(
     request: Request, keys: Keys, visitor: ManagesKeys, *, key_id: KeyId, form: SentForm
 ) -> Response:
-    """Replace the secret and show the new one, once."""
+    """Ask how long the current secret remains valid; replace it and show the new one, once."""
+    key = await keys.get(visitor.tenant_id, key_id, grantor=visitor.caller.grant)
+    if not form.is_sent:
+        return form_page(
+            request,
+            title=f"Rotate the key “{key.name}”?",
+            text="The key gets a new secret, which is shown once. Its id, limits and usage stay. "
+            "An even older secret ends at once.",
+            fields=[Field("grace_seconds", GRACE, options=GRACES)],
+            form=form or {"grace_seconds": "86400"},
+            button="Rotate the key",
+        )
     body = checked(KeyRotation, {"grace_seconds": number(form["grace_seconds"])})
-    rotated = await keys.rotate(
-        visitor.tenant_id,
-        key_id,
-        grace=timedelta(seconds=body.grace_seconds),
-        **visitor.caller.key_by,
-    )
+    grace = timedelta(seconds=body.grace_seconds)
+    rotated = await keys.rotate(visitor.tenant_id, key_id, grace=grace, **visitor.caller.key_by)
     return page(request, "key_secret.html", key=rotated.record, secret=rotated.key.reveal())
 
 
-@router.get("/{key_id}/revoke")
-async def ask_to_revoke(
-    request: Request, keys: Keys, visitor: ManagesKeys, key_id: KeyId
+@router.api_route("/{key_id}/revoke", methods=FORM)
+async def revoke_key(
+    request: Request, keys: Keys, visitor: ManagesKeys, *, key_id: KeyId, form: SentForm
 ) -> Response:
-    """Ask for confirmation."""
+    """Ask for confirmation, then revoke a key, and keys that it made."""
     key = await keys.get(visitor.tenant_id, key_id, grantor=visitor.caller.grant)
+    if form.is_sent:
+        made = MadeKeys.ALL if form["made_keys"] else MadeKeys.IN_GRACE
+        await keys.revoke(visitor.tenant_id, key_id, **visitor.caller.by, made_keys=made)
+        return redirect(f"{visitor.home}/keys", done="revoked")
     return confirmation(
         request,
-        f"{visitor.home}/keys/{key.id}",
-        "revoke",
         title=f"Revoke the key “{key.name}”?",
         text=f"All gateways reject sk-{key.prefix}-… within a second. This cannot be undone.",
         button="Revoke the key",
         options={"made_keys": "Also revoke all keys that it made"},
     )
-
-
-@router.post("/{key_id}/revoke")
-async def revoke_key(keys: Keys, visitor: ManagesKeys, key_id: KeyId, form: SentForm) -> Response:
-    """Revoke the key, and keys that it made."""
-    await keys.revoke(
-        visitor.tenant_id,
-        key_id,
-        **visitor.caller.by,
-        made_keys=MadeKeys.ALL if form["made_keys"] else MadeKeys.IN_GRACE,
-    )
-    return redirect(f"{visitor.home}/keys", done="revoked")
 
 
 async def _key_form(
@@ -193,7 +158,6 @@ async def _key_form(
     *,
     form: Mapping[str, Any],
     key: KeyRecord | None = None,
-    error: ApiError | None = None,
 ) -> Response:
     scopes = TENANT_SCOPES if visitor.tenant else visitor.principal.scopes & TENANT_SCOPES
     if visitor.tenant and key is not None:
@@ -210,12 +174,11 @@ async def _key_form(
         key=key,
         use=use,
         form=defaultdict(str, form),
-        error=error,
         notices=NOTICES,
         limits=labels_of(LimitScope.KEY),
         used_limits=used,
-        scopes=[(each, each) for each in Scope if each in scopes],
-        models=[(each, each) for each in _models(services, visitor, form["models"])],
+        scopes=pairs(each for each in Scope if each in scopes),
+        models=pairs(_models(services, visitor, form["models"])),
         projects=None if projects is None else [("", "none"), *projects],
         project_names=dict(projects or ()),
     )

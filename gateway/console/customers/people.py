@@ -1,25 +1,38 @@
 """Projects and members of a tenant."""
 
+from collections import defaultdict
+from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Request, Response
 
 from gateway.accounts.limits import Reports, ScopeBody
-from gateway.accounts.members import MemberAddition, MemberChange, Members, MemberService
+from gateway.accounts.members import MemberAddition, MemberChange, Members
 from gateway.accounts.projects.routes import ProjectChange, ProjectCreation, Projects
 from gateway.accounts.shared import AfterId
 from gateway.console.forms import Form, checked
 from gateway.console.limit_fields import fields_of, labels_of, read_limits
 from gateway.console.rendering import confirmation, page
-from gateway.console.routing import SentForm, TenantRoute, Visitor, following, needs, redirect
+from gateway.console.routing import FORM, SentForm, TenantRoute, Visitor, following, needs, redirect
+from gateway.console.tables import Adding, Cell, Column, Field, Table, pairs
 from gateway.platform.database.paging import PageRequest
-from gateway.records.errors import ApiError
 from gateway.records.limits import LimitScope
 from gateway.records.records import Project, ProjectStatus
 from gateway.records.scopes import Role, Scope
 
 ROWS: Final = 50
-ROLES: Final = [(role.value, role.value) for role in Role]
+SEES_USAGE: Final = (Scope.USAGE, Scope.COMPLETIONS)
+MEMBERS: Final = (
+    "People of the identity provider, who log in to this console or use the API with a JWT. A "
+    "member who was added by e-mail is the person who first logs in with this address. Once there "
+    "are members, tokens of other subjects are rejected. Keys are not affected."
+)
+MEMBER_FIELDS: Final = (
+    Field("email", "E-mail", type="email"),
+    Field("subject", "or subject"),
+    Field("name", "Name"),
+    Field("role", "Role", options=pairs(Role)),
+)
 NOTICES: Final = {
     "created": "The project is created.",
     "changed": "The project is changed on all gateways within a second.",
@@ -44,106 +57,87 @@ async def list_projects(
     """List projects, newest first."""
     wanted = PageRequest(after, ROWS, is_newest_first=True)
     found = await projects.page(visitor.tenant_id, wanted, grantor=visitor.caller.grant)
+    home, sees_usage = f"{visitor.home}/projects", visitor.tenant or visitor.has(*SEES_USAGE)
+
+    def usage(project: Project) -> Cell:
+        href = f"/console/usage?{visitor.of_tenant}project={project.id}"
+        return Cell("usage", href, label=f"Usage of {project.name}") if sees_usage else Cell("")
+
+    def status(project: Project) -> Cell:
+        return Cell(project.status, kind="warn" if _is_archived(project) else "good")
+
+    columns = (
+        Column("Name", lambda each: Cell(each.name, f"{home}/{each.id}")),
+        Column("Id", lambda each: each.id, "mono"),
+        Column("Status", status),
+        Column("Created (UTC)", lambda each: each.created_at, "time"),
+        Column("Usage", usage),
+    )
     return page(
         request,
-        "projects.html",
-        projects=found.entries,
-        following=following(found, f"{visitor.home}/projects"),
+        "list.html",
+        title="Projects",
+        action=None if visitor.principal.project_id else ("Create a project", f"{home}/new"),
+        text="A project is a part of the account with keys and limits of its own.",
+        table=Table("Projects", columns, found.entries, "There is no project."),
+        following=following(found, home),
         notices=NOTICES,
     )
 
 
-@router.get("/projects/new", dependencies=[Depends(needs(Scope.KEYS, whole=True))])
-async def show_new_project(request: Request) -> Response:
-    """Show the form of a new project."""
-    return _project_form(request, {"name": ""} | fields_of({}))
-
-
-@router.post("/projects/new")
+@router.api_route("/projects/new", methods=FORM)
 async def create_project(
     request: Request, projects: Projects, visitor: ManagesAllProjects, form: SentForm
 ) -> Response:
     """Create a project."""
-    try:
-        limits = read_limits(form, LimitScope.PROJECT, is_new=True)
-        values = {"name": form["name"], "limits": limits}
-        await projects.create(
-            visitor.tenant_id,
-            **checked(ProjectCreation, values).options(),
-            **visitor.caller.by,
-        )
-    except ApiError as error:
-        return _project_form(request, form, error=error)
+    if not form.is_sent:
+        return _project_form(request, form)
+    options = checked(ProjectCreation, _values(form, is_new=True)).options()
+    await projects.create(visitor.tenant_id, **options, **visitor.caller.by)
     return redirect(f"{visitor.home}/projects", done="created")
 
 
-@router.get("/projects/{project_id}")
-async def show_project(
+@router.api_route("/projects/{project_id}", methods=FORM)
+async def change_project(
     request: Request,
     projects: Projects,
     reports: Reports,
     visitor: ManagesProjects,
-    project_id: str,
-) -> Response:
-    """Show a project and the use of its limits, with the form that changes it."""
-    project = await projects.get(visitor.tenant_id, project_id, grantor=visitor.caller.grant)
-    report = await reports.of_tenant(visitor.tenant_id, project=project.id)
-    form = {"name": project.name, **fields_of(project.limits)}
-    return _project_form(request, form, project, used=report.scopes[0])
-
-
-@router.post("/projects/{project_id}")
-async def change_project(
-    request: Request,
-    projects: Projects,
-    visitor: ManagesAllProjects,
     *,
     project_id: str,
     form: SentForm,
 ) -> Response:
-    """Change the name and the limits of a project."""
+    """Show a project and the use of its limits; change its name and limits."""
     project = await projects.get(visitor.tenant_id, project_id, grantor=visitor.caller.grant)
-    try:
-        limits = read_limits(form, LimitScope.PROJECT, is_new=False)
-        values = {"name": form["name"], "limits": limits}
-        await projects.update(
-            visitor.tenant_id,
-            project.id,
-            **checked(ProjectChange, values).options(),
-            **visitor.caller.by,
-        )
-    except ApiError as error:
-        return _project_form(request, form, project, error)
+    if not form.is_sent:
+        report = await reports.of_tenant(visitor.tenant_id, project=project.id)
+        shown = form or {"name": project.name, **fields_of(project.limits)}
+        return _project_form(request, shown, project, used=report.scopes[0])
+    visitor.require_whole()
+    options = checked(ProjectChange, _values(form, is_new=False)).options()
+    await projects.update(visitor.tenant_id, project.id, **options, **visitor.caller.by)
     return redirect(f"{visitor.home}/projects", done="changed")
 
 
-@router.get("/projects/{project_id}/archive")
-async def ask_to_archive(
-    request: Request, projects: Projects, visitor: ManagesAllProjects, project_id: str
+@router.api_route("/projects/{project_id}/archive", methods=FORM)
+async def archive_project(
+    request: Request,
+    projects: Projects,
+    visitor: ManagesAllProjects,
+    project_id: str,
+    form: SentForm,
 ) -> Response:
-    """Ask for confirmation."""
+    """Ask for confirmation, then archive a project."""
     project = await projects.get(visitor.tenant_id, project_id, grantor=visitor.caller.grant)
+    if form.is_sent:
+        await projects.archive(visitor.tenant_id, project.id, **visitor.caller.by)
+        return redirect(f"{visitor.home}/projects", done="archived")
     return confirmation(
         request,
-        f"{visitor.home}/projects/{project.id}",
-        "archive",
         title=f"Archive the project “{project.name}”?",
         text="All gateways reject requests with its keys within a second, until it is activated.",
         button="Archive the project",
     )
-
-
-@router.post("/projects/{project_id}/archive")
-async def archive_project(
-    projects: Projects, visitor: ManagesAllProjects, project_id: str
-) -> Response:
-    """Archive a project."""
-    await projects.archive(
-        visitor.tenant_id,
-        project_id,
-        **visitor.caller.by,
-    )
-    return redirect(f"{visitor.home}/projects", done="archived")
 
 
 @router.post("/projects/{project_id}/activate")
@@ -151,111 +145,83 @@ async def activate_project(
     projects: Projects, visitor: ManagesAllProjects, project_id: str
 ) -> Response:
     """Activate an archived project."""
-    await projects.activate(
-        visitor.tenant_id,
-        project_id,
-        **visitor.caller.by,
-    )
+    await projects.activate(visitor.tenant_id, project_id, **visitor.caller.by)
     return redirect(f"{visitor.home}/projects", done="activated")
 
 
-@router.get("/members")
+@router.api_route("/members", methods=FORM)
 async def list_members(
-    request: Request, members: Members, visitor: ManagesMembers, after: AfterId = None
-) -> Response:
-    """List members, oldest first, with the form that adds one."""
-    return await _members_page(request, members, visitor, after=after)
-
-
-@router.post("/members")
-async def add_member(
-    request: Request, members: Members, visitor: ManagesMembers, form: SentForm
-) -> Response:
-    """Add a member."""
-    try:
-        values: dict[str, Any] = {name: form[name] for name in ("subject", "email", "name")}
-        values = {name: value or None for name, value in values.items()}
-        body = checked(MemberAddition, values | {"role": form["role"]})
-        await members.add(
-            visitor.tenant_id,
-            **body.given(),
-            **visitor.caller.by,
-        )
-    except ApiError as error:
-        return await _members_page(request, members, visitor, form=form, error=error)
-    return redirect(f"{visitor.home}/members", done="added")
-
-
-@router.get("/members/{member_id}")
-async def show_member(
-    request: Request, members: Members, visitor: ManagesMembers, member_id: str
-) -> Response:
-    """Show the forms that change a member's role and remove the member."""
-    member = await members.get(visitor.tenant_id, member_id)
-    return page(request, "member.html", member=member, roles=ROLES, error=None)
-
-
-@router.post("/members/{member_id}")
-async def change_member(
     request: Request,
     members: Members,
     visitor: ManagesMembers,
-    *,
-    member_id: str,
     form: SentForm,
+    after: AfterId = None,
 ) -> Response:
-    """Change a member's role, or remove the member."""
+    """List members, oldest first; add one."""
+    home = f"{visitor.home}/members"
+    if form.is_sent:
+        values = {name: form[name] or None for name in ("subject", "email", "name")}
+        body = checked(MemberAddition, values | {"role": form["role"]})
+        await members.add(visitor.tenant_id, **body.given(), **visitor.caller.by)
+        return redirect(home, done="added")
+    found = await members.page(visitor.tenant_id, PageRequest(after, ROWS))
+    columns = (
+        Column("Name", lambda each: Cell(each.name, f"{home}/{each.id}")),
+        Column("E-mail", lambda each: each.email),
+        Column("Subject", lambda each: each.subject or "not logged in yet", "mono"),
+        Column("Role", lambda each: each.role),
+        Column("Added (UTC)", lambda each: each.created_at, "time"),
+    )
+    shown = form or Form.of({"role": Role.DEVELOPER.value})
+    return page(
+        request,
+        "list.html",
+        title="Members",
+        text=MEMBERS,
+        table=Table("Members", columns, found.entries, "There is no member."),
+        following=following(found, home),
+        adding=Adding("Add a member", MEMBER_FIELDS, shown, "Add the member"),
+        notices=NOTICES,
+    )
+
+
+@router.api_route("/members/{member_id}", methods=FORM)
+async def change_member(
+    request: Request, members: Members, visitor: ManagesMembers, member_id: str, form: SentForm
+) -> Response:
+    """Show a member; change the member's role, or remove the member."""
     member = await members.get(visitor.tenant_id, member_id)
-    rights = visitor.caller.by
-    try:
-        if form["remove"] == "yes":
-            await members.remove(visitor.tenant_id, member.id, **rights)
-            return redirect(f"{visitor.home}/members", done="removed")
-        role = checked(MemberChange, {"role": form["role"]}).role
-        await members.set_role(visitor.tenant_id, member.id, role=role, **rights)
-    except ApiError as error:
-        return page(
-            request, "member.html", status=error.status, member=member, roles=ROLES, error=error
-        )
-    return redirect(f"{visitor.home}/members", done="role")
+    if not form.is_sent:
+        return page(request, "member.html", member=member, roles=pairs(Role))
+    home, rights = f"{visitor.home}/members", visitor.caller.by
+    if form["remove"] == "yes":
+        await members.remove(visitor.tenant_id, member.id, **rights)
+        return redirect(home, done="removed")
+    role = checked(MemberChange, {"role": form["role"]}).role
+    await members.set_role(visitor.tenant_id, member.id, role=role, **rights)
+    return redirect(home, done="role")
 
 
 def _project_form(
     request: Request,
-    form: Form | dict[str, str],
+    form: Mapping[str, str],
     project: Project | None = None,
-    error: ApiError | None = None,
     used: ScopeBody | None = None,
 ) -> Response:
     return page(
         request,
         "project.html",
         used=used,
-        form=form,
+        form=defaultdict(str, form),
         project=project,
-        is_archived=project is not None and project.status is ProjectStatus.ARCHIVED,
+        is_archived=project is not None and _is_archived(project),
         limits=labels_of(LimitScope.PROJECT),
-        error=error,
     )
 
 
-async def _members_page(
-    request: Request,
-    members: MemberService,
-    visitor: Visitor,
-    *,
-    after: str | None = None,
-    form: Form | None = None,
-    error: ApiError | None = None,
-) -> Response:
-    found = await members.page(visitor.tenant_id, PageRequest(after, ROWS))
-    return page(
-        request,
-        "members.html",
-        members=found.entries,
-        roles=ROLES,
-        form=Form() if form is None else form,
-        error=error,
-        following=following(found, f"{visitor.home}/members"),
-        notices=NOTICES,
-    )
+def _values(form: Form, *, is_new: bool) -> dict[str, Any]:
+    return {"name": form["name"], "limits": read_limits(form, LimitScope.PROJECT, is_new=is_new)}
+
+
+def _is_archived(project: Project) -> bool:
+    return project.status is ProjectStatus.ARCHIVED

@@ -5,13 +5,18 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Depends, Request, Response
 
 from gateway.accounts.webhooks.routes import WebhookCreation, WebhookId, Webhooks
-from gateway.console.forms import Form, checked
+from gateway.console.forms import checked
 from gateway.console.rendering import confirmation, page
-from gateway.console.routing import SentForm, TenantRoute, Visitor, needs, redirect
-from gateway.records.errors import ApiError
+from gateway.console.routing import FORM, SentForm, TenantRoute, Visitor, needs, redirect
+from gateway.console.tables import Adding, Cell, Column, Field, Table
+from gateway.records.records import Webhook
 from gateway.records.scopes import Scope
 
 EVENTS: Final = 50
+FIELDS: Final = (
+    Field("url", "URL", type="url", placeholder="https://example.com/hook", is_required=True),
+    Field("thresholds", "Thresholds in percent", placeholder="50 80 100"),
+)
 NOTICES: Final = {
     "tested": "The test event is sent within seconds. Load the page again to see its state.",
     "removed": "The webhook is removed and receives no more events.",
@@ -22,46 +27,41 @@ router = APIRouter(route_class=TenantRoute, prefix="/webhooks", include_in_schem
 ManagesWebhooks = Annotated[Visitor, Depends(needs(Scope.KEYS, whole=True))]
 
 
-@router.get("")
-async def list_webhooks(request: Request, webhooks: Webhooks, visitor: ManagesWebhooks) -> Response:
-    """List webhooks, with the form that registers one."""
-    found = await webhooks.list_of_tenant(visitor.tenant_id)
-    return page(
-        request,
-        "webhooks.html",
-        webhooks=found,
-        form=Form(),
-        error=None,
-        notices=NOTICES,
-    )
-
-
-@router.post("")
-async def create_webhook(
+@router.api_route("", methods=FORM)
+async def list_webhooks(
     request: Request, webhooks: Webhooks, visitor: ManagesWebhooks, form: SentForm
 ) -> Response:
-    """Register a webhook and show its secret, once."""
-    try:
-        values: dict[str, Any] = {"url": form["url"]}
-        if form["thresholds"]:
-            numbers = form.words("thresholds")
-            values["thresholds"] = [int(each) if each.isdecimal() else each for each in numbers]
-        body = checked(WebhookCreation, values)
-        created = await webhooks.create(
-            visitor.tenant_id,
-            body.url,
-            thresholds=body.thresholds,
-            actor=visitor.caller.actor,
+    """List webhooks; register one, and show its secret, once."""
+    if not form.is_sent:
+        found = await webhooks.list_of_tenant(visitor.tenant_id)
+        columns = (
+            Column("URL", lambda each: Cell(each.url, f"{visitor.home}/webhooks/{each.id}")),
+            Column("Thresholds of budgets", _thresholds),
+            Column("Created (UTC)", lambda each: each.created_at, "time"),
         )
-    except ApiError as error:
         return page(
             request,
-            "webhooks.html",
-            webhooks=await webhooks.list_of_tenant(visitor.tenant_id),
-            form=form,
-            error=error,
+            "list.html",
+            title="Webhooks",
+            text="URLs that receive an event when a budget reaches a threshold, credits run out "
+            "or a batch ends.",
+            table=Table("Webhooks", columns, found, "There is no webhook."),
+            adding=Adding("Register a webhook", FIELDS, form, "Register"),
+            notices=NOTICES,
         )
+    values: dict[str, Any] = {"url": form["url"]}
+    if form["thresholds"]:
+        numbers = form.words("thresholds")
+        values["thresholds"] = [int(each) if each.isdecimal() else each for each in numbers]
+    body = checked(WebhookCreation, values)
+    created = await webhooks.create(
+        visitor.tenant_id, body.url, thresholds=body.thresholds, actor=visitor.caller.actor
+    )
     return page(request, "webhook_secret.html", webhook=created)
+
+
+def _thresholds(webhook: Webhook) -> str:
+    return f"{', '.join(map(str, webhook.thresholds))} %"
 
 
 @router.get("/{webhook_id}")
@@ -87,26 +87,22 @@ async def try_webhook(
     return redirect(f"{visitor.home}/webhooks/{webhook_id}", done="tested")
 
 
-@router.get("/{webhook_id}/remove")
-async def ask_to_remove(
-    request: Request, webhooks: Webhooks, visitor: ManagesWebhooks, webhook_id: WebhookId
+@router.api_route("/{webhook_id}/remove", methods=FORM)
+async def remove_webhook(
+    request: Request,
+    webhooks: Webhooks,
+    visitor: ManagesWebhooks,
+    webhook_id: WebhookId,
+    form: SentForm,
 ) -> Response:
-    """Ask for confirmation."""
+    """Ask for confirmation, then remove a webhook."""
     webhook = await webhooks.get(visitor.tenant_id, webhook_id)
+    if form.is_sent:
+        await webhooks.remove(visitor.tenant_id, webhook_id, actor=visitor.caller.actor)
+        return redirect(f"{visitor.home}/webhooks", done="removed")
     return confirmation(
         request,
-        f"{visitor.home}/webhooks/{webhook.id}",
-        "remove",
         title="Remove the webhook?",
         text=f"{webhook.url} receives no more events, not even those that wait for an attempt.",
         button="Remove the webhook",
     )
-
-
-@router.post("/{webhook_id}/remove")
-async def remove_webhook(
-    webhooks: Webhooks, visitor: ManagesWebhooks, webhook_id: WebhookId
-) -> Response:
-    """Remove a webhook."""
-    await webhooks.remove(visitor.tenant_id, webhook_id, actor=visitor.caller.actor)
-    return redirect(f"{visitor.home}/webhooks", done="removed")

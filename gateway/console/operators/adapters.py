@@ -6,18 +6,16 @@ from fastapi import APIRouter, Query, Request, Response
 
 from gateway.accounts.shared import AfterId
 from gateway.adapters.routes import AdapterRegistration, Adapters
-from gateway.console.forms import Form, checked
+from gateway.console.forms import checked
 from gateway.console.rendering import confirmation, form_page, page
-from gateway.console.routing import AnyVisitor, OperatorRoute, SentForm, following, redirect
-from gateway.console.tables import Field
-from gateway.http.services import AllServices, Services
+from gateway.console.routing import FORM, AnyVisitor, OperatorRoute, SentForm, following, redirect
+from gateway.console.tables import Field, pairs
+from gateway.http.services import AllServices
 from gateway.models.catalogue import Catalogue
 from gateway.platform.database.paging import PageRequest
-from gateway.records.errors import ApiError
 
 ROWS: Final = 50
 HOME: Final = "/console/adapters"
-FIELDS: Final = ("tenant", "name", "base_model", "source", "is_shared")
 NOTICES: Final = {"registered": "The adapter is registered. Its files are being checked."}
 
 router = APIRouter(route_class=OperatorRoute, include_in_schema=False)
@@ -45,75 +43,55 @@ async def list_adapters(
     )
 
 
-@router.get(f"{HOME}/new")
-async def show_new_adapter(
-    request: Request, services: AllServices, tenant: Annotated[str, Query(max_length=100)] = ""
-) -> Response:
-    """Show the form of a new adapter."""
-    return _form_page(request, services, Form({"tenant": [tenant]}))
-
-
-@router.post(f"{HOME}/new")
+@router.api_route(f"{HOME}/new", methods=FORM)
 async def register(
-    request: Request, services: AllServices, adapters: Adapters, visitor: AnyVisitor, form: SentForm
+    request: Request,
+    services: AllServices,
+    adapters: Adapters,
+    visitor: AnyVisitor,
+    *,
+    form: SentForm,
+    tenant: Annotated[str, Query(max_length=100)] = "",
 ) -> Response:
     """Ask for confirmation, then register an adapter."""
-    try:
-        values: dict[str, Any] = {name: form[name] for name in ("name", "base_model", "source")}
-        body = checked(AdapterRegistration, values | {"is_shared": form["is_shared"] == "yes"})
-        if not form.is_confirmed:
-            return confirmation(
-                request,
-                HOME,
-                "new",
-                title="Register this adapter?",
-                facts={
-                    "Tenant": form["tenant"],
-                    "Name": body.name,
-                    "Base model": body.base_model,
-                    "Source": body.source,
-                    "Used by": "every tenant" if body.is_shared else "its tenant",
-                },
-                button="Register the adapter",
-                fields=form.confirmed(*FIELDS),
-            )
-        actor = visitor.principal.actor
-        await adapters.register(form["tenant"], **body.model_dump(), actor=actor)
-    except ApiError as error:
-        return _form_page(request, services, form, error)
+    if not form.is_sent:
+        return form_page(
+            request,
+            title="New adapter",
+            text="Background jobs check the files and copy them to the file store.",
+            fields=_fields(services[Catalogue]),
+            form=form or {"tenant": tenant},
+            button="Continue",
+        )
+    values: dict[str, Any] = {name: form[name] for name in ("name", "base_model", "source")}
+    body = checked(AdapterRegistration, values | {"is_shared": form["is_shared"] == "yes"})
+    if not form.is_confirmed:
+        return confirmation(
+            request,
+            title="Register this adapter?",
+            facts={
+                "Tenant": form["tenant"],
+                "Name": body.name,
+                "Base model": body.base_model,
+                "Source": body.source,
+                "Used by": "every tenant" if body.is_shared else "its tenant",
+            },
+            button="Register the adapter",
+            fields=form.confirmed("tenant", *values, "is_shared"),
+        )
+    actor = visitor.principal.actor
+    await adapters.register(form["tenant"], **body.model_dump(), actor=actor)
     return redirect(HOME, done="registered")
 
 
-def _form_page(
-    request: Request, services: Services, form: Form, error: ApiError | None = None
-) -> Response:
-    models = [each.card.model for each in services[Catalogue].models if each.card.adapters]
-    return form_page(
-        request,
-        title="New adapter",
-        text="Background jobs check the files and copy them to the file store.",
-        fields=[
-            Field("tenant", "Tenant", "Id of the tenant that owns it.", is_required=True),
-            Field("name", "Name", "Selects the adapter in requests.", is_required=True),
-            Field(
-                "base_model",
-                "Base model",
-                "" if models else "No worker serves adapters at the moment.",
-                type="name",
-                options=[(each, each) for each in models],
-                is_required=True,
-            ),
-            Field(
-                "source",
-                "Source",
-                "A folder of the machines that run background jobs, or s3://BUCKET/PREFIX.",
-                is_required=True,
-            ),
-            Field("is_shared", "Every tenant may use it", type="checkbox"),
-        ],
-        form=form,
-        action=f"{HOME}/new",
-        button="Continue",
-        back=HOME,
-        error=error,
-    )
+def _fields(catalogue: Catalogue) -> list[Field]:
+    models = [each.card.model for each in catalogue.models if each.card.adapters]
+    none = "" if models else "No worker serves adapters at the moment."
+    source = "A folder of the machines that run background jobs, or s3://BUCKET/PREFIX."
+    return [
+        Field("tenant", "Tenant", "Id of the tenant that owns it.", is_required=True),
+        Field("name", "Name", "Selects the adapter in requests.", is_required=True),
+        Field("base_model", "Base model", none, "name", pairs(models), is_required=True),
+        Field("source", "Source", source, is_required=True),
+        Field("is_shared", "Every tenant may use it", type="checkbox"),
+    ]

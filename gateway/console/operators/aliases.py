@@ -10,12 +10,11 @@ from gateway.accounts.shared import MAX_TEXT_CHARACTERS
 from gateway.console.formats import show_time
 from gateway.console.forms import Form, checked
 from gateway.console.rendering import confirmation, form_page, page
-from gateway.console.routing import AnyVisitor, OperatorRoute, SentForm, redirect
+from gateway.console.routing import FORM, AnyVisitor, OperatorRoute, SentForm, redirect
 from gateway.console.tables import Field
 from gateway.http.services import AllServices
 from gateway.limits.refusal_log import Period, PeriodCounts
 from gateway.records.aliases import Alias, Sticky, read_weights
-from gateway.records.errors import ApiError
 
 HOME: Final = "/console/aliases"
 NOTICES: Final = {
@@ -77,71 +76,46 @@ async def list_aliases(request: Request, services: AllServices, aliases: Aliases
     )
 
 
-@router.get("/edit")
-async def edit_alias(request: Request, aliases: Aliases, name: Name = "") -> Response:
-    """Show the form of an alias, or of a new one."""
-    form = _fields(await aliases.get(name)) if name else {"sticky": Sticky.TENANT.value}
-    return _form_page(request, Form.of(form))
-
-
-@router.post("/edit")
+@router.api_route("/edit", methods=FORM)
 async def define(
-    request: Request, aliases: Aliases, visitor: AnyVisitor, form: SentForm
+    request: Request, aliases: Aliases, visitor: AnyVisitor, form: SentForm, name: Name = ""
 ) -> Response:
     """Ask for confirmation, then define an alias."""
-    try:
-        body = checked(AliasDefinition, _values(form))
-        if not form.is_confirmed:
-            return confirmation(
-                request,
-                HOME,
-                "edit",
-                title=f"Define the alias “{form['name']}”?",
-                facts=_facts(body),
-                text="Callers that the weights move get another model from their next request on.",
-                button="Define the alias",
-                fields=form.confirmed(*(each.name for each in FIELDS)),
-            )
-        actor = visitor.principal.actor
-        values = {field: getattr(body, field) for field in AliasDefinition.model_fields}
-        await aliases.put(form["name"], **values, actor=actor)
-    except ApiError as error:
-        return _form_page(request, form, error)
+    if not form.is_sent:
+        known = _fields(await aliases.get(name)) if name else {"sticky": Sticky.TENANT.value}
+        shown = form or Form.of(known)
+        title = f"Alias “{shown['name']}”" if shown["name"] else "New alias"
+        return form_page(request, title=title, fields=FIELDS, form=shown, button="Continue")
+    body = checked(AliasDefinition, _values(form))
+    if not form.is_confirmed:
+        return confirmation(
+            request,
+            title=f"Define the alias “{form['name']}”?",
+            facts=_facts(body),
+            text="Callers that the weights move get another model from their next request on.",
+            button="Define the alias",
+            fields=form.confirmed(*(each.name for each in FIELDS)),
+        )
+    values = {field: getattr(body, field) for field in AliasDefinition.model_fields}
+    await aliases.put(form["name"], **values, actor=visitor.principal.actor)
     return redirect(HOME, done="defined")
 
 
-@router.get("/remove")
-async def ask_to_remove(request: Request, aliases: Aliases, name: Name = "") -> Response:
-    """Ask for confirmation."""
-    alias = await aliases.get(name)
+@router.api_route("/remove", methods=FORM)
+async def remove(
+    request: Request, aliases: Aliases, visitor: AnyVisitor, form: SentForm, name: Name = ""
+) -> Response:
+    """Ask for confirmation, then remove an alias."""
+    alias = await aliases.get(form["name"] or name)
+    if form.is_sent:
+        await aliases.remove(alias.name, actor=visitor.principal.actor)
+        return redirect(HOME, done="removed")
     return confirmation(
         request,
-        HOME,
-        "remove",
         title=f"Remove the alias “{alias.name}”?",
         text="Requests for it get 404 within a second. Those that were admitted continue.",
         button="Remove the alias",
         fields={"name": alias.name},
-    )
-
-
-@router.post("/remove")
-async def remove(aliases: Aliases, visitor: AnyVisitor, form: SentForm) -> Response:
-    """Remove an alias."""
-    await aliases.remove(form["name"], actor=visitor.principal.actor)
-    return redirect(HOME, done="removed")
-
-
-def _form_page(request: Request, form: Form, error: ApiError | None = None) -> Response:
-    return form_page(
-        request,
-        title=f"Alias “{form['name']}”" if form["name"] else "New alias",
-        fields=FIELDS,
-        form=form,
-        action=f"{HOME}/edit",
-        button="Continue",
-        back=HOME,
-        error=error,
     )
 
 

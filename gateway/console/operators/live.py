@@ -9,7 +9,7 @@ from gateway.accounts.shared import TenantId
 from gateway.billing.live import AfterPosition, LiveRequests
 from gateway.billing.usage.routes import RequestId
 from gateway.console.rendering import confirmation, page
-from gateway.console.routing import AnyVisitor, OperatorRoute, redirect
+from gateway.console.routing import FORM, AnyVisitor, OperatorRoute, SentForm, redirect
 from gateway.http.services import AllServices
 
 ROWS: Final = 50
@@ -45,16 +45,25 @@ async def list_live(
     )
 
 
-@router.get("/{request_id}/cancel")
-async def ask_to_cancel(
-    request: Request, services: AllServices, tenant_id: TenantId, request_id: RequestId
+@router.api_route("/{request_id}/cancel", methods=FORM)
+async def cancel(
+    request: Request,
+    services: AllServices,
+    visitor: AnyVisitor,
+    *,
+    tenant_id: TenantId,
+    request_id: RequestId,
+    form: SentForm,
 ) -> Response:
-    """Ask for confirmation."""
-    live = await services.make(LiveRequests).get(tenant_id, request_id)
+    """Ask for confirmation, then cancel a request."""
+    service = services.make(LiveRequests)
+    if form.is_sent:
+        actor = visitor.principal.actor
+        has_ended = await service.cancel(tenant_id, request_id, actor=actor)
+        return redirect(_path(tenant_id), done="cancelled" if has_ended else "asked")
+    live = await service.get(tenant_id, request_id)
     return confirmation(
         request,
-        _path(tenant_id),
-        f"{quote(live.id, safe='')}/cancel",
         title="Cancel the request?",
         facts={
             "Request": live.id,
@@ -65,18 +74,8 @@ async def ask_to_cancel(
         },
         text="Its client gets the error request_cancelled. The tenant pays for the work so far.",
         button="Cancel the request",
+        back=_path(tenant_id),
     )
-
-
-@router.post("/{request_id}/cancel")
-async def cancel(
-    services: AllServices, visitor: AnyVisitor, tenant_id: TenantId, request_id: RequestId
-) -> Response:
-    """Cancel a request."""
-    has_ended = await services.make(LiveRequests).cancel(
-        tenant_id, request_id, actor=visitor.principal.actor
-    )
-    return redirect(_path(tenant_id), done="cancelled" if has_ended else "asked")
 
 
 def _path(tenant_id: str) -> str:

@@ -5,21 +5,14 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Query, Request, Response
 
-from gateway.accounts.shared import TenantId
 from gateway.accounts.tenants.routes import Tenants
-from gateway.billing.invoices import Month
 from gateway.billing.live import AfterPosition
 from gateway.billing.usage.parts import Dimension, UsageFilter, UsageSums
 from gateway.billing.usage.query import decode_cursor, encode_cursor, read_month
 from gateway.billing.usage.service import UsageService
+from gateway.console.customers.invoices import latest_months
 from gateway.console.rendering import page
 from gateway.console.routing import OperatorRoute, tenant_path
-from gateway.console.statement_pages import (
-    latest_months,
-    statement_file,
-    statement_page,
-    statements_list,
-)
 from gateway.console.tables import Cell, Column, Table
 from gateway.console.usage_query import by_dimension, tokens, total
 from gateway.http.services import AllServices
@@ -79,31 +72,6 @@ async def money(
     )
 
 
-@router.get("/console/tenants/{tenant_id}/invoices")
-async def list_months(
-    request: Request, services: AllServices, tenants: Tenants, tenant_id: TenantId
-) -> Response:
-    """List the latest months of a tenant."""
-    tenant = await tenants.get(tenant_id)
-    return await statements_list(request, services, _path(tenant.id), tenant_id=tenant.id)
-
-
-@router.get("/console/tenants/{tenant_id}/invoices/{month}.csv")
-async def get_csv(services: AllServices, tenant_id: TenantId, month: Month) -> Response:
-    """Return a statement of a tenant as CSV."""
-    return await statement_file(services, tenant_id=tenant_id, month=month)
-
-
-@router.get("/console/tenants/{tenant_id}/invoices/{month}")
-async def show_statement(
-    request: Request, services: AllServices, tenant_id: TenantId, month: Month
-) -> Response:
-    """Show a statement of a tenant."""
-    return await statement_page(
-        request, services, _path(tenant_id), tenant_id=tenant_id, month=month
-    )
-
-
 def sums_table(
     label: str,
     names: Mapping[str, str],
@@ -136,7 +104,3 @@ def _credits_table(names: Mapping[str, str], used_up: Sequence[tuple[int, str]])
     )
     empty = "No prepaid tenant has used up its credits."
     return Table("Credits used up", columns, used_up, empty)
-
-
-def _path(tenant_id: str) -> str:
-    return f"{tenant_path(tenant_id)}/invoices"

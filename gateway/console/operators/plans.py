@@ -10,14 +10,14 @@ from gateway.accounts.plans.routes import PlanChange, PlanCreation, PlanId, Plan
 from gateway.console.forms import Form, checked
 from gateway.console.limit_fields import LABELS, fields_of, limit_group, read_limits, shown_limit
 from gateway.console.rendering import confirmation, form_page, page
-from gateway.console.routing import AnyVisitor, OperatorRoute, SentForm, redirect
-from gateway.console.tables import Cell, Column, Field, Table
-from gateway.records.errors import ApiError
+from gateway.console.routing import FORM, AnyVisitor, OperatorRoute, SentForm, redirect
+from gateway.console.tables import Cell, Column, Field, Group, Table
 from gateway.records.limits import LimitScope, names_of
 from gateway.records.records import Plan
 
 HOME: Final = "/console/plans"
 HINT: Final = "A number, or empty for no limit."
+NAME: Final = Field("name", "Name", "Empty: the id.")
 _HOLDERS: Final = {
     LimitScope.TENANT: "Limits of each tenant",
     LimitScope.PROJECT: "Limits of each project without its own",
@@ -52,82 +52,62 @@ async def list_plans(request: Request, plans: Plans) -> Response:
     )
 
 
-@router.get("/new")
-async def show_new_plan(request: Request) -> Response:
-    """Show the form of a new plan."""
-    return _form(request, Form())
-
-
-@router.post("/new")
+@router.api_route("/new", methods=FORM)
 async def create_plan(
     request: Request, plans: Plans, visitor: AnyVisitor, form: SentForm
 ) -> Response:
     """Create a plan."""
-    try:
+    if form.is_sent:
         body = checked(PlanCreation, {"id": form["id"], **_values(form)})
         actor = visitor.principal.actor
         await plans.create(body.id, name=body.name, limits=body.limits(), actor=actor)
-    except ApiError as error:
-        return _form(request, form, error=error)
-    return redirect(HOME, done="created")
+        return redirect(HOME, done="created")
+    hint = "1 to 63 characters from a-z, 0-9 and “-”."
+    return form_page(
+        request,
+        title="New plan",
+        fields=[Field("id", "Id", hint, is_required=True), NAME],
+        groups=_groups(),
+        form=form,
+        button="Create the plan",
+    )
 
 
-@router.get("/{plan_id}")
-async def show_plan(request: Request, plans: Plans, plan_id: PlanId) -> Response:
-    """Show the form that changes a plan."""
-    plan = await plans.get(plan_id)
-    return _form(request, Form.of(_fields(plan)), plan)
-
-
-@router.post("/{plan_id}")
+@router.api_route("/{plan_id}", methods=FORM)
 async def change_plan(
     request: Request, plans: Plans, visitor: AnyVisitor, *, plan_id: PlanId, form: SentForm
 ) -> Response:
     """Ask for confirmation, then change a plan."""
     plan = await plans.get(plan_id)
-    try:
-        body = checked(PlanChange, _values(form))
-        limits = body.limits()
-        if not form.is_confirmed:
-            count = (await plans.tenants()).get(plan.id, 0)
-            facts = dict(_changes(plan, limits))
-            return confirmation(
-                request,
-                HOME,
-                plan.id,
-                title=f"Change the plan “{plan.name}” of {count:,} tenants?",
-                facts=facts or {"Limits": "unchanged"},
-                text="All gateways apply the limits within a second.",
-                button="Change the plan",
-                fields=form.confirmed(*_fields(plan)),
-            )
-        await plans.update(plan.id, name=body.name, limits=limits, actor=visitor.principal.actor)
-    except ApiError as error:
-        return _form(request, form, plan, error)
+    if not form.is_sent:
+        return form_page(
+            request,
+            title=f"Plan “{plan.name}”",
+            fields=[NAME],
+            groups=_groups(),
+            form=form or _fields(plan),
+            button="Continue",
+        )
+    body = checked(PlanChange, _values(form))
+    limits = body.limits()
+    if not form.is_confirmed:
+        count = (await plans.tenants()).get(plan.id, 0)
+        return confirmation(
+            request,
+            title=f"Change the plan “{plan.name}” of {count:,} tenants?",
+            facts=dict(_changes(plan, limits)) or {"Limits": "unchanged"},
+            text="All gateways apply the limits within a second.",
+            button="Change the plan",
+            fields=form.confirmed(*_fields(plan)),
+        )
+    await plans.update(plan.id, name=body.name, limits=limits, actor=visitor.principal.actor)
     return redirect(HOME, done="changed")
 
 
-def _form(
-    request: Request, form: Form, plan: Plan | None = None, error: ApiError | None = None
-) -> Response:
-    hint = "1 to 63 characters from a-z, 0-9 and “-”."
-    return form_page(
-        request,
-        title="New plan" if plan is None else f"Plan “{plan.name}”",
-        fields=[
-            *([Field("id", "Id", hint, is_required=True)] if plan is None else []),
-            Field("name", "Name", "Empty: the id."),
-        ],
-        groups=[
-            limit_group(scope, text, prefix=f"{scope}_", hint=HINT)
-            for scope, text in _HOLDERS.items()
-        ],
-        form=form,
-        action=f"{HOME}/{'new' if plan is None else plan.id}",
-        button="Create the plan" if plan is None else "Continue",
-        back=HOME,
-        error=error,
-    )
+def _groups() -> list[Group]:
+    return [
+        limit_group(scope, text, prefix=f"{scope}_", hint=HINT) for scope, text in _HOLDERS.items()
+    ]
 
 
 def _values(form: Form) -> dict[str, Any]:

@@ -15,14 +15,14 @@ from gateway.billing.prices import PriceAddition, PriceTable
 from gateway.console.formats import show_time
 from gateway.console.forms import Form, checked
 from gateway.console.rendering import confirmation, form_page, page
-from gateway.console.routing import AnyVisitor, OperatorRoute, SentForm, redirect
-from gateway.console.tables import Cell, Column, Field, Step, Table
+from gateway.console.routing import FORM, AnyVisitor, OperatorRoute, SentForm, redirect
+from gateway.console.tables import Cell, Column, Field, Step, Table, pairs
 from gateway.http.services import AllServices, Services
 from gateway.models.books import AliasBook
 from gateway.models.catalogue import Catalogue
 from gateway.models.price_book import courses_of
 from gateway.platform.database.paging import PageRequest
-from gateway.records.errors import ApiError, must
+from gateway.records.errors import must
 from gateway.records.money import read_dollars, show_dollars
 from gateway.records.records import Price
 from gateway.records.times import utc_now
@@ -41,6 +41,15 @@ OPTIONAL: Final = {
     "audio_micros": "Dollars per million seconds; empty: none.",
 }
 """Hints of the amounts that may be left out."""
+AMOUNT_FIELDS: Final = [
+    Field(
+        name,
+        label,
+        OPTIONAL.get(name, "Dollars per million tokens."),
+        is_required=name not in OPTIONAL,
+    )
+    for name, label in AMOUNTS
+]
 
 router = APIRouter(route_class=OperatorRoute, prefix=HOME, include_in_schema=False)
 
@@ -93,47 +102,59 @@ async def list_prices(
     )
 
 
-@router.get("/new")
-async def show_new_price(request: Request, services: AllServices, model: Model = "") -> Response:
-    """Show the form of a new price."""
-    return _form(request, services, Form.of({"model": model}))
-
-
-@router.post("/new")
+@router.api_route("/new", methods=FORM)
 async def add_price(
-    request: Request, services: AllServices, table: PriceTable, visitor: AnyVisitor, form: SentForm
+    request: Request,
+    services: AllServices,
+    table: PriceTable,
+    visitor: AnyVisitor,
+    *,
+    form: SentForm,
+    model: Model = "",
 ) -> Response:
-    """Ask for confirmation, with a warning for an unknown model, then add the price."""
-    try:
-        body = checked(PriceAddition, _values(form))
-        if not form.is_confirmed:
-            return confirmation(
-                request,
-                HOME,
-                "new",
-                title="Add this price?",
-                warning=_warning(services, body.model),
-                facts=_facts(body),
-                text="A price never changes. Another one may follow it.",
-                button="Add the price",
-                fields=form.confirmed(
-                    "model", "service_tier", *(name for name, _ in AMOUNTS), "effective_at"
-                ),
-            )
-        await table.add(**dict(body), actor=visitor.principal.actor)
-    except ApiError as error:
-        return _form(request, services, form, error=error)
+    """Ask for confirmation, with a warning for an unknown model, then add a price."""
+    if not form.is_sent:
+        names = sorted(services[Catalogue].names)
+        return form_page(
+            request,
+            title="New price",
+            text="A price applies to requests that are admitted from its start on.",
+            fields=[
+                Field("model", "Model", type="name", options=pairs(names), is_required=True),
+                Field("service_tier", "Service tier", options=pairs(ServiceTier)),
+                *AMOUNT_FIELDS,
+                Field("effective_at", "From (UTC)", "Empty: at once.", "datetime-local"),
+            ],
+            form=form or {"model": model},
+            button="Continue",
+        )
+    body = checked(PriceAddition, _values(form))
+    if not form.is_confirmed:
+        amounts = (name for name, _ in AMOUNTS)
+        return confirmation(
+            request,
+            title="Add this price?",
+            warning=_warning(services, body.model),
+            facts=_facts(body),
+            text="A price never changes. Another one may follow it.",
+            button="Add the price",
+            fields=form.confirmed("model", "service_tier", *amounts, "effective_at"),
+        )
+    await table.add(**dict(body), actor=visitor.principal.actor)
     return redirect(HOME, model=body.model, done="added")
 
 
-@router.get("/remove")
-async def ask_to_remove(request: Request, table: PriceTable, price: PriceId) -> Response:
-    """Ask for confirmation."""
+@router.api_route("/remove", methods=FORM)
+async def remove_price(
+    request: Request, table: PriceTable, visitor: AnyVisitor, price: PriceId, form: SentForm
+) -> Response:
+    """Ask for confirmation, then remove a price."""
     asked = await table.get(price)
+    if form.is_sent:
+        await table.remove(price, actor=visitor.principal.actor)
+        return redirect(HOME, model=asked.model, done="removed")
     return confirmation(
         request,
-        HOME,
-        f"remove?price={price}",
         title="Remove this price?",
         facts=_facts(asked),
         text="Requests that are admitted from then on have the price of the default tier, or are "
@@ -141,15 +162,6 @@ async def ask_to_remove(request: Request, table: PriceTable, price: PriceId) -> 
         button="Remove the price",
         back=f"{HOME}?{_query(asked.model)}",
     )
-
-
-@router.post("/remove")
-async def remove_price(
-    table: PriceTable, visitor: AnyVisitor, price: PriceId, _form: SentForm
-) -> Response:
-    """Remove a price."""
-    removed = await table.remove(price, actor=visitor.principal.actor)
-    return redirect(HOME, model=removed.model, done="removed")
 
 
 def _listed(prices: Collection[Price], now: datetime) -> list[_Listed]:
@@ -220,41 +232,6 @@ def _facts(body: PriceAddition | Price) -> dict[str, str]:
         },
         "From": "at once" if at is None else f"{show_time(at)} UTC",
     }
-
-
-def _form(
-    request: Request, services: Services, form: Form, error: ApiError | None = None
-) -> Response:
-    return form_page(
-        request,
-        title="New price",
-        text="A price applies to requests that are admitted from its start on.",
-        fields=[
-            Field(
-                "model",
-                "Model",
-                type="name",
-                options=[(each, each) for each in sorted(services[Catalogue].names)],
-                is_required=True,
-            ),
-            Field("service_tier", "Service tier", options=[(each, each) for each in ServiceTier]),
-            *(
-                Field(
-                    name,
-                    label,
-                    OPTIONAL.get(name, "Dollars per million tokens."),
-                    is_required=name not in OPTIONAL,
-                )
-                for name, label in AMOUNTS
-            ),
-            Field("effective_at", "From (UTC)", "Empty: at once.", "datetime-local"),
-        ],
-        form=form,
-        action=f"{HOME}/new",
-        button="Continue",
-        back=HOME,
-        error=error,
-    )
 
 
 def _values(form: Form) -> dict[str, Any]:

@@ -24,11 +24,12 @@ from gateway.billing.usage.periods import Span
 from gateway.billing.usage.service import UsageService
 from gateway.console.customers.keys import key_state
 from gateway.console.formats import shortened
-from gateway.console.forms import Form, checked
+from gateway.console.forms import checked
 from gateway.console.limit_fields import LABELS, shown_limit
 from gateway.console.operators.tenants import read_amount, tenant_fields, tenant_form, tenant_values
 from gateway.console.rendering import confirmation, page
 from gateway.console.routing import (
+    FORM,
     TENANT_PAGES,
     AnyVisitor,
     OperatorRoute,
@@ -44,7 +45,6 @@ from gateway.models.catalogue import Catalogue
 from gateway.models.price_book import PriceBook
 from gateway.platform.database.paging import PageRequest
 from gateway.records.batches import Batch
-from gateway.records.errors import ApiError
 from gateway.records.limits import LimitName, LimitScope
 from gateway.records.money import show_dollars
 from gateway.records.records import Billing, KeyRecord, Plan, Tenant
@@ -62,7 +62,6 @@ NOTICES: Final = {
     "activated": "The tenant is active again on all gateways within a second.",
     "credits": "The balance is changed.",
     "invited": "The tenant is created. Its owner can log in with the e-mail address.",
-    "cancelled": "The batch is cancelled.",
 }
 
 router = APIRouter(prefix=TENANT_PAGES, route_class=OperatorRoute, include_in_schema=False)
@@ -115,13 +114,7 @@ async def show_tenant(request: Request, services: AllServices, tenant: SeenTenan
     )
 
 
-@router.get("/edit")
-async def edit_tenant(request: Request, services: AllServices, tenant: SeenTenant) -> Response:
-    """Show the form that changes a tenant."""
-    return await tenant_form(request, services, Form.of(tenant_fields(tenant)), tenant=tenant)
-
-
-@router.post("/edit")
+@router.api_route("/edit", methods=FORM)
 async def change_tenant(
     request: Request,
     services: AllServices,
@@ -132,32 +125,27 @@ async def change_tenant(
     form: SentForm,
 ) -> Response:
     """Change a tenant."""
-    try:
-        body = checked(TenantChange, tenant_values(form, is_new=False))
-        await tenants.update(tenant.id, actor=visitor.principal.actor, **body.options())
-    except ApiError as error:
-        return await tenant_form(request, services, form, tenant=tenant, error=error)
+    if not form.is_sent:
+        return await tenant_form(request, services, form or tenant_fields(tenant), tenant)
+    body = checked(TenantChange, tenant_values(form, is_new=False))
+    await tenants.update(tenant.id, actor=visitor.principal.actor, **body.options())
     return redirect(tenant_path(tenant.id), done="changed")
 
 
-@router.get("/suspend")
-async def ask_to_suspend(request: Request, tenant: SeenTenant) -> Response:
-    """Ask for confirmation."""
+@router.api_route("/suspend", methods=FORM)
+async def suspend(
+    request: Request, tenants: Tenants, visitor: AnyVisitor, tenant: SeenTenant, form: SentForm
+) -> Response:
+    """Ask for confirmation, then suspend a tenant."""
+    if form.is_sent:
+        await tenants.suspend(tenant.id, actor=visitor.principal.actor)
+        return redirect(tenant_path(tenant.id), done="suspended")
     return confirmation(
         request,
-        tenant_path(tenant.id),
-        "suspend",
         title=f"Suspend the tenant “{tenant.name}”?",
         text="All gateways reject its requests within a second. Running requests continue.",
         button="Suspend the tenant",
     )
-
-
-@router.post("/suspend")
-async def suspend(tenants: Tenants, visitor: AnyVisitor, tenant: SeenTenant) -> Response:
-    """Suspend a tenant."""
-    await tenants.suspend(tenant.id, actor=visitor.principal.actor)
-    return redirect(tenant_path(tenant.id), done="suspended")
 
 
 @router.post("/activate")
@@ -183,8 +171,6 @@ async def change_credits(
         what = "Grant" if is_grant else "Adjust by"
         return confirmation(
             request,
-            tenant_path(tenant.id),
-            "credits",
             title=f"{what} {show_dollars(micros)} to “{tenant.name}”?",
             facts={"Note": form["note"]} if form["note"] else {},
             button="Change the balance",
@@ -196,31 +182,6 @@ async def change_credits(
     else:
         await credit.adjust(tenant.id, micros, note=form["note"], actor=actor)
     return redirect(tenant_path(tenant.id), done="credits")
-
-
-@router.get("/batches/{batch_id}/cancel")
-async def ask_to_cancel(
-    request: Request, services: AllServices, tenant: SeenTenant, batch_id: str
-) -> Response:
-    """Ask for confirmation."""
-    batch = await services.make(BatchService).get(Owner(tenant.id), batch_id)
-    return confirmation(
-        request,
-        f"{tenant_path(tenant.id)}/batches/{batch.id}",
-        "cancel",
-        title="Cancel the batch?",
-        facts={"Batch": batch.id, "Status": batch.status, "Lines": _lines(batch)},
-        text="Lines that have not ended are not charged. Results of the others stay readable.",
-        button="Cancel the batch",
-        back=tenant_path(tenant.id),
-    )
-
-
-@router.post("/batches/{batch_id}/cancel")
-async def cancel_batch(services: AllServices, tenant: SeenTenant, batch_id: str) -> Response:
-    """Cancel a batch."""
-    await services.make(BatchService).cancel(Owner(tenant.id), batch_id)
-    return redirect(tenant_path(tenant.id), done="cancelled")
 
 
 def _steps(

@@ -18,6 +18,7 @@ from gateway.console.forms import Form, checked, number
 from gateway.console.limit_fields import fields_of, limit_group, read_limits
 from gateway.console.rendering import form_page, page
 from gateway.console.routing import (
+    FORM,
     AnyVisitor,
     OperatorRoute,
     SentForm,
@@ -25,11 +26,11 @@ from gateway.console.routing import (
     redirect,
     tenant_path,
 )
-from gateway.console.tables import Field, Group
+from gateway.console.tables import Field, Group, pairs
 from gateway.http.services import AllServices, Services
 from gateway.platform.database.paging import PageRequest
 from gateway.records.checks import checked_email
-from gateway.records.errors import ApiError, must
+from gateway.records.errors import must
 from gateway.records.limits import LimitScope
 from gateway.records.money import read_dollars
 from gateway.records.records import Billing, Tenant
@@ -68,36 +69,28 @@ async def list_tenants(
     )
 
 
-@router.get("/new")
-async def show_new_tenant(request: Request, services: AllServices) -> Response:
-    """Show the form of a new tenant."""
-    return await tenant_form(request, services, Form.of({"weight": "1"}))
-
-
-@router.post("/new")
+@router.api_route("/new", methods=FORM)
 async def create_tenant(
     request: Request, services: AllServices, tenants: Tenants, visitor: AnyVisitor, form: SentForm
 ) -> Response:
     """Create a tenant with its credits and its first owner or key, which is shown once."""
+    if not form.is_sent:
+        return await tenant_form(request, services, form or {"weight": "1"})
     actor, access = visitor.principal.actor, form["access"]
-    try:
-        options = checked(TenantCreation, tenant_values(form, is_new=True)).options()
-        if access not in dict(ACCESS):
-            raise must("access", f"be one of {', '.join(filter(None, dict(ACCESS)))}", access)
-        email = checked_email(form["email"]) if access == "owner" else ""
-        micros = read_amount("credits", form["credits"]) if form["credits"] else 0
-        created = await tenants.create(
-            options.pop("name"), tenant_id=options.pop("id", None), actor=actor, **options
-        )
-        # What can be wrong with the form is checked before the tenant exists.
-        if micros:
-            credit = services.make(CreditService)
-            await credit.grant(created.id, micros, note="", actor=actor)
-        if email:
-            members = services.make(MemberService)
-            await members.add(created.id, email=email, role=Role.OWNER, actor=actor)
-    except ApiError as error:
-        return await tenant_form(request, services, form, error=error)
+    options = checked(TenantCreation, tenant_values(form, is_new=True)).options()
+    if access not in dict(ACCESS):
+        raise must("access", f"be one of {', '.join(filter(None, dict(ACCESS)))}", access)
+    email = checked_email(form["email"]) if access == "owner" else ""
+    micros = read_amount("credits", form["credits"]) if form["credits"] else 0
+    created = await tenants.create(
+        options.pop("name"), tenant_id=options.pop("id", None), actor=actor, **options
+    )
+    # What can be wrong with the form is checked before the tenant exists.
+    if micros:
+        await services.make(CreditService).grant(created.id, micros, note="", actor=actor)
+    if email:
+        members = services.make(MemberService)
+        await members.add(created.id, email=email, role=Role.OWNER, actor=actor)
     if access not in KEYS:
         return redirect(tenant_path(created.id), done="invited" if email else "created")
     request.state.visitor = visitor = replace(visitor, tenant=created)
@@ -119,9 +112,7 @@ async def tenant_form(
     request: Request,
     services: Services,
     form: Mapping[str, str],
-    *,
     tenant: Tenant | None = None,
-    error: ApiError | None = None,
 ) -> Response:
     """Return the page with the form of a new tenant or of a known one."""
     plans = await services.make(PlanService).list_all()
@@ -139,7 +130,7 @@ async def tenant_form(
             Field("name", "Name", is_required=True),
             *(new if tenant is None else ()),
             Field("plan_id", "Plan", options=[("", "none"), *((p.id, p.name) for p in plans)]),
-            Field("billing", "Payment", options=[(each, each) for each in Billing]),
+            Field("billing", "Payment", options=pairs(Billing)),
         ],
         groups=[
             *([Group("First access", first)] if tenant is None else ()),
@@ -147,18 +138,15 @@ async def tenant_form(
             limit_group(LimitScope.TENANT, "Limits of its own")._replace(is_folded=True),
         ],
         form=form,
-        action="/console/tenants/new" if tenant is None else f"{tenant_path(tenant.id)}/edit",
         button="Create the tenant" if tenant is None else "Save",
-        back="/console/tenants" if tenant is None else tenant_path(tenant.id),
-        error=error,
     )
 
 
 REQUEST_FIELDS: Final = (
-    Field("service_tier", "Service tier", options=[(each, each) for each in REQUEST_TIERS]),
+    Field("service_tier", "Service tier", options=pairs(REQUEST_TIERS)),
     Field("weight", "Weight", "Share of the workers relative to other waiting tenants."),
     Field("default_model", "Default model", "Of requests that name none."),
-    Field("dialect", "Dialect", options=[("", "that of the model"), *((d, d) for d in Dialect)]),
+    Field("dialect", "Dialect", options=[("", "that of the model"), *pairs(Dialect)]),
     Field("cors_origins", "CORS origins", "Of web pages with its keys, by spaces; *: any."),
     Field("stripe_customer_id", "Customer in Stripe", "Such as cus_NciAYcXfLnqBoz."),
     Field("strict_parameters", "Reject parameters without effect", type="checkbox"),

@@ -1,0 +1,171 @@
+"""Usage by day, model, key and so on, single requests and their receipts, for both audiences."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Annotated, Final, NamedTuple
+from urllib.parse import quote
+
+from fastapi import APIRouter, Depends, Request, Response
+
+from gateway.billing.usage.pages import cursor_of, read_position, read_requests
+from gateway.billing.usage.parts import Dimension, UsageFilter, UsageSums
+from gateway.billing.usage.query import decode_cursor, encode_cursor
+from gateway.billing.usage.routes import RequestId, own_usage
+from gateway.billing.usage.schemas import receipt_fields
+from gateway.billing.usage.service import UsageService
+from gateway.console.charts import COST, TOKENS, Chart
+from gateway.console.rendering import page
+from gateway.console.routing import PageRoute, Visitor, needs, redirect
+from gateway.console.usage_pages import ROWS, key_names, pickers, requests_file, sums_file
+from gateway.console.usage_query import UsageQuery, by_dimension, by_period, cost, tokens
+from gateway.http.services import AllServices, Services
+from gateway.records.errors import must
+from gateway.records.scopes import Scope
+from gateway.records.usage_record import UsageRecord
+
+USAGE: Final = "/console/usage"
+REQUESTS: Final = "/console/requests"
+VIEWS: Final = (Dimension.MODEL, Dimension.KEY, Dimension.PROJECT)
+"""Dimensions of charts and table; the table can also show days or hours, or tenants."""
+BY_PERIOD: Final = "period"
+
+SeesUsage = Annotated[Visitor, Depends(needs(Scope.USAGE, Scope.COMPLETIONS))]
+
+
+def usage_router(route_class: type[PageRoute]) -> APIRouter:
+    """Return the routes of one audience."""
+    router = APIRouter(route_class=route_class, include_in_schema=False)
+    for path, handle in (
+        (USAGE, usage),
+        (f"{USAGE}.csv", usage_csv),
+        (REQUESTS, requests),
+        (f"{REQUESTS}.csv", requests_csv),
+        (f"{REQUESTS}/{{request_id}}", receipt),
+    ):
+        router.add_api_route(path, handle)
+    return router
+
+
+async def usage(request: Request, services: AllServices, visitor: SeesUsage) -> Response:
+    """Show sums of a period as charts and a table; or what is wrong with the query."""
+    query, views = UsageQuery(request), _views(visitor)
+    by = query.form["by"] or next(iter(views))
+    dimension, found = _dimension(by, views), _Sums()
+    if query.error is None:
+        found = await _sums(services, visitor, query, dimension)
+    return page(
+        request,
+        "usage.html",
+        error=query.error,
+        query=query,
+        pickers=await pickers(services, visitor, query),
+        by=by,
+        views=list(views.items()),
+        following=found.next and query.link(USAGE, after=encode_cursor(*found.next)),
+        **found._asdict(),
+    )
+
+
+class _Sums(NamedTuple):
+    rows: Sequence[tuple[str, UsageSums]] = ()
+    names: Mapping[str, str] = MappingProxyType({})
+    charts: Sequence[Chart] = ()
+    next: tuple[str, ...] | None = None
+
+
+async def _sums(
+    services: Services, visitor: Visitor, query: UsageQuery, dimension: Dimension | None
+) -> _Sums:
+    service, wanted = services.make(UsageService), _wanted(visitor, query.wanted)
+    names, rows = dict[str, str](), list[tuple[str, UsageSums]]()
+    following = None
+    if dimension is None:
+        periods = await by_period(service, wanted, query.span)
+        rows = [*zip(reversed(periods.names), reversed(periods.sums), strict=True)]
+    else:
+        after = decode_cursor(query.after, parts=2)
+        periods, (rows, following) = await asyncio.gather(
+            by_period(service, wanted, query.span, dimension),
+            by_dimension(service, wanted, query.span, dimension, after=after, limit=ROWS),
+        )
+    if dimension is Dimension.KEY:
+        ids = {*periods.parts, *(key for key, _ in rows)}
+        names |= await key_names(services, visitor, ids)
+    title = "Revenue" if visitor.is_operator else "Cost"
+    charts = (
+        periods.chart(title, COST, cost, names),
+        periods.chart("Tokens", TOKENS, tokens, names),
+    )
+    return _Sums(rows, names, charts, following)
+
+
+async def usage_csv(request: Request, services: AllServices, visitor: SeesUsage) -> Response:
+    """Return the sums of each day and each value of a dimension as CSV."""
+    query, views = UsageQuery(request), _views(visitor)
+    dimension = _dimension(query.form["by"] or next(iter(views)), views)
+    dimensions = () if dimension is None else (dimension,)
+    return sums_file(services, query, _wanted(visitor, query.wanted), dimensions)
+
+
+async def requests(request: Request, services: AllServices, visitor: SeesUsage) -> Response:
+    """List single requests, newest first, or show the one with the id that is given."""
+    query = UsageQuery(request)
+    if query.form["id"] and query.error is None:
+        return redirect(f"{REQUESTS}/{quote(query.form['id'], safe='')}")
+    wanted = _wanted(visitor, query.wanted)
+    service, start = services.make(UsageService), read_position(query.newer)
+    found: list[UsageRecord] | None = None if query.error is None else []
+    previous = following = None
+    if start is not None and found is None:
+        newer = await service.newer_requests(wanted, query.span, after=start, limit=ROWS)
+        if newer.has_more:
+            found = newer.entries
+            previous, following = cursor_of(found[0]), cursor_of(found[-1])
+    if found is None:
+        after = None if query.newer else query.after
+        found, following = await read_requests(service, wanted, query.span, after=after, limit=ROWS)
+        previous = cursor_of(found[0]) if after and found else None
+    return page(
+        request,
+        "requests.html",
+        error=query.error,
+        query=query,
+        pickers=await pickers(services, visitor, query, ("outcome", "tier")),
+        names=await key_names(services, visitor, {each.credential_id for each in found}),
+        receipts=[*map(receipt_fields, found)],
+        previous=previous and query.link(REQUESTS, newer=previous),
+        following=following and query.link(REQUESTS, after=following),
+    )
+
+
+async def requests_csv(request: Request, services: AllServices, visitor: SeesUsage) -> Response:
+    """Return all requests of a period as CSV, newest first."""
+    query = UsageQuery(request)
+    return requests_file(services, query, _wanted(visitor, query.wanted))
+
+
+async def receipt(
+    request: Request, services: AllServices, visitor: SeesUsage, request_id: RequestId
+) -> Response:
+    """Show the receipt of one request."""
+    wanted = _wanted(visitor, UsageFilter(tenant_id=None))
+    record = await services.make(UsageService).request(wanted, request_id)
+    return page(request, "receipt.html", record=record, receipt=receipt_fields(record))
+
+
+def _wanted(visitor: Visitor, wanted: UsageFilter) -> UsageFilter:
+    """Return the part of the usage that the visitor may see."""
+    return wanted if visitor.is_operator else own_usage(visitor.principal, wanted)
+
+
+def _views(visitor: Visitor) -> Mapping[str, str]:
+    """Return the names of the views; the first one is shown if none is chosen."""
+    known = (Dimension.TENANT, *VIEWS) if visitor.is_operator else VIEWS
+    return {each.value: each.capitalize() for each in known} | {BY_PERIOD: "Day or hour"}
+
+
+def _dimension(by: str, views: Mapping[str, str]) -> Dimension | None:
+    if by not in views:
+        raise must("by", f"be one of {', '.join(views)}", by)
+    return None if by == BY_PERIOD else Dimension(by)
