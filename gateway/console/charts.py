@@ -1,9 +1,11 @@
 """Charts as SVG, drawn on the server: a column for each period, stacked by series."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
+from gateway.billing.usage.series import Periods
 from gateway.console.formats import cents, scale_count, scale_money
 from gateway.records.money import show_dollars
 
@@ -74,6 +76,30 @@ class Chart:
     width: int = WIDTH
     height: int = HEIGHT
     baseline: int = HEIGHT - _BOTTOM
+
+
+def period_chart(
+    title: str,
+    measure: Measure,
+    periods: Periods,
+    name: str,
+    names: Mapping[str, str] = MappingProxyType({}),
+) -> Chart:
+    """Return a chart of the sums with this name; what the largest values leave is one more series.
+
+    `names` are texts for the values of the dimension.
+    """
+    per = "hour" if len(periods.names[0]) > len("2026-11-01") else "day"
+    rest = [getattr(each, name) for each in periods.sums]
+    series = []
+    for value, sums in periods.parts.items():
+        values = [getattr(each, name) for each in sums]
+        rest = [whole - part for whole, part in zip(rest, values, strict=True)]
+        series.append((names.get(value, value) or "none", values))
+    if not series:
+        series, rest = [("all", rest)], []
+    shown = rest if any(rest) else ()
+    return stacked(f"{title} per {per} (UTC)", measure, periods.names, series, shown)
 
 
 def stacked(

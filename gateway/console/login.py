@@ -11,6 +11,15 @@ from redis.asyncio import Redis
 from gateway.auth.api_key import ApiKey, MalformedKeyError
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.oidc import OidcProvider
+from gateway.auth.sessions import (
+    LINK_PATH,
+    Audience,
+    KeyLogin,
+    PersonLogin,
+    Session,
+    open_id_token,
+    use_link,
+)
 from gateway.console.forms import Form, read_form
 from gateway.console.rendering import page
 from gateway.console.routing import (
@@ -30,15 +39,6 @@ from gateway.console.routing import (
     require_key_login,
     sessions_of,
     set_cookie,
-)
-from gateway.console.sessions import (
-    LINK_PATH,
-    Audience,
-    KeyLogin,
-    PersonLogin,
-    Session,
-    open_id_token,
-    use_link,
 )
 from gateway.http.allowances import FailedLogins, UnpaidRequests, network_of
 from gateway.http.exchange import exchange_of

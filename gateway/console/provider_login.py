@@ -11,6 +11,15 @@ from redis.asyncio import Redis
 from gateway.accounts.members import MemberService
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.oidc import Identity, OidcProvider
+from gateway.auth.sessions import (
+    ATTEMPT_VALID,
+    Attempt,
+    Audience,
+    PersonLogin,
+    Session,
+    begin_attempt,
+    use_attempt,
+)
 from gateway.console.login import HOME, SESSION_ROUTES, begin, login_page, safe_page
 from gateway.console.rendering import page
 from gateway.console.routing import (
@@ -29,15 +38,6 @@ from gateway.console.routing import (
     redirect,
     sessions_of,
     set_cookie,
-)
-from gateway.console.sessions import (
-    ATTEMPT_VALID,
-    Attempt,
-    Audience,
-    PersonLogin,
-    Session,
-    begin_attempt,
-    use_attempt,
 )
 from gateway.http.allowances import FailedLogins, network_of
 from gateway.http.services import AllServices, Services, services_of

@@ -2,6 +2,7 @@
 
 from fastapi import APIRouter
 
+from gateway.auth.sessions import Audience
 from gateway.console import assets, provider_login, routing, status_page
 from gateway.console.customers import (
     account,
@@ -30,7 +31,6 @@ from gateway.console.operators import (
     tenants,
 )
 from gateway.console.operators import overview as all_overview
-from gateway.console.sessions import Audience
 from gateway.console.usage import usage_router
 
 customers = APIRouter()
@@ -38,12 +38,7 @@ operators = APIRouter()
 status = status_page.router
 files = assets.router
 
-CUSTOMER_PAGES = (
-    overview,
-    own_models,
-    playground,
-    account,
-)
+CUSTOMER_PAGES = (overview, own_models, playground, account)
 TENANT_PAGES = (keys, people, webhooks, adapters, batches, invoices)
 """Pages that customers have for their own tenant, and operators for each one."""
 OPERATOR_PAGES = (
@@ -76,10 +71,7 @@ for each in TENANT_PAGES:
     operators.include_router(each.router, prefix=routing.TENANT_PAGES)
 
 customers.include_router(provider_login.accounts)
-for router, route_class in (
-    (customers, routing.CustomerRoute),
-    (operators, routing.OperatorRoute),
-):
+for router, route_class in ((customers, routing.CustomerRoute), (operators, routing.OperatorRoute)):
     rest = APIRouter(route_class=route_class, include_in_schema=False)
     rest.add_api_route("/console/{path:path}", routing.no_page)
     router.include_router(rest)

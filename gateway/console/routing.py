@@ -20,9 +20,9 @@ from gateway.accounts.shared import Caller
 from gateway.accounts.tenants.service import TenantService
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.oidc import OidcProvider
+from gateway.auth.sessions import Audience, KeyLogin, PersonLogin, Session, Sessions
 from gateway.console.forms import Form, read_form
 from gateway.console.rendering import SECURITY_HEADERS, page
-from gateway.console.sessions import Audience, KeyLogin, PersonLogin, Session, Sessions
 from gateway.http.error_handlers import on_exception
 from gateway.http.exchange import exchange_of
 from gateway.http.services import Services, services_of

@@ -8,11 +8,11 @@ from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
 from gateway.billing.ledger.history import DAYS, ServiceHistory
+from gateway.billing.status.routes import CACHE_CONTROL
+from gateway.billing.status.schemas import DayStatus, ServiceState, ServiceStatus
+from gateway.billing.status.service import service_status
 from gateway.console.rendering import SECURITY_HEADERS, policy, render
 from gateway.console.routing import PageRoute
-from gateway.console.status.routes import CACHE_CONTROL
-from gateway.console.status.schemas import DayStatus, ServiceState, ServiceStatus
-from gateway.console.status.service import service_status
 from gateway.http.services import AllServices
 from gateway.models.catalogue import Catalogue
 from gateway.platform.settings import Settings

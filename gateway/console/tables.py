@@ -44,7 +44,8 @@ class Column(NamedTuple):
     """Returns a `Cell` or text of a row; numbers, amounts and times by the kind."""
     kind: str = ""
     """`num`, `money` or `price` (micro-dollars; a price exactly), `budget` (the spent and
-    the allowed amount), `time`, or classes of the cells such as mono or wide."""
+    the allowed amount), `time`, `below` (a long text on a line of its own), or classes of the
+    cells such as mono or wide."""
 
 
 class Table(NamedTuple):
@@ -76,6 +77,23 @@ class Field(NamedTuple):
 def pairs(names: Iterable[str]) -> list[tuple[str, str]]:
     """Return options whose texts are their values."""
     return [(name, name) for name in names]
+
+
+class Action(NamedTuple):
+    """What the head of a page offers to visitors who may change something."""
+
+    text: str
+    href: str
+    is_post: bool = False
+    """Whether it is done at once; otherwise it is a link."""
+
+
+class Search(NamedTuple):
+    """The form above a list that filters it."""
+
+    fields: Sequence[Field]
+    form: Mapping[str, str]
+    button: str = "Show"
 
 
 class Adding(NamedTuple):

@@ -8,18 +8,22 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Request, Response
 
+from gateway.billing.usage.files import report_file, requests_file
 from gateway.billing.usage.pages import cursor_of, read_position, read_requests
 from gateway.billing.usage.parts import Dimension, UsageFilter, UsageSums
+from gateway.billing.usage.periods import Bucket
 from gateway.billing.usage.query import decode_cursor, encode_cursor
 from gateway.billing.usage.routes import RequestId, own_usage
 from gateway.billing.usage.schemas import receipt_fields
-from gateway.billing.usage.service import UsageService
-from gateway.console.charts import COST, TOKENS, Chart
+from gateway.billing.usage.series import by_period
+from gateway.billing.usage.service import ReportRequest, UsageService
+from gateway.console.charts import COST, TOKENS, Chart, period_chart
 from gateway.console.rendering import page
 from gateway.console.routing import PageRoute, Visitor, needs, redirect
-from gateway.console.usage_pages import ROWS, key_names, pickers, requests_file, sums_file
-from gateway.console.usage_query import UsageQuery, by_dimension, by_period, cost, tokens
+from gateway.console.usage_pages import ROWS, key_names, pickers
+from gateway.console.usage_query import UsageQuery
 from gateway.http.services import AllServices, Services
+from gateway.platform.concurrency.fair_turns import LoopTurns
 from gateway.records.errors import must
 from gateway.records.scopes import Scope
 from gateway.records.usage_record import UsageRecord
@@ -87,15 +91,15 @@ async def _sums(
         after = decode_cursor(query.after, parts=2)
         periods, (rows, following) = await asyncio.gather(
             by_period(service, wanted, query.span, dimension),
-            by_dimension(service, wanted, query.span, dimension, after=after, limit=ROWS),
+            service.by_dimension(wanted, query.span, dimension, after=after, limit=ROWS),
         )
     if dimension is Dimension.KEY:
         ids = {*periods.parts, *(key for key, _ in rows)}
         names |= await key_names(services, visitor, ids)
     title = "Revenue" if visitor.is_operator else "Cost"
     charts = (
-        periods.chart(title, COST, cost, names),
-        periods.chart("Tokens", TOKENS, tokens, names),
+        period_chart(title, COST, periods, "cost_micros", names),
+        period_chart("Tokens", TOKENS, periods, "tokens", names),
     )
     return _Sums(rows, names, charts, following)
 
@@ -104,8 +108,13 @@ async def usage_csv(request: Request, services: AllServices, visitor: SeesUsage)
     """Return the sums of each day and each value of a dimension as CSV."""
     query, views = UsageQuery(request), _views(visitor)
     dimension = _dimension(query.form["by"] or next(iter(views)), views)
-    dimensions = () if dimension is None else (dimension,)
-    return sums_file(services, query, _wanted(visitor, query.wanted), dimensions)
+    asked = ReportRequest(
+        wanted=_wanted(visitor, query.wanted),
+        span=query.checked_span(),
+        bucket=Bucket.DAY,
+        dimensions=() if dimension is None else (dimension,),
+    )
+    return report_file(services.make(UsageService), services[LoopTurns], asked)
 
 
 async def requests(request: Request, services: AllServices, visitor: SeesUsage) -> Response:
@@ -142,7 +151,8 @@ async def requests(request: Request, services: AllServices, visitor: SeesUsage) 
 async def requests_csv(request: Request, services: AllServices, visitor: SeesUsage) -> Response:
     """Return all requests of a period as CSV, newest first."""
     query = UsageQuery(request)
-    return requests_file(services, query, _wanted(visitor, query.wanted))
+    service, turns = services.make(UsageService), services[LoopTurns]
+    return requests_file(service, turns, _wanted(visitor, query.wanted), query.checked_span())
 
 
 async def receipt(

@@ -28,10 +28,10 @@ from gateway.batches.runner import running_batches
 from gateway.billing import invoices, live, prices
 from gateway.billing.credits import routes as credit
 from gateway.billing.exports import routes as exports
+from gateway.billing.status import routes as status
 from gateway.billing.usage import routes as usage
 from gateway.completions.endpoints import generation, models, native, stored, tokenize
 from gateway.console import routers as console
-from gateway.console.status import routes as status
 from gateway.http import front_page
 from gateway.http.bounded_route import known_query
 from gateway.http.cors import CorsMiddleware

@@ -1,8 +1,9 @@
 """Types of usage reports: dimensions, filters, sums and groups."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from contract.tier import ServiceTier
 from gateway.records.usage_record import Outcome
@@ -41,3 +42,16 @@ class UsageSums(NamedTuple):
     completion_tokens: int
     audio_seconds: int
     cost_micros: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of prompts and completions."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+NOTHING: Final = UsageSums(*[0] * len(UsageSums._fields))
+
+
+def add(parts: Iterable[UsageSums]) -> UsageSums:
+    """Return the sum of sums."""
+    return UsageSums(*map(sum, zip(NOTHING, *parts, strict=True)))

@@ -28,7 +28,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from contract.tier import ServiceTier
 from gateway.billing.ledger.rollups import first_token_sums
-from gateway.billing.usage.parts import Dimension, UsageFilter, UsageSums
+from gateway.billing.usage.parts import NOTHING, Dimension, UsageFilter, UsageSums
 from gateway.billing.usage.periods import Bucket, Sources, Span, bucket_span, choose_sources
 from gateway.platform.database.engine import Database
 from gateway.platform.database.paging import PART, Page
@@ -361,6 +361,27 @@ class UsageService:
             dirty = await store.dirty_hours(asked.span)
             sources = choose_sources(asked.span, dirty, by_hour=asked.bucket is Bucket.HOUR)
             return await store.report(asked, sources, after=after, limit=limit)
+
+    async def total(self, wanted: UsageFilter, span: Span) -> UsageSums:
+        """Return the sums of a period."""
+        asked = ReportRequest(wanted=wanted, span=span, bucket=Bucket.TOTAL)
+        report = await self.report(asked, after=None, limit=1)
+        return report.slices[0].sums if report.slices else NOTHING
+
+    async def by_dimension(
+        self,
+        wanted: UsageFilter,
+        span: Span,
+        dimension: Dimension,
+        *,
+        after: Sequence[str] | None,
+        limit: int,
+    ) -> tuple[list[tuple[str, UsageSums]], tuple[str, ...] | None]:
+        """Return the sums of each value of a dimension, and the position of the next page."""
+        dimensions = (dimension,)
+        asked = ReportRequest(wanted=wanted, span=span, bucket=Bucket.TOTAL, dimensions=dimensions)
+        report = await self.report(asked, after=after, limit=limit)
+        return [(each.values[dimension], each.sums) for each in report.slices], report.next
 
     async def of_keys(
         self, wanted: UsageFilter, span: Span, key_ids: Sequence[str]

@@ -20,8 +20,8 @@ from gateway.accounts.keys.service import KeyService
 from gateway.accounts.tenants.service import TenantService
 from gateway.auth.api_key import ApiKey
 from gateway.auth.authenticator import Authenticator
+from gateway.auth.sessions import KeyLogin, make_link
 from gateway.cli.launch.launch_plan import LOOPBACK, LaunchPlan
-from gateway.console.sessions import KeyLogin, make_link
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.concurrency.tether import adopt_orphans
 from gateway.platform.database import schema

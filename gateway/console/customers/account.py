@@ -11,6 +11,7 @@ from gateway.accounts.audit.log import AuditService
 from gateway.accounts.audit.routes import MAX_SEQUENCE, own_entries
 from gateway.accounts.limits import LimitReports
 from gateway.accounts.shared import AfterId
+from gateway.auth.sessions import Audience
 from gateway.billing.credits.service import CreditService
 from gateway.billing.usage.parts import UsageFilter
 from gateway.billing.usage.periods import Span
@@ -19,18 +20,10 @@ from gateway.console.customers.invoices import SeesInvoices
 from gateway.console.formats import details, shortened
 from gateway.console.limit_fields import LABELS
 from gateway.console.rendering import page
-from gateway.console.routing import (
-    AnyVisitor,
-    CustomerRoute,
-    Visitor,
-    following,
-    needs,
-    origin_of,
-)
-from gateway.console.sessions import Audience
-from gateway.console.tables import Column, Table
+from gateway.console.routing import AnyVisitor, CustomerRoute, Visitor, following, needs, origin_of
+from gateway.console.tables import Column, Field, Search, Table
 from gateway.console.usage_pages import key_names
-from gateway.console.usage_query import WEEK, total
+from gateway.console.usage_query import WEEK
 from gateway.http.services import AllServices
 from gateway.models.catalogue import Catalogue
 from gateway.platform.database.paging import PageRequest
@@ -45,16 +38,17 @@ CREDIT_COLUMNS: Final = (
     Column("Time (UTC)", lambda each: each.created_at, "time"),
     Column("Change", lambda each: each.kind),
     Column("Amount", lambda each: each.amount_micros, "money"),
-    Column("Note", lambda each: each.note, "values"),
+    Column("Note", lambda each: each.note, "name"),
     Column("Expires (UTC)", lambda each: each.expires_at, "time"),
 )
+ACTION_FIELD: Final = Field("action", "Action", placeholder="key.revoke")
 CHANGE_COLUMNS: Final = (
-    Column("Number", lambda each: each.sequence, "num"),
     Column("Time (UTC)", lambda each: each.at, "time"),
-    Column("Who", lambda each: each.actor, "mono"),
     Column("Action", lambda each: each.action),
-    Column("Object", lambda each: each.subject, "mono"),
-    Column("New values", lambda each: details(each.details), "values"),
+    Column("Number", lambda each: each.sequence, "num wide"),
+    Column("Who", lambda each: each.actor, "mono wide"),
+    Column("Object", lambda each: each.subject, "mono wide"),
+    Column("New values", lambda each: details(each.details), "below"),
 )
 
 router = APIRouter(route_class=CustomerRoute, include_in_schema=False)
@@ -80,7 +74,7 @@ async def limits(request: Request, services: AllServices, visitor: AnyVisitor) -
                 Column("Key", lambda each: names.get(each.key, shortened(each.key))),
                 Column("Model", lambda each: each.model),
                 Column("Times", lambda each: each.times, "num"),
-                Column("Why", lambda each: each.message, "values"),
+                Column("Why", lambda each: each.message, "below"),
             ),
             refusals,
             "No limit has rejected a request in the last seven days.",
@@ -103,7 +97,7 @@ async def credit_history(
     found = await service.page(visitor.tenant_id, wanted)
     balance = await service.balance(visitor.tenant_id)
     usage, spent = services.make(UsageService), UsageFilter(tenant_id=visitor.tenant_id)
-    week = await total(usage, spent, Span(now - WEEK, now))
+    week = await usage.total(spent, Span(now - WEEK, now))
     return page(
         request,
         "credits.html",
@@ -135,10 +129,11 @@ async def audit(
     query = urlencode({"action": action, "after": found.next})
     return page(
         request,
-        "audit.html",
+        "list.html",
+        title="Audit log",
+        search=Search([ACTION_FIELD], {"action": action}),
         table=Table("Changes", CHANGE_COLUMNS, found.data, "There is no entry."),
-        action=action,
-        following=None if found.next is None else f"/console/audit?{query}",
+        following=found.next and f"/console/audit?{query}",
     )
 
 

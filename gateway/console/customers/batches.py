@@ -30,7 +30,7 @@ from gateway.console.routing import (
     redirect,
     require_token,
 )
-from gateway.console.tables import Cell, Column, Field, Table, pairs
+from gateway.console.tables import Action, Cell, Column, Field, Table, pairs
 from gateway.http.services import made
 from gateway.platform.database.paging import PageRequest
 from gateway.records.batches import Batch, BatchStatus, File, FilePurpose
@@ -99,7 +99,7 @@ async def list_batches(
         request,
         "list.html",
         title="Batches",
-        action=("Create a batch", "/console/batches/new"),
+        action=Action("Create a batch", "/console/batches/new"),
         notices=NOTICES,
         text="A batch runs the requests of a file at the price of the tier batch.",
         table=Table("Batches", columns, found.entries, "There is no batch."),
@@ -190,12 +190,12 @@ _INVALID: Final = (
     Column("Line", lambda each: each["line"], "num"),
     Column("Code", lambda each: each["code"], "mono"),
     Column("Parameter", lambda each: each["param"], "mono wide"),
-    Column("Error", lambda each: each["message"], "values"),
+    Column("Error", lambda each: each["message"], "below"),
 )
 _FAILED: Final = (
     Column("custom_id", lambda each: each[0], "name"),
     Column("Code", lambda each: each[1], "mono"),
-    Column("Error", lambda each: each[2], "values"),
+    Column("Error", lambda each: each[2], "below"),
 )
 
 
@@ -260,7 +260,7 @@ async def list_files(
         request,
         "list.html",
         title="Files",
-        action=("Upload a file", "/console/files/new"),
+        action=Action("Upload a file", "/console/files/new"),
         notices=NOTICES,
         text="Requests of batches, and the results of batches.",
         table=Table("Files", columns, found.entries, "There is no file."),

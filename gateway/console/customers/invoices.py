@@ -8,14 +8,13 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from contract.tier import ServiceTier
 from gateway.billing.invoices import InvoiceService, LineBody, Month, statement_csv, with_tax
-from gateway.billing.usage.parts import UsageFilter, UsageSums
+from gateway.billing.usage.parts import NOTHING, UsageFilter, UsageSums
 from gateway.billing.usage.periods import DAY, Bucket, Span
 from gateway.billing.usage.query import read_month
 from gateway.billing.usage.service import ReportRequest, UsageService
 from gateway.console.rendering import page
 from gateway.console.routing import TenantRoute, Visitor, needs
 from gateway.console.tables import Cell, Column, Table
-from gateway.console.usage_query import NOTHING, cost, tokens
 from gateway.http.services import AllServices, Services
 from gateway.models.books import AdapterBook
 from gateway.models.price_book import PriceBook
@@ -96,8 +95,8 @@ def _columns(home: str, sums: Mapping[str, UsageSums]) -> Iterator[Column]:
 
     yield Column("Month (UTC)", lambda row: Cell(row[1], f"{home}/{row[0]}"))
     yield Column("Requests", lambda row: of(row).requests, "num wide")
-    yield Column("Tokens", lambda row: tokens(of(row)), "num wide")
-    yield Column("Amount", lambda row: cost(of(row)), "money")
+    yield Column("Tokens", lambda row: of(row).tokens, "num wide")
+    yield Column("Amount", lambda row: of(row).cost_micros, "money")
     yield Column("File", lambda row: Cell("CSV", f"{home}/{row[0]}.csv", label=f"CSV of {row[1]}"))
 
 

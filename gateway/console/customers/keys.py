@@ -12,7 +12,7 @@ from gateway.accounts.keys.rules import MadeKeys
 from gateway.accounts.limits import LimitReports
 from gateway.accounts.projects.service import ProjectService
 from gateway.accounts.shared import AfterId
-from gateway.billing.usage.parts import UsageFilter, UsageSums
+from gateway.billing.usage.parts import NOTHING, UsageFilter, UsageSums
 from gateway.billing.usage.periods import Span
 from gateway.billing.usage.routes import own_usage
 from gateway.billing.usage.service import UsageService
@@ -21,9 +21,8 @@ from gateway.console.forms import Form, checked, number
 from gateway.console.limit_fields import fields_of, labels_of, read_limits
 from gateway.console.rendering import confirmation, form_page, page
 from gateway.console.routing import FORM, SentForm, TenantRoute, Visitor, following, needs, redirect
-from gateway.console.tables import Cell, Column, Field, Table, pairs
+from gateway.console.tables import Action, Cell, Column, Field, Table, pairs
 from gateway.console.usage_pages import MOST_OPTIONS, options_of
-from gateway.console.usage_query import NOTHING, cost
 from gateway.http.services import AllServices, Services
 from gateway.models.books import AdapterBook, AliasBook
 from gateway.models.catalogue import Catalogue
@@ -70,7 +69,7 @@ async def list_keys(
         request,
         "list.html",
         title="Keys",
-        action=("Create a key", f"{visitor.home}/keys/new"),
+        action=Action("Create a key", f"{visitor.home}/keys/new"),
         table=Table("Keys", list(columns), found.entries, "There is no key yet."),
         following=following(found, f"{visitor.home}/keys"),
         notices=NOTICES,
@@ -234,7 +233,7 @@ def _columns(
 
     def spend(key: KeyRecord) -> tuple[int, int | None] | None:
         found = use.get(key.id)
-        return None if found is None else (cost(found.month), limits[key.id].budget_micros)
+        return None if found is None else (found.month.cost_micros, limits[key.id].budget_micros)
 
     def models(key: KeyRecord) -> str:
         return "all" if key.allowed_models is None else ", ".join(sorted(key.allowed_models))

@@ -5,22 +5,15 @@ import asyncio
 from fastapi import APIRouter, Request, Response
 
 from gateway.accounts.limits import LimitBody, LimitReports, LimitsReport
-from gateway.billing.usage.parts import Dimension, UsageFilter
+from gateway.billing.usage.parts import NOTHING, Dimension, UsageFilter
 from gateway.billing.usage.periods import Span
 from gateway.billing.usage.routes import own_usage
+from gateway.billing.usage.series import by_period
 from gateway.billing.usage.service import UsageService
-from gateway.console.charts import COST, TOKENS, Chart
+from gateway.console.charts import COST, TOKENS, Chart, period_chart
 from gateway.console.rendering import page
 from gateway.console.routing import AnyVisitor, CustomerRoute
-from gateway.console.usage_query import (
-    NOTHING,
-    WEEK,
-    by_period,
-    cost,
-    last_days,
-    tokens,
-    total,
-)
+from gateway.console.usage_query import WEEK, last_days
 from gateway.http.services import AllServices
 from gateway.records.limits import LimitName
 from gateway.records.scopes import Scope
@@ -41,12 +34,15 @@ async def overview(request: Request, services: AllServices, visitor: AnyVisitor)
         wanted = own_usage(visitor.principal, UsageFilter(tenant_id=None))
         service = services.make(UsageService)
         month, week, periods, latency = await asyncio.gather(
-            total(service, wanted, Span(month_start(now), now)),
-            total(service, wanted, Span(now - WEEK, now)),
+            service.total(wanted, Span(month_start(now), now)),
+            service.total(wanted, Span(now - WEEK, now)),
             by_period(service, wanted, last_days(now), Dimension.MODEL),
             service.latency(wanted, last_days(now)),
         )
-        charts = [periods.chart("Cost", COST, cost), periods.chart("Tokens", TOKENS, tokens)]
+        charts = [
+            period_chart("Cost", COST, periods, "cost_micros"),
+            period_chart("Tokens", TOKENS, periods, "tokens"),
+        ]
         week_micros = week.cost_micros
     return page(
         request,

@@ -14,7 +14,7 @@ from gateway.console.forms import Form, checked
 from gateway.console.limit_fields import fields_of, labels_of, read_limits
 from gateway.console.rendering import confirmation, page
 from gateway.console.routing import FORM, SentForm, TenantRoute, Visitor, following, needs, redirect
-from gateway.console.tables import Adding, Cell, Column, Field, Table, pairs
+from gateway.console.tables import Action, Adding, Cell, Column, Field, Table, pairs
 from gateway.platform.database.paging import PageRequest
 from gateway.records.limits import LimitScope
 from gateway.records.records import Project, ProjectStatus
@@ -77,7 +77,7 @@ async def list_projects(
         request,
         "list.html",
         title="Projects",
-        action=None if visitor.principal.project_id else ("Create a project", f"{home}/new"),
+        action=None if visitor.principal.project_id else Action("Create a project", f"{home}/new"),
         text="A project is a part of the account with keys and limits of its own.",
         table=Table("Projects", columns, found.entries, "There is no project."),
         following=following(found, home),

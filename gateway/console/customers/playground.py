@@ -17,11 +17,11 @@ from gateway.completions.endpoints.models import ModelList
 from gateway.console.customers.account import base_url
 from gateway.console.forms import Form, number
 from gateway.console.rendering import page
-from gateway.console.routing import CustomerRoute, SentForm, Visitor, needs
+from gateway.console.routing import FORM, CustomerRoute, SentForm, Visitor, needs
+from gateway.console.tables import pairs
 from gateway.dialects.endpoint import CHATS, COMPLETIONS, ENDPOINTS, Endpoint
 from gateway.dialects.profile_choice import DIALECT_HEADER
-from gateway.http.services import AllServices, Services, services_of
-from gateway.records.errors import ApiError
+from gateway.http.services import AllServices, services_of
 from gateway.records.scopes import Scope
 
 HOME: Final = "/console/playground"
@@ -53,31 +53,34 @@ router = APIRouter(route_class=CustomerRoute, include_in_schema=False)
 Generates = Annotated[Visitor, Depends(needs(Scope.COMPLETIONS))]
 
 
-@router.get(HOME)
+@router.api_route(HOME, methods=FORM)
 async def playground(
     request: Request,
     services: AllServices,
     visitor: Generates,
+    *,
+    form: SentForm,
     model: Annotated[str, Query(max_length=MAX_TEXT_CHARACTERS)] = "",
 ) -> Response:
-    """Show the form."""
-    chosen = model or visitor.principal.default_model or ""
-    return await _page(request, services, visitor, Form.of({**FIRST, "model": chosen}))
-
-
-@router.post(HOME)
-async def send(
-    request: Request, services: AllServices, visitor: Generates, form: SentForm
-) -> Response:
-    """Run the request of a form, and show its answer below the form."""
-    endpoint = CHATS if form["endpoint"] == _path(CHATS) else COMPLETIONS
-    try:
-        run = services[Completions].create
+    """Show the form; without scripts, run its request and show the answer below the form."""
+    answer = None
+    if form.is_sent:
+        endpoint = CHATS if form["endpoint"] == _path(CHATS) else COMPLETIONS
         own = _with_body(request, _body(form, endpoint))
+        run = services[Completions].create
         response = await run(own, endpoint, authorized=visitor.principal)
-    except ApiError as error:
-        return await _page(request, services, visitor, form, error=error)
-    return await _page(request, services, visitor, form, answer=json.decode(response.body))
+        answer = json.decode(response.body)
+    listed = (await services[ModelList].list(visitor.principal))["data"]
+    chosen = model or visitor.principal.default_model or ""
+    return page(
+        request,
+        "playground.html",
+        models=pairs(each["id"] for each in listed if each["task"] == "generate"),
+        form=form or Form.of({**FIRST, "model": chosen}),
+        numbers=NUMBERS,
+        base_url=base_url(request),
+        answer=answer,
+    )
 
 
 def _path(endpoint: Endpoint) -> str:
@@ -111,29 +114,6 @@ def _with_body(request: Request, body: dict[str, Any]) -> Request:
     headers = [*kept, *_OWN_HEADERS.items(), size]
     # Without the server's extensions: the connection would give the form that was read.
     return Request({**request.scope, "headers": headers, "extensions": {}}, receive)
-
-
-async def _page(
-    request: Request,
-    services: Services,
-    visitor: Visitor,
-    form: Form,
-    *,
-    answer: dict[str, Any] | None = None,
-    error: ApiError | None = None,
-) -> Response:
-    listed = (await services[ModelList].list(visitor.principal))["data"]
-    models = [(each["id"], each["id"]) for each in listed if each["task"] == "generate"]
-    return page(
-        request,
-        "playground.html",
-        models=models,
-        form=form,
-        numbers=NUMBERS,
-        base_url=base_url(request),
-        answer=answer,
-        error=error,
-    )
 
 
 def _add_route(action: str, serve: Callable[..., Awaitable[Response]], endpoint: Endpoint) -> None:

@@ -1,15 +1,17 @@
 """Adapters of all tenants: list and register."""
 
 from typing import Annotated, Any, Final
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request, Response
 
 from gateway.accounts.shared import AfterId
 from gateway.adapters.routes import AdapterRegistration, Adapters
+from gateway.console.customers.adapters import adapters_table
 from gateway.console.forms import checked
 from gateway.console.rendering import confirmation, form_page, page
 from gateway.console.routing import FORM, AnyVisitor, OperatorRoute, SentForm, following, redirect
-from gateway.console.tables import Field, pairs
+from gateway.console.tables import Action, Field, Search, pairs
 from gateway.http.services import AllServices
 from gateway.models.catalogue import Catalogue
 from gateway.platform.database.paging import PageRequest
@@ -25,6 +27,7 @@ router = APIRouter(route_class=OperatorRoute, include_in_schema=False)
 async def list_adapters(
     request: Request,
     adapters: Adapters,
+    visitor: AnyVisitor,
     *,
     tenant: Annotated[str, Query(max_length=100)] = "",
     after: AfterId = None,
@@ -32,12 +35,14 @@ async def list_adapters(
     """List the adapters of all tenants or of one, newest first."""
     wanted = PageRequest(after, ROWS, is_newest_first=True)
     found = await (adapters.page(tenant, wanted) if tenant else adapters.page_of_all(wanted))
+    query = f"?{urlencode({'tenant': tenant})}" if tenant else ""
     return page(
         request,
-        "adapters.html",
-        adapters=found.entries,
-        loaded=await adapters.loaded_on(found.entries),
-        tenant=tenant,
+        "list.html",
+        title="Adapters",
+        action=Action("Register an adapter", f"{HOME}/new{query}"),
+        search=Search([Field("tenant", "Tenant")], {"tenant": tenant}),
+        table=await adapters_table(visitor, adapters, found.entries),
         following=following(found, HOME, **({"tenant": tenant} if tenant else {})),
         notices=NOTICES,
     )

@@ -21,10 +21,7 @@ NOTICES: Final = {
     "defined": "The alias is defined on all gateways within a second.",
     "removed": "The alias is removed from all gateways within a second.",
 }
-STICKY: Final = [
-    (Sticky.TENANT.value, "each tenant"),
-    (Sticky.USER.value, "each user of a tenant"),
-]
+STICKY: Final = [(Sticky.TENANT.value, "each tenant"), (Sticky.USER.value, "each user of a tenant")]
 FIELDS: Final = (
     Field(
         "name",

@@ -1,16 +1,25 @@
 """The audit log of all tenants, and the check of its chain."""
 
 from typing import Annotated, Final
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request, Response
 
 from gateway.accounts.audit.log import AuditService
 from gateway.accounts.audit.routes import After, to_list
+from gateway.console.customers.account import ACTION_FIELD, CHANGE_COLUMNS
 from gateway.console.rendering import page
 from gateway.console.routing import OperatorRoute
+from gateway.console.tables import Action, Column, Field, Search, Table
 from gateway.http.services import AllServices
 
 ROWS: Final = 50
+FIELDS: Final = (Field("tenant", "Tenant"), Field("actor", "Who"), ACTION_FIELD)
+COLUMNS: Final = (
+    *CHANGE_COLUMNS[:4],
+    Column("Tenant", lambda each: each.tenant, "wide"),
+    *CHANGE_COLUMNS[4:],
+)
 
 router = APIRouter(route_class=OperatorRoute, include_in_schema=False)
 
@@ -28,16 +37,16 @@ async def audit(
     """Show changes, newest first."""
     wanted = {"tenant_id": tenant or None, "actor": actor or None, "action": action or None}
     found = await services.make(AuditService).page(before=after, limit=ROWS, **wanted)
-    entries = to_list(found, found.entries)
+    following = to_list(found, found.entries).next
+    form = {"tenant": tenant, "actor": actor, "action": action}
     return page(
         request,
-        "operators/audit.html",
-        entries=entries.data,
-        following=entries.next,
-        tenant=tenant,
-        actor=actor,
-        action=action,
-        state=None,
+        "list.html",
+        title="Audit log",
+        action=Action("Verify the chain", "/console/audit/verify", is_post=True),
+        search=Search(FIELDS, form),
+        table=Table("Changes", COLUMNS, found.entries, "There is no entry."),
+        following=following and f"/console/audit?{urlencode(form | {'after': following})}",
     )
 
 

@@ -17,13 +17,13 @@ from gateway.accounts.keys.service import count_expiring_keys
 from gateway.billing.exports.store import ExportBody, ExportStore
 from gateway.billing.ledger.history import HOURS, RecordedService, ServiceHistory
 from gateway.billing.ledger.pending import Pending, pending_usage
+from gateway.billing.status.service import LONG_WAIT_SECONDS, STALE_SECONDS
 from gateway.billing.usage.parts import UsageFilter
 from gateway.billing.usage.periods import HOUR, Span
 from gateway.billing.usage.service import LatencyBody, UsageService
 from gateway.completions.queue.presence import ALIVE_SECONDS, known_gateways
 from gateway.console.formats import duration
 from gateway.console.operators.models import Workers, all_workers, sequences
-from gateway.console.status.service import LONG_WAIT_SECONDS, STALE_SECONDS
 from gateway.console.tables import Card, Cell, Column, Step, Table
 from gateway.http.services import Services
 from gateway.limits.refusal_log import Period, PeriodCounts, Totals
@@ -123,7 +123,7 @@ async def _read(services: Services) -> _Numbers:
         services[LongestWaits].of_last_day(),
         all_workers(services),
     )
-    gateways, pending, jobs, expiring = await asyncio.gather(
+    gateways, pending, jobs, expiring_keys = await asyncio.gather(
         known_gateways(redis),
         pending_usage(redis),
         done,
@@ -131,22 +131,10 @@ async def _read(services: Services) -> _Numbers:
     )
     async with database.reading() as transaction:
         exports = await ExportStore(transaction).states()
-    catalogue = services[Catalogue]
-    return _Numbers(
-        now=now,
-        history=history,
-        latency=latency,
-        refused=refused,
-        waits=waits,
-        models=catalogue.models,
-        workers=workers,
-        is_stale=catalogue.age_seconds > STALE_SECONDS,
-        gateways=gateways,
-        pending=pending,
-        jobs={name.decode(): int(at_ms) for name, at_ms in jobs.items()},
-        exports=exports,
-        expiring_keys=expiring,
-    )
+    models, is_stale = services[Catalogue].models, services[Catalogue].age_seconds > STALE_SECONDS
+    done_ms = {name.decode(): int(at_ms) for name, at_ms in jobs.items()}
+    sql = (history, latency, refused, waits, models, workers, is_stale)
+    return _Numbers(now, *sql, gateways, pending, done_ms, exports, expiring_keys)
 
 
 def _cards(found: _Numbers) -> Iterator[Card]:

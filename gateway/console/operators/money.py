@@ -14,7 +14,6 @@ from gateway.console.customers.invoices import latest_months
 from gateway.console.rendering import page
 from gateway.console.routing import OperatorRoute, tenant_path
 from gateway.console.tables import Cell, Column, Table
-from gateway.console.usage_query import by_dimension, tokens, total
 from gateway.http.services import AllServices
 from gateway.limits.store import QuotaStore
 
@@ -44,15 +43,14 @@ async def money(
     left = await services[QuotaStore].credits(list(names))
     used_up = sorted((micros, tenant_id) for tenant_id, micros in left.items() if micros <= 0)
     service = services.make(UsageService)
-    rows, following = await by_dimension(
-        service,
+    rows, following = await service.by_dimension(
         UsageFilter(tenant_id=None),
         read_month(month),
         Dimension.TENANT,
         after=decode_cursor(after, parts=2),
         limit=ROWS,
     )
-    everything = await total(service, UsageFilter(tenant_id=None), read_month(month))
+    everything = await service.total(UsageFilter(tenant_id=None), read_month(month))
     rows_of = await tenants.names([tenant_id for tenant_id, _ in rows])
 
     def statement(tenant_id: str) -> str:
@@ -89,7 +87,7 @@ def sums_table(
         Column("Tenant", tenant),
         Column("Requests", lambda row: row[1].requests, "num"),
         Column("Failed", lambda row: row[1].failed_requests, "num wide"),
-        Column("Tokens", lambda row: tokens(row[1]), "num wide"),
+        Column("Tokens", lambda row: row[1].tokens, "num wide"),
         *(audio if everything.audio_seconds else []),
         Column("Amount", lambda row: row[1].cost_micros, "money"),
     )

@@ -6,10 +6,11 @@ from typing import Final
 from fastapi import APIRouter, Request, Response
 
 from gateway.accounts.tenants.routes import Tenants
-from gateway.billing.usage.parts import Dimension, UsageFilter
+from gateway.billing.usage.parts import Dimension, UsageFilter, add
 from gateway.billing.usage.periods import Span
+from gateway.billing.usage.series import by_period
 from gateway.billing.usage.service import UsageService
-from gateway.console.charts import COST, REQUESTS
+from gateway.console.charts import COST, REQUESTS, period_chart
 from gateway.console.formats import cents
 from gateway.console.operators.health import read_health
 from gateway.console.operators.models import models_table
@@ -17,7 +18,7 @@ from gateway.console.operators.money import sums_table
 from gateway.console.rendering import page
 from gateway.console.routing import OperatorRoute, tenant_path
 from gateway.console.tables import Card
-from gateway.console.usage_query import add, by_dimension, by_period, cost, last_days, requests
+from gateway.console.usage_query import last_days
 from gateway.http.services import AllServices
 from gateway.models.catalogue import Catalogue
 from gateway.platform.settings import Settings
@@ -36,8 +37,7 @@ async def overview(request: Request, services: AllServices, tenants: Tenants) ->
     service = services.make(UsageService)
     # Concurrent queries, from which all sums of the page follow.
     (sums, _), periods, health = await asyncio.gather(
-        by_dimension(
-            service,
+        service.by_dimension(
             everything,
             Span(month_start(now), now),
             Dimension.TENANT,
@@ -75,8 +75,8 @@ async def overview(request: Request, services: AllServices, tenants: Tenants) ->
             ),
         ],
         charts=[
-            periods.chart("Revenue", COST, cost),
-            periods.chart("Requests", REQUESTS, requests),
+            period_chart("Revenue", COST, periods, "cost_micros"),
+            period_chart("Requests", REQUESTS, periods, "requests"),
         ],
         models=models_table(services[Settings], services[Catalogue].models, health.workers),
         top=sums_table(f"Biggest tenants in {name}", names, top, month, tenant_path),

@@ -11,7 +11,7 @@ from gateway.console.forms import Form, checked
 from gateway.console.limit_fields import LABELS, fields_of, limit_group, read_limits, shown_limit
 from gateway.console.rendering import confirmation, form_page, page
 from gateway.console.routing import FORM, AnyVisitor, OperatorRoute, SentForm, redirect
-from gateway.console.tables import Cell, Column, Field, Group, Table
+from gateway.console.tables import Action, Cell, Column, Field, Group, Table
 from gateway.records.limits import LimitScope, names_of
 from gateway.records.records import Plan
 
@@ -39,13 +39,13 @@ async def list_plans(request: Request, plans: Plans) -> Response:
         Column("Plan", lambda plan: Cell(plan.name, f"{HOME}/{plan.id}")),
         Column("Id", lambda plan: plan.id, "mono"),
         Column("Tenants", lambda plan: tenants.get(plan.id, 0), "num"),
-        *(Column(text, partial(_summary, scope), "values") for scope, text in _HOLDERS.items()),
+        *(Column(text, partial(_summary, scope), "below") for scope, text in _HOLDERS.items()),
     )
     return page(
         request,
         "list.html",
         title="Plans",
-        action=("Create a plan", f"{HOME}/new"),
+        action=Action("Create a plan", f"{HOME}/new"),
         notices=NOTICES,
         text="Limits of every tenant that has the plan, unless the tenant has its own.",
         table=Table("Plans", columns, await plans.list_all(), "There is no plan."),

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime
 from operator import attrgetter
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request, Response
@@ -16,7 +16,7 @@ from gateway.console.formats import show_time
 from gateway.console.forms import Form, checked
 from gateway.console.rendering import confirmation, form_page, page
 from gateway.console.routing import FORM, AnyVisitor, OperatorRoute, SentForm, redirect
-from gateway.console.tables import Cell, Column, Field, Step, Table, pairs
+from gateway.console.tables import Action, Cell, Column, Field, Search, Step, Table, pairs
 from gateway.http.services import AllServices, Services
 from gateway.models.books import AliasBook
 from gateway.models.catalogue import Catalogue
@@ -41,6 +41,14 @@ OPTIONAL: Final = {
     "audio_micros": "Dollars per million seconds; empty: none.",
 }
 """Hints of the amounts that may be left out."""
+NOTICES: Final = {
+    "added": "The price is added. It applies to requests that are admitted from then on.",
+    "removed": "The price is removed. What was charged stays charged.",
+}
+SEARCH: Final = (
+    Field("model", "Model"),
+    Field("history", "Past and removed prices too", type="checkbox"),
+)
 AMOUNT_FIELDS: Final = [
     Field(
         name,
@@ -72,7 +80,6 @@ async def list_prices(
     *,
     model: Model = "",
     history: bool = False,
-    done: Literal["added", "removed", ""] = "",
 ) -> Response:
     """Show the prices in force and future ones, or all of them; and the models without any."""
     prices, now = await table.list_history(model or None), utc_now()
@@ -96,9 +103,12 @@ async def list_prices(
             for each in sorted(known - priced)
             if model in ("", each)
         ],
-        model=model,
-        history=history,
-        done=done,
+        title="Prices",
+        action=Action("Add a price", f"{HOME}/new{f'?{_query(model)}' if model else ''}"),
+        search=Search(SEARCH, {"model": model, "history": "yes" if history else ""}),
+        text="Dollars per million tokens. A tier without a price has the price of the default "
+        "tier.",
+        notices=NOTICES,
     )
 
 

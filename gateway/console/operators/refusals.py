@@ -1,15 +1,37 @@
 """Rejected requests of all tenants, by reason."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Query, Request, Response
 
-from gateway.accounts.limits import LimitReports, Since
+from gateway.accounts.limits import LimitReports, RefusalCount, Since
 from gateway.console.rendering import page
-from gateway.console.routing import OperatorRoute
+from gateway.console.routing import OperatorRoute, tenant_path
+from gateway.console.tables import Cell, Column, Field, Search, Table
 from gateway.http.services import AllServices
 
+FIELDS: Final = (
+    Field("since", "Period", options=[("24h", "24 hours"), ("7d", "7 days")]),
+    Field("tenant", "Tenant"),
+)
+TEXT: Final = (
+    "Requests that gateways rejected before any work, by the code of the error. The current hour "
+    "or day is included; times are in UTC."
+)
+PARTIAL: Final = " Small numbers are missing: choose a tenant to see all of its own."
+
 router = APIRouter(route_class=OperatorRoute, include_in_schema=False)
+
+
+def _tenant(each: RefusalCount) -> Cell:
+    return Cell(each.tenant, tenant_path(each.tenant)) if each.tenant else Cell("unknown")
+
+
+COLUMNS: Final = (
+    Column("Tenant", _tenant),
+    Column("Reason", lambda each: each.code, "mono"),
+    Column("Requests", lambda each: each.requests, "num"),
+)
 
 
 @router.get("/console/refusals")
@@ -22,4 +44,13 @@ async def refusals(
 ) -> Response:
     """Show how many requests were rejected, by tenant and error code."""
     found = await services.make(LimitReports).refusals_of_tenants(since, tenant or None)
-    return page(request, "operators/refusals.html", found=found, since=since, tenant=tenant)
+    return page(
+        request,
+        "list.html",
+        title="Rejected requests",
+        search=Search(FIELDS, {"since": since, "tenant": tenant}),
+        text=TEXT if found.is_complete else TEXT + PARTIAL,
+        table=Table(
+            "Rejected requests", COLUMNS, found.data, "No request was rejected in this period."
+        ),
+    )

@@ -22,6 +22,7 @@ from gateway.billing.credits.service import Balance, CreditService
 from gateway.billing.usage.parts import UsageFilter
 from gateway.billing.usage.periods import Span
 from gateway.billing.usage.service import UsageService
+from gateway.console.customers.account import CREDIT_COLUMNS
 from gateway.console.customers.keys import key_state
 from gateway.console.formats import shortened
 from gateway.console.forms import checked
@@ -39,7 +40,6 @@ from gateway.console.routing import (
     tenant_path,
 )
 from gateway.console.tables import Cell, Column, Step, Table
-from gateway.console.usage_query import total
 from gateway.http.services import AllServices, Services
 from gateway.models.catalogue import Catalogue
 from gateway.models.price_book import PriceBook
@@ -73,8 +73,7 @@ async def show_tenant(request: Request, services: AllServices, tenant: SeenTenan
     now, newest = utc_now(), PageRequest(None, NEWEST, is_newest_first=True)
     home, credit = tenant_path(tenant.id), services.make(CreditService)
     month, balance, granted, limits = await asyncio.gather(
-        total(
-            services.make(UsageService),
+        services.make(UsageService).total(
             UsageFilter(tenant_id=tenant.id),
             Span(month_start(now), now),
         ),
@@ -97,7 +96,7 @@ async def show_tenant(request: Request, services: AllServices, tenant: SeenTenan
         month=month,
         month_name=f"{now:%B %Y}",
         balance=balance,
-        credits=granted.entries,
+        credits=Table("Credits", CREDIT_COLUMNS, granted.entries, "There are no credits."),
         home=home,
         limits=_limits(tenant, plan, limits),
         steps=list(_steps(services, tenant, balance, keys.entries, members.entries)),

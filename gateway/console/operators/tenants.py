@@ -26,14 +26,14 @@ from gateway.console.routing import (
     redirect,
     tenant_path,
 )
-from gateway.console.tables import Field, Group, pairs
+from gateway.console.tables import Action, Cell, Column, Field, Group, Search, Table, pairs
 from gateway.http.services import AllServices, Services
 from gateway.platform.database.paging import PageRequest
 from gateway.records.checks import checked_email
 from gateway.records.errors import must
 from gateway.records.limits import LimitScope
 from gateway.records.money import read_dollars
-from gateway.records.records import Billing, Tenant
+from gateway.records.records import Billing, Tenant, TenantStatus
 from gateway.records.scopes import DEFAULT_SCOPES, TENANT_SCOPES, Role
 
 ROWS: Final = 50
@@ -60,11 +60,24 @@ async def list_tenants(
     """List tenants, newest first."""
     wanted = PageRequest(after, ROWS, is_newest_first=True)
     found = await tenants.page(wanted, text=search.replace("\0", ""))
+    columns = (
+        Column("Name", lambda each: Cell(each.name, tenant_path(each.id))),
+        Column("Id", lambda each: each.id, "mono"),
+        Column("Status", tenant_status),
+        Column("Plan", lambda each: each.plan_id),
+        Column("Payment", lambda each: each.billing),
+        Column("Tier", lambda each: each.service_tier),
+        Column("Weight", lambda each: f"{each.weight:g}", "num"),
+        Column("Created (UTC)", lambda each: each.created_at, "time"),
+    )
+    field = Field("search", "Id or name contains", type="search")
     return page(
         request,
-        "operators/tenants.html",
-        tenants=found.entries,
-        search=search,
+        "list.html",
+        title="Tenants",
+        action=Action("Create a tenant", "/console/tenants/new"),
+        search=Search([field], {"search": search}, "Search"),
+        table=Table("Tenants", columns, found.entries, "No tenant was found."),
         following=following(found, "/console/tenants", search=search),
     )
 
@@ -100,6 +113,12 @@ async def create_tenant(
     return page(request, "key_secret.html", key=key.record, secret=key.key.reveal())
 
 
+def tenant_status(tenant: Tenant) -> Cell:
+    """Return whether a tenant is served."""
+    is_active = tenant.status is TenantStatus.ACTIVE
+    return Cell(tenant.status, kind="good" if is_active else "bad")
+
+
 def read_amount(name: str, text: str) -> int:
     """Return an amount of a form in micro-dollars. Raises InvalidParameterError."""
     micros = read_dollars(text)
@@ -109,10 +128,7 @@ def read_amount(name: str, text: str) -> int:
 
 
 async def tenant_form(
-    request: Request,
-    services: Services,
-    form: Mapping[str, str],
-    tenant: Tenant | None = None,
+    request: Request, services: Services, form: Mapping[str, str], tenant: Tenant | None = None
 ) -> Response:
     """Return the page with the form of a new tenant or of a known one."""
     plans = await services.make(PlanService).list_all()

@@ -12,8 +12,8 @@ from contract.queue import ModelStatus
 from gateway.billing.ledger import history as history_module
 from gateway.billing.ledger.history import DAYS, RecordedService, Served, ServiceHistory
 from gateway.billing.ledger.rollups import Rollups
-from gateway.console.status import service
-from gateway.console.status.schemas import ServiceState
+from gateway.billing.status import service
+from gateway.billing.status.schemas import ServiceState
 from gateway.limits import refusal_log as refusals_module
 from gateway.limits.refusal_log import PeriodCounts, Refusals
 from gateway.models.catalogue import ServedModel

@@ -9,9 +9,9 @@ from contract.queue import ModelStatus
 from gateway.billing.exports.store import ExportBody
 from gateway.billing.ledger.history import RecordedService, Served
 from gateway.billing.ledger.pending import Pending
+from gateway.billing.status.service import LONG_WAIT_SECONDS
 from gateway.billing.usage.service import LatencyBody
 from gateway.console.operators import health
-from gateway.console.status.service import LONG_WAIT_SECONDS
 from gateway.limits.refusal_log import Totals
 from gateway.models.catalogue import ServedModel
 from gateway.platform.database.tables import ExportBatchState

@@ -161,7 +161,8 @@ async def test_operator_manages_what_a_tenant_has(stack: Stack, operator: Visit)
         assert next(iter(fields.values())) in (await operator.get(f"{home}/{path[:8]}")).text
     log = (await operator.get("/console/audit?tenant=furnished")).text
     for action in ("key.create", "key.update", "key.revoke", "project.create", "member.add"):
-        assert re.search(rf"operator:key:\w+</td><td>{action}<", log), action
+        entry = log.partition(f"<td>{action}<")[2].partition("</tr>")[0]
+        assert re.search(r">operator:key:\w+<", entry), action
     assert (await operator.get("/console/tenants/nobody/webhooks")).status_code == 404
     reader = await asyncio.to_thread(stack.key, "staff", scopes=frozenset({Scope.ADMIN_READ}))
     async with visiting(stack.operators, reader) as visit:

@@ -20,12 +20,7 @@ from gateway.accounts.projects.service import ProjectService
 from gateway.accounts.tenants.service import TenantService
 from gateway.accounts.webhooks.secret_box import SecretBox
 from gateway.accounts.webhooks.service import WebhookService
-from gateway.billing.usage.parts import UsageFilter
-from gateway.billing.usage.query import read_span
-from gateway.billing.usage.service import UsageService
-from gateway.console.login import safe_page
-from gateway.console.routing import CustomerRoute, OperatorRoute, TenantRoute
-from gateway.console.sessions import (
+from gateway.auth.sessions import (
     MOST_SESSIONS,
     Audience,
     KeyLogin,
@@ -33,6 +28,11 @@ from gateway.console.sessions import (
     make_link,
     use_link,
 )
+from gateway.billing.usage.parts import UsageFilter
+from gateway.billing.usage.query import read_span
+from gateway.billing.usage.service import UsageService
+from gateway.console.login import safe_page
+from gateway.console.routing import CustomerRoute, OperatorRoute, TenantRoute
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
 from gateway.platform.database.paging import PageRequest

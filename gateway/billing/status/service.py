@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from gateway.billing.ledger.history import DAYS, RecordedService, Served, ServiceHistory
 from gateway.billing.ledger.rollups import DAY
-from gateway.console.status.schemas import DayStatus, PublicModelStatus, ServiceState, ServiceStatus
+from gateway.billing.status.schemas import DayStatus, PublicModelStatus, ServiceState, ServiceStatus
 from gateway.models.catalogue import Catalogue, ServedModel
 
 LONG_WAIT_SECONDS: Final = 30.0

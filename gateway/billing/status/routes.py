@@ -6,8 +6,8 @@ from fastapi import APIRouter, Query, Response
 
 from gateway.accounts.shared import PLAIN
 from gateway.billing.ledger.history import DAYS, FRESH_SECONDS, ServiceHistory
-from gateway.console.status.schemas import ServiceStatus
-from gateway.console.status.service import service_status
+from gateway.billing.status.schemas import ServiceStatus
+from gateway.billing.status.service import service_status
 from gateway.http.services import provided
 from gateway.models.catalogue import Catalogue
 
