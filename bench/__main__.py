@@ -66,8 +66,8 @@ Scenarios:
   telemetry   traces of everything, JSON logs and scraped metrics, beside none of it
   batch       a Poisson load at half of the capacity, 16 sequences: alone, beside a batch,
               and beside a batch without preemption; on vLLM, or scripted with --quick
-  affinity    chats of several turns on two workers with small caches, beside vLLM's server behind
-              vllm-router; only if named, because `make bench ARGS=affinity` installs the router
+  affinity    chats of several turns on two workers with small caches, beside two servers of
+              vLLM; only if named, because `make bench ARGS=affinity` installs vllm-router
   agents      turns of coding agents, of 6,000 to 232,000 tokens: CPU, first token, cached share,
               beside vLLM's server, smg and LiteLLM's proxy; only if named, as it installs these
   hosts       bursts for three models in turn on two hosts, which swap engines; only if named,

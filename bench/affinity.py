@@ -2,8 +2,9 @@
 
 Users of a tenant share the start of their prompts. Each turn repeats the turns before it. Sluice
 with affinity and without it takes turns with one worker of Sluice that has twice the cache, and
-with two servers of vLLM behind `vllm-router` with two policies. Each starts anew in each round, so
-that only two engines run at a time, and all get the same requests at the same times.
+with two servers of vLLM: the client sends them requests in turn, or `vllm-router` sends each where
+its text is cached. Each starts anew in each round, so that only two engines run at a time, and all
+get the same requests at the same times.
 
 The model has random weights: prompts of a few thousand tokens must cost much more than a step.
 Engines use one thread each.
@@ -36,10 +37,10 @@ from tokenizers import Tokenizer
 
 from bench.client import Lane, Load, Pace, Request, complete
 from bench.measure import TIMEOUT_SECONDS, MeasureError, Progress, Quantiles, quantiles
-from bench.peer_systems import running_router
+from bench.peer_systems import require_router, running_router
 from bench.scenarios import prompts
 from bench.sluice import running_sluice
-from bench.starting import CHECKPOINT, MODEL
+from bench.starting import CHECKPOINT, MODEL, StartError
 from bench.systems import Deployment, Engine
 from bench.vllm_server import running_vllm_server
 from contract import keys
@@ -49,7 +50,7 @@ NAME: Final = "affinity"
 WITH: Final = "Sluice"
 WITHOUT: Final = "Sluice, `SLUICE_AFFINITY_SECONDS=0`"
 DOUBLE: Final = "Sluice, one worker with twice the cache"
-ROUND_ROBIN: Final = "vLLM's server, vllm-router, round robin"
+ROUND_ROBIN: Final = "vLLM's servers, round robin"
 PREFIX_AWARE: Final = "vLLM's server, vllm-router, cache-aware"
 
 TENANTS: Final = tuple(f"tenant-{number}" for number in range(6))
@@ -139,6 +140,8 @@ class AffinityMeasurement:
 
     turns: list[Turn] = field(default_factory=list)
     backlogs: list[Backlog] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    """What was not measured, and why."""
 
     def rows(self) -> list[list[str]]:
         """Return a row for each system: medians over the rounds."""
@@ -181,6 +184,12 @@ class _System:
     """Of the engines."""
     redis_port: int = 0
     """Of Sluice."""
+    others: Sequence[str] = ()
+    """More servers that get requests in turn."""
+
+    def lane(self, tenant: str, requests: Iterable[Request], pace: Pace | None = None) -> Lane:
+        """Return the requests of one connection of a tenant."""
+        return Lane(self.url, self.keys[tenant], requests, tenant, pace, self.others)
 
     def counted(self, name: str) -> int:
         """Return a counter of vLLM, summed over the engines."""
@@ -217,7 +226,8 @@ def measure(
     if chats is not None or not options.quick:
         running.append(double)
     if not options.quick:
-        running.append(partial(_running_vllm, deployment, blocks=blocks))
+        has_router = _has_router(found, progress)
+        running.append(partial(_running_vllm, deployment, blocks=blocks, has_router=has_router))
     for number in range(1, options.rounds + 1):
         for place, start in enumerate(running if number % 2 else reversed(running)):
             own = folder / f"{number}-{place}"
@@ -249,6 +259,17 @@ def _measure(
             f"  round {number}, {system.name}: services of tenants differed by "
             f"{backlog.worst_difference:,.0f}, the bound is {backlog.bound:,.0f}"
         )
+
+
+def _has_router(found: AffinityMeasurement, progress: Progress) -> bool:
+    """Return whether the router is installed; without it, one system is left out."""
+    try:
+        require_router()
+    except StartError as error:
+        found.skipped.append(f"{PREFIX_AWARE}, is left out: {error}")
+        progress(f"  {found.skipped[-1]}")
+        return False
+    return True
 
 
 def write_model(folder: Path, config: Mapping[str, int]) -> None:
@@ -287,12 +308,13 @@ def _running_sluice(
 
 @contextmanager
 def _running_vllm(
-    deployment: Deployment, folder: Path, *, blocks: int
+    deployment: Deployment, folder: Path, *, blocks: int, has_router: bool
 ) -> Iterator[Iterable[_System]]:
     flags = [f"--block-size={_BLOCK_TOKENS}", f"--num-gpu-blocks-override={blocks}"]
-    environment = {"VLLM_SERVER_DEV_MODE": "1", **_ONE_THREAD}
-    policies = {ROUND_ROBIN: "round_robin", PREFIX_AWARE: "cache_aware"}
-    folders = [folder / name for name in ("1", "2", *policies.values())]
+    # A connection is kept open while its user reads.
+    environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "300"}
+    environment |= _ONE_THREAD
+    folders = [folder / name for name in ("1", "2", "router")]
     for each in folders:
         each.mkdir()
     with ExitStack() as stack:
@@ -305,27 +327,26 @@ def _running_vllm(
             return url
 
         urls = list(threads.map(start, folders[:2]))
-        none = dict.fromkeys(TENANTS, "")
-        yield _behind_routers(stack, policies, urls, folders[2:], none)
+        yield _in_turn_and_routed(stack, urls, folders[2] if has_router else None)
 
 
-def _behind_routers(
-    stack: ExitStack,
-    policies: Mapping[str, str],
-    urls: Sequence[str],
-    folders: Sequence[Path],
-    tenants: Mapping[str, str],
+def _in_turn_and_routed(
+    stack: ExitStack, urls: Sequence[str], router: Path | None
 ) -> Iterator[_System]:
-    """Yield the same servers behind one router after the other, each time with empty caches."""
-    for (name, policy), own in zip(policies.items(), folders, strict=True):
-        for url in urls:
-            reset = urllib.request.Request(  # noqa: S310 - ours
-                f"{url}/reset_prefix_cache", method="POST"
-            )
-            with urllib.request.urlopen(reset, timeout=10):  # noqa: S310
-                pass
-        url = stack.enter_context(running_router(own, urls, policy=policy))
-        yield _System(name, url, tenants, urls)
+    """Yield the servers, then the same ones with empty caches behind a router with this folder."""
+    first, *others = urls
+    none = dict.fromkeys(TENANTS, "")
+    yield _System(ROUND_ROBIN, first, none, urls, others=others)
+    if router is None:
+        return
+    for url in urls:
+        reset = urllib.request.Request(  # noqa: S310 - ours
+            f"{url}/reset_prefix_cache", method="POST"
+        )
+        with urllib.request.urlopen(reset, timeout=10):  # noqa: S310
+            pass
+    url = stack.enter_context(running_router(router, urls, policy="cache_aware"))
+    yield _System(PREFIX_AWARE, url, none, urls)
 
 
 async def _turns(system: _System, number: int, options: Options, chats: Chats | None) -> Turn:
@@ -335,7 +356,7 @@ async def _turns(system: _System, number: int, options: Options, chats: Chats | 
     lanes = _chats(system, seed)
     if chats is not None:
         own = chats.begin(seed)
-        lanes = (Lane(system.url, system.keys[tenant], each, tenant) for tenant, each in own)
+        lanes = (system.lane(tenant, each) for tenant, each in own)
     answers = await _run(list(lanes))
     later = [each for each in answers if _is_later(each.request)]
     return Turn(
@@ -369,7 +390,7 @@ def _request(prompt: str) -> Request:
 def _warm_up(system: _System, seed: str) -> Iterator[Lane]:
     for tenant in TENANTS:
         texts = islice(prompts(f"{seed} {tenant} warm-up", 2 * _TURN_WORDS), 4)
-        yield Lane(system.url, system.keys[tenant], map(_request, texts), tenant)
+        yield system.lane(tenant, map(_request, texts))
 
 
 def _shared(seed: str, tenant: str) -> str:
@@ -388,14 +409,14 @@ def _chats(system: _System, seed: str) -> Iterator[Lane]:
             requests.append(_request(text))
         every = _SECONDS * rng.uniform(0.8, 1.2)
         pace = Pace(rng.uniform(0.0, 2 * every), every)
-        yield Lane(system.url, system.keys[tenant], requests, tenant, pace)
+        yield system.lane(tenant, requests, pace)
 
 
 async def _backlog(system: _System, number: int, options: Options) -> Backlog:
     """Let all tenants have jobs waiting, and sample what they were served."""
     seed = f"{options.seed} {number}"
     lanes = [
-        Lane(system.url, system.keys[tenant], _endless(seed, place, connection), tenant)
+        system.lane(tenant, _endless(seed, place, connection))
         for place, tenant in enumerate(TENANTS)
         for connection in range(_CONNECTIONS)
     ]

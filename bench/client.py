@@ -6,6 +6,7 @@ count exactly the requested tokens.
 
 import asyncio
 import gc
+import itertools
 import json
 import re
 import time
@@ -88,6 +89,8 @@ class Lane:
     tenant: str = ""
     pace: Pace | None = None
     """None sends each request as soon as the previous one has ended."""
+    others: Sequence[str] = ()
+    """More servers. The requests of all lanes of a load go to these and the first one in turn."""
 
 
 @dataclass(slots=True)
@@ -122,7 +125,8 @@ class Load:
 
     async def open(self) -> None:
         """Connect all lanes without sending anything."""
-        self._connections = await asyncio.gather(*(_connect(lane) for lane in self._lanes))
+        turns = itertools.count()
+        self._connections = await asyncio.gather(*(_connect(lane, turns) for lane in self._lanes))
 
     def start(self) -> None:
         """Send the first request of each lane."""
@@ -132,8 +136,13 @@ class Load:
 
     async def wait(self, timeout_seconds: float, *, first: int | None = None) -> None:
         """Wait until every lane, or each of the first ones, has ended. Raises TimeoutError."""
-        async with asyncio.timeout(timeout_seconds):
-            await asyncio.gather(*(connection.ended for connection in self._connections[:first]))
+        ended = [connection.ended for connection in self._connections[:first]]
+        _, late = await asyncio.wait(ended, timeout=timeout_seconds)
+        if late:
+            raise TimeoutError(
+                f"{len(late)} of {len(ended)} connections did not receive all their responses "
+                f"within {timeout_seconds:g} s"
+            )
 
     def close(self) -> None:
         """Close all connections; the server cancels requests in progress."""
@@ -187,25 +196,27 @@ async def complete(lanes: Sequence[Lane], *, timeout_seconds: float) -> list[Ans
     return load.answers
 
 
-async def _connect(lane: Lane) -> "_Connection":
+async def _connect(lane: Lane, turns: Iterator[int]) -> "_Connection":
     loop = asyncio.get_running_loop()
-    parts = urlsplit(lane.url)
-    if parts.hostname is None or parts.port is None:
-        raise ValueError(f"url must name a host and a port. Given: {lane.url}")
-    _, connection = await loop.create_connection(
-        lambda: _Connection(lane, loop.create_future()), parts.hostname, parts.port
-    )
+    connection = _Connection(lane, loop.create_future(), turns)
+    for url in (lane.url, *lane.others):
+        parts = urlsplit(url)
+        if parts.hostname is None or parts.port is None:
+            raise ValueError(f"url must name a host and a port. Given: {url}")
+        await loop.create_connection(lambda: connection, parts.hostname, parts.port)
     return connection
 
 
 class _Connection(asyncio.Protocol):
-    """One keep-alive connection and the responses that it received."""
+    """One keep-alive connection to each server, and the responses that they received."""
 
-    def __init__(self, lane: Lane, ended: "asyncio.Future[None]") -> None:
+    def __init__(self, lane: Lane, ended: "asyncio.Future[None]", turns: Iterator[int]) -> None:
         self.ended = ended
         self.answers: list[Answer] = []
         self.begun = 0
         self._lane = lane
+        self._turns = turns
+        self._transports: list[asyncio.Transport] = []
         self._requests: Iterator[Request] = iter(lane.requests)
         self.answer: Answer | None = None
         self._due = 0.0
@@ -219,11 +230,12 @@ class _Connection(asyncio.Protocol):
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports do not inherit from asyncio's.
-        self._transport = cast("asyncio.Transport", transport)
+        self._transports.append(cast("asyncio.Transport", transport))
 
     def close(self) -> None:
         self.answer = None
-        self._transport.close()
+        for transport in self._transports:
+            transport.close()
 
     def start(self, now: float) -> None:
         if self._lane.pace is not None:
@@ -248,7 +260,8 @@ class _Connection(asyncio.Protocol):
                 self._send(request, due)
 
     def _send(self, request: Request, due: float | None = None) -> None:
-        if self._transport.is_closing():
+        transport = self._transports[next(self._turns) % len(self._transports)]
+        if transport.is_closing():
             return
         body = request.body()
         self._parser = httptools.HttpResponseParser(self)
@@ -258,7 +271,7 @@ class _Connection(asyncio.Protocol):
         sent = time.perf_counter() if due is None else due
         self.answer = Answer(request, self._lane.tenant, sent)
         line = f"POST {request.path} ".encode()
-        self._transport.write(b"%b%b%d\r\n\r\n%b" % (line, self._head, len(body), body))
+        transport.write(b"%b%b%d\r\n\r\n%b" % (line, self._head, len(body), body))
 
     @override
     def data_received(self, data: bytes) -> None:

@@ -157,13 +157,11 @@ def _later_p99(found: AgentsMeasurement) -> Values:
     return [b - a for a, b in zip(alone, beside, strict=True)]
 
 
-def _turns_of(found: AgentsMeasurement, *systems: str) -> list[Values]:
-    """Return cached shares and first tokens of the first of the systems that were measured."""
-    for name in systems:
-        if own := [each for each in found.workers.turns if each.system == name]:
-            shares = [100 * each.cached_tokens / each.prompt_tokens for each in own]
-            return [shares, [each.ttft.p50 for each in own]]
-    return [[], []]
+def _turns_of(found: AgentsMeasurement, system: str) -> list[Values]:
+    """Return cached shares and first tokens of a system."""
+    own = [each for each in found.workers.turns if each.system == system]
+    shares = [100 * each.cached_tokens / each.prompt_tokens for each in own]
+    return [shares, [each.ttft.p50 for each in own]]
 
 
 def _lost_share(found: AgentsMeasurement) -> Values:
@@ -172,8 +170,8 @@ def _lost_share(found: AgentsMeasurement) -> Values:
 
 
 def _over_round_robin(found: AgentsMeasurement) -> Values:
-    theirs = _turns_of(found, affinity.ROUND_ROBIN, affinity.WITHOUT)
-    return _ratios(_turns_of(found, affinity.WITH)[1], theirs[1])
+    ours, theirs = _turns_of(found, affinity.WITH), _turns_of(found, affinity.ROUND_ROBIN)
+    return _ratios(ours[1], theirs[1])
 
 
 AGENT_GOALS = (

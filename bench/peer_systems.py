@@ -32,6 +32,7 @@ _READY_SECONDS: Final = 60.0
 _ENOUGH: Final = 4 * 10**9
 """A limit that no measurement reaches."""
 _ENVIRONMENTS: Final = REPOSITORY / ".venv" / "peers"
+_ROUTER: Final = _ENVIRONMENTS / "vllm-router" / "bin" / "vllm-router"
 _NGINX: Final = """\
 daemon off;
 worker_processes auto;
@@ -107,20 +108,24 @@ def _nginx(folder: Path, backend: Backend) -> Iterator[Route]:
 @contextmanager
 def _vllm_router(folder: Path, backend: Backend) -> Iterator[Route]:
     port = free_port()
-    command = [str(_ENVIRONMENTS / "vllm-router" / "bin" / "vllm-router")]
-    command += _router_options(port, [backend.url])
+    command = [str(_ROUTER), *_router_options(port, [backend.url])]
     # Its log level has another name than that of smg.
     command += ["--log-level", "warning", "--prometheus-host", "127.0.0.1"]
     with _running("vllm-router", command, port, folder, backend) as route:
         yield route
 
 
+def require_router() -> None:
+    """Raise StartError if vllm-router is not installed."""
+    _require(_ROUTER)
+
+
 @contextmanager
 def running_router(folder: Path, backends: Sequence[str], *, policy: str) -> Iterator[str]:
     """Run vllm-router in front of servers of vLLM within a block. Raises StartError."""
-    program, port = _ENVIRONMENTS / "vllm-router" / "bin" / "vllm-router", free_port()
-    _require(program)
-    command = [str(program), *_router_options(port, backends, policy=policy)]
+    require_router()
+    port = free_port()
+    command = [str(_ROUTER), *_router_options(port, backends, policy=policy)]
     command += ["--log-level", "warning", "--prometheus-host", "127.0.0.1"]
     server = start(f"vllm-router {policy}", command, folder=folder, environment={})
     url = f"http://127.0.0.1:{port}"

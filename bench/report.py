@@ -3,7 +3,7 @@
 import json
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -271,6 +271,7 @@ def _affinity_section(each: AffinityMeasurement) -> str:
             "\nService units of tenants while all of them have jobs waiting:\n",
             *table(backlog, each.backlog_rows()),
             "",
+            *_sentences(each.skipped),
         ]
     )
 
@@ -282,7 +283,11 @@ def _agents_section(each: AgentsMeasurement) -> str:
     if rows := each.workers.rows():
         head = ["system", "cached prompt tokens", "first token p50 ms", "p99 ms", "requests"]
         lines += ["### workers\n", *table(head, rows), ""]
-    return "\n".join([*lines, *(f"- {sentence}" for sentence in each.skipped), ""])
+    return "\n".join([*lines, *_sentences([*each.skipped, *each.workers.skipped])])
+
+
+def _sentences(skipped: Iterable[str]) -> list[str]:
+    return [*(f"- {each}" for each in skipped), ""]
 
 
 def _hosts_section(each: HostsMeasurement) -> str:
