@@ -53,6 +53,12 @@ class Service:
         return {name: str(value) for name, value in given.items() if value is not None}
 
     @property
+    def profiles(self) -> list[str]:
+        """The profiles of which one starts it; empty if it always starts."""
+        profiles: list[str] = self.options.get("profiles", [])
+        return profiles
+
+    @property
     def is_one_shot(self) -> bool:
         """Whether it runs to completion."""
         return self.options.get("restart") != "unless-stopped"

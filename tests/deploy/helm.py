@@ -37,6 +37,13 @@ SECRETS: Final = {
     "redis-worker-password": "made-up-6-worker",
     "redis-jobs-password": "made-up-6-jobs",
     "worker-redis-url": "redis://worker:made-up-1@redis.example.com:6379/0",
+    **{
+        f"{role}-cluster-url": (
+            f"rediss://{role}:made-up-15@redis-0.redis,redis-1.redis?cluster=true"
+            "&ssl_cert_reqs=required&ssl_ca_certs=/etc/sluice/redis/ca.crt"
+        )
+        for role in ("gateway", "worker", "jobs")
+    },
     "export-tokens": "stripe=made-up-14",
     "audit-key": "made-up-11-which-has-at-least-32-bytes",
     "postgresql-password": "made-up-7",

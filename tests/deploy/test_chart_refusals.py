@@ -25,6 +25,22 @@ NOT_TOGETHER = {
         {"redis.existingSecret": "", "redis.bundled.enabled": "true"},
         "redis.bundled: set redis.bundled.existingSecret to a Secret with the passwords.",
     ),
+    "certificate of another Redis": (
+        {
+            "redis.caExistingSecret": "redis-ca",
+            "redis.existingSecret": "",
+            "redis.bundled.enabled": "true",
+        },
+        "redis.caExistingSecret: the bundled Redis has its CA certificate in",
+    ),
+    "cluster as broker": (
+        {
+            "redis.url": "redis://a?cluster=true",
+            "redis.existingSecret": "",
+            "redis.brokerExistingSecret": "",
+        },
+        "redis.url: a cluster requires redis.brokerExistingSecret",
+    ),
     "no database": (
         {"database.existingSecret": ""},
         "database: set database.existingSecret to a Secret with the URL of PostgreSQL",

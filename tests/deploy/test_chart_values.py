@@ -13,6 +13,7 @@ from pydantic_settings import BaseSettings
 
 import gateway.platform.settings
 import worker.settings
+from common.redis_url import cluster_address
 from scripts import chart
 from tests.deploy.helm import CASES, CHART, case, environment, named, pods, render
 from tests.support.stack import CHECKPOINT, REPOSITORY
@@ -302,8 +303,9 @@ def test_processes_can_have_separate_urls_of_an_external_redis() -> None:
     assert "//worker:" not in urls["gateway"]
 
 
-def test_clients_of_encrypted_redis_trust_only_its_certificate() -> None:
-    manifests = case(CHART / "ci" / "network-policy-values.yaml")
+@pytest.mark.parametrize("name", ["network-policy", "cluster"])
+def test_clients_of_encrypted_redis_trust_only_its_certificate(name: str) -> None:
+    manifests = case(CHART / "ci" / f"{name}-values.yaml")
     asking = [
         pod for pod in pods(manifests) if pod.component in {"gateway", "worker", "jobs", "beat"}
     ]
@@ -320,10 +322,30 @@ def test_clients_of_encrypted_redis_trust_only_its_certificate() -> None:
         ]
         (volume,) = [each for each in pod.spec["volumes"] if each["name"] == mount["name"]]
         assert volume["secret"]["items"] == [{"key": "ca.crt", "path": "ca.crt"}]
+
+
+def test_bundled_redis_with_tls_accepts_no_other_connection() -> None:
+    manifests = case(CHART / "ci" / "network-policy-values.yaml")
     (server,) = [pod for pod in pods(manifests) if pod.component == "redis"]
     (container,) = server.containers
     assert container["args"][container["args"].index("--port") + 1] == "0"
     assert "--tls" in container["readinessProbe"]["exec"]["command"]
+
+
+def test_processes_of_a_cluster_have_their_own_users_and_jobs_another_broker() -> None:
+    manifests = case(CHART / "ci" / "cluster-values.yaml")
+    found = {
+        pod.component: environment(pod.containers[-1], manifests)
+        for pod in pods(manifests)
+        if pod.component in {"gateway", "worker", "jobs", "beat"}
+    }
+    users = {"gateway": "gateway", "worker": "worker", "jobs": "jobs", "beat": "jobs"}
+    for component, variables in found.items():
+        address = cluster_address(variables["SLUICE_REDIS_URL"])
+        assert address is not None
+        assert (address.username, len(address.hosts)) == (users[component], 2)
+    brokers = {name for name, each in found.items() if "SLUICE_CELERY_BROKER_URL" in each}
+    assert brokers == {"jobs", "beat"}
 
 
 @pytest.mark.parametrize("secret", ["SLUICE_AUDIT_KEY", "SLUICE_EXPORT_TOKENS"])

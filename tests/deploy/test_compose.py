@@ -42,6 +42,8 @@ SERVICES = list(services().values())
 VERSION = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
 EXACT = re.compile(r"[a-z0-9./-]+:v?\d+\.\d+(\.\d+)?(-[a-z0-9.]+)?")
 """An image with the tag of one release: PostgreSQL's have two numbers, others' have three."""
+CLUSTER = {"redis-cluster", *map("redis-{}".format, range(1, 7))}
+"""The servers of a Redis Cluster, and the command that connects them."""
 DOCUMENTED = re.compile(r"^#?([A-Z_]+)=", re.MULTILINE)
 
 
@@ -153,10 +155,16 @@ def test_service_has_a_health_check_or_ends(service: Service) -> None:
 @every_service
 def test_service_waits_for_its_dependencies(service: Service) -> None:
     for name, condition in service.options.get("depends_on", {}).items():
-        wanted = (
-            "service_completed_successfully" if services()[name].is_one_shot else "service_healthy"
-        )
-        assert condition == {"condition": wanted}, name
+        wanted: dict[str, Any] = {
+            "condition": (
+                "service_completed_successfully"
+                if services()[name].is_one_shot
+                else "service_healthy"
+            )
+        }
+        if "cluster" in services()[name].profiles and "cluster" not in service.profiles:
+            wanted["required"] = False
+        assert condition == wanted, name
 
 
 def test_dependencies_of_services_have_no_cycle() -> None:
@@ -166,20 +174,19 @@ def test_dependencies_of_services_have_no_cycle() -> None:
             yield each
             yield from all_before(each, (*path, name))
 
-    assert set(all_before("gateway", ())) == {"redis", "migrate", "postgres"}
+    assert set(all_before("gateway", ())) == {"redis", "migrate", "postgres"} | CLUSTER
     for service in SERVICES:
         assert service.name not in set(all_before(service.name, ()))
 
 
 def test_profiles_are_those_of_engines_and_of_the_demo_key() -> None:
-    profiles = {
-        each.name: each.options["profiles"] for each in SERVICES if "profiles" in each.options
-    }
+    profiles = {each.name: each.profiles for each in SERVICES if each.profiles}
     assert profiles == {
         "worker-cpu": ["cpu"],
         "worker-gpu": ["gpu"],
         "worker-host": ["host"],
         "seed": ["seed"],
+        **{name: ["cluster"] for name in CLUSTER},
     }
 
 
@@ -226,7 +233,7 @@ def test_networks_connect_only_services_that_need_each_other() -> None:
         "operators": {"prometheus", "grafana"},
         "webhooks": {"celery"},
         "models": workers - {"worker"},
-        "redis": {"redis", "seed", *processes},
+        "redis": {"redis", "seed", *CLUSTER, *processes},
         "database": {"postgres", "migrate", "seed", "gateway", "celery"},
         "telemetry": {"prometheus", "tempo", "otel-collector", "grafana", *processes},
     }

@@ -42,7 +42,7 @@ class RedisServer:
         append: Literal["always", "everysec"] | None = None,
         options: tuple[str, ...] = (),
     ) -> None:
-        self.port = _free_cluster_port() if cluster else free_port()
+        self.port = free_cluster_port() if cluster else free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self._executable = executable
         self._cluster = cluster
@@ -133,7 +133,7 @@ class RedisServer:
             return False
 
 
-def _free_cluster_port() -> int:
+def free_cluster_port() -> int:
     """Return a port whose cluster port, higher by ten thousand, is free too."""
     while not reserve((port := free_port(CLUSTER_PORTS)) + CLUSTER_BUS_OFFSET):
         pass

@@ -3,13 +3,14 @@
 #   sh start.sh --dir /data --maxmemory 1gb ...
 #
 # Passwords come from environment variables, so that no command line shows them:
-# REDIS_<ROLE>_PASSWORD for each role, and REDISCLI_AUTH for the user `default`, which has all permissions, for operators only.
+# REDIS_<ROLE>_PASSWORD for each role, and REDISCLI_AUTH for the user `default`, which has all
+# permissions, for operators and replicas only.
 set -eu
 umask 077
 folder=$(dirname "$0")
 users=$(mktemp)
 {
-    printf 'requirepass %s\n' "$REDISCLI_AUTH"
+    printf 'requirepass %s\nmasterauth %s\n' "$REDISCLI_AUTH" "$REDISCLI_AUTH"
     while read -r role rules; do
         case "$role" in
             gateway) password=$REDIS_GATEWAY_PASSWORD ;;

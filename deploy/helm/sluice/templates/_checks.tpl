@@ -30,6 +30,12 @@ root.
 {{- if and $redis.bundled.enabled (not $redis.bundled.existingSecret) (not $redis.bundled.password) -}}
 {{- $problems = append $problems "redis.bundled: set redis.bundled.existingSecret to a Secret with the passwords." -}}
 {{- end -}}
+{{- if and $redis.caExistingSecret $redis.bundled.enabled -}}
+{{- $problems = append $problems "redis.caExistingSecret: the bundled Redis has its CA certificate in redis.bundled.tls.existingSecret." -}}
+{{- end -}}
+{{- if and (regexMatch "[?&]cluster=true" $redis.url) (not $redis.brokerExistingSecret) -}}
+{{- $problems = append $problems "redis.url: a cluster requires redis.brokerExistingSecret, since Celery has no cluster." -}}
+{{- end -}}
 {{- $databaseSources := compact (list $database.existingSecret $database.url (ternary "bundled" "" $database.bundled.enabled)) -}}
 {{- if not $databaseSources -}}
 {{- $problems = append $problems "database: set database.existingSecret to a Secret with the URL of PostgreSQL, or database.bundled.enabled to install one." -}}

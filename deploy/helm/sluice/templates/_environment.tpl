@@ -58,15 +58,24 @@ redis://{{ $server }}
 
 {{- define "sluice.redisTrustFolder" -}}/etc/sluice/redis{{- end -}}
 
+{{/* The Secret with the CA certificate of Redis servers; empty without one. Takes the root. */}}
+{{- define "sluice.redisTrust" -}}
+{{- if .Values.redis.bundled.enabled -}}
+{{- .Values.redis.bundled.tls.existingSecret -}}
+{{- else -}}
+{{- .Values.redis.caExistingSecret -}}
+{{- end -}}
+{{- end -}}
+
 {{/*
-The CA certificate with which clients verify the bundled Redis: a volume and its mount, or nothing.
-They take the root.
+The CA certificate with which clients verify Redis servers: a volume and its mount, or nothing. They
+take the root.
 */}}
 {{- define "sluice.redisTrustVolume" -}}
-{{- if include "sluice.redisTls" . -}}
+{{- with include "sluice.redisTrust" . -}}
 - name: redis-trust
   secret:
-    secretName: {{ .Values.redis.bundled.tls.existingSecret }}
+    secretName: {{ . }}
     # Excludes the server's key.
     items:
       - key: ca.crt
@@ -74,7 +83,7 @@ They take the root.
 {{- end -}}
 {{- end -}}
 {{- define "sluice.redisTrustMount" -}}
-{{- if include "sluice.redisTls" . -}}
+{{- if include "sluice.redisTrust" . -}}
 - name: redis-trust
   mountPath: {{ include "sluice.redisTrustFolder" . }}
   readOnly: true
