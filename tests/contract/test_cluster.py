@@ -18,9 +18,11 @@ from common.redis_url import redis_client
 from contract import keys
 from contract.scripts.cluster import ClusterConnection, server_id, shared_connection
 from contract.scripts.executor import SharedConnection
+from tests.support.certificates import self_signed
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.processes import free_port
 from tests.support.redis_cluster import RedisClusterServers, running_cluster
+from tests.support.redis_server import SYSTEM
 from worker.queue.heartbeat import WorkerHeartbeat
 
 TAGS = range(12)
@@ -30,9 +32,14 @@ _ROUNDS = 20
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[RedisClusterServers]:
-    """Three masters with a replica each."""
-    with running_cluster() as cluster:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisClusterServers]:
+    """Three masters with a replica each, with TLS if the machine's Redis has it."""
+    certificate = None
+    if SYSTEM is not None:
+        folder = tmp_path_factory.mktemp("certificate")
+        self_signed("localhost", folder)
+        certificate = folder / "server.pem"
+    with running_cluster(certificate=certificate) as cluster:
         yield cluster
 
 
@@ -104,7 +111,7 @@ async def test_every_command_is_executed_once_while_its_slot_moves(
         slots = [key_slot(str(tag).encode()) for tag in TAGS]
         await asyncio.to_thread(cluster.move, slots, to=added)
     server = await server_of(client, f"{{{TAGS[0]}}}:a")
-    assert server.connection_pool.connection_kwargs["port"] == added.port
+    assert server.connection_pool.connection_kwargs["port"] == cluster.port(added)
 
 
 async def test_new_keys_of_a_slot_that_moves_are_in_its_next_server(
@@ -135,6 +142,14 @@ async def test_an_idle_client_finds_the_promoted_replica_of_a_killed_master(
         assert await client.get(name) == b"1"
     assert await server_id(client) == await server_id(shared) != before
     await asyncio.to_thread(cluster.restart_replica, 0)
+
+
+async def test_a_client_trusts_only_the_given_authority(cluster: RedisClusterServers) -> None:
+    if not cluster.url.startswith("rediss:"):
+        pytest.skip("redis-server of the system (Debian's redis-server package) is not installed")
+    async with redis_client(cluster.url.partition("&")[0]) as client:
+        with pytest.raises(RedisConnectionError, match="certificate verify failed"):
+            await client.ping()
 
 
 async def test_heartbeats_are_seen_by_the_server_of_the_model(

@@ -4,6 +4,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,7 @@ class ComposeCluster:
             variables = self.environment(service.environment)
             self.running.append(spawn(*shell, script, env=variables, cwd=REPOSITORY))
         for port in self.ports.values():
-            wait_until(lambda port=port: _answers(address, port), what="redis-server answering")
+            wait_until(partial(_answers, address, port), what="redis-server answering")
         shell, script, *names = CREATE.options["command"]
         assert names == NAMES
         script = script.replace("/etc/redis-cluster/", f"{REPOSITORY}/ops/redis-cluster/")
@@ -112,7 +113,7 @@ async def test_each_role_can_use_every_server_of_the_compose_cluster(
             slots = _client("127.0.0.1", port, role).execute_command("CLUSTER", "SLOTS")
             assert {master[0] for _, _, master, *_ in slots} == {b"localhost"}
         operator = _client("127.0.0.1", port, "default")
-        wait_until(lambda operator=operator: _is_connected(operator), what="the replica")
+        wait_until(partial(_is_connected, operator), what="the replica")
 
 
 def _is_connected(operator: Redis) -> bool:

@@ -4,15 +4,28 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
 from redis import Redis
 
 from tests.support.processes import wait_until
-from tests.support.redis_server import BUNDLED, CLUSTER_BUS_OFFSET, HASH_SLOTS, SYSTEM, RedisServer
+from tests.support.redis_server import (
+    BUNDLED,
+    CLUSTER_BUS_OFFSET,
+    HASH_SLOTS,
+    SYSTEM,
+    Encryption,
+    RedisServer,
+    free_cluster_port,
+)
 
 NODE_TIMEOUT_MS = 2_000
 """After which a master that does not respond is replaced."""
 _OPTIONS = ("--cluster-node-timeout", str(NODE_TIMEOUT_MS), "--repl-diskless-sync-delay", "0")
+_ENCRYPTED = (
+    *("--tls-cluster", "yes", "--tls-replication", "yes"),
+    *("--cluster-announce-hostname", "localhost", "--cluster-preferred-endpoint-type", "hostname"),
+)
 _MOVED_AT_ONCE = 64
 
 
@@ -20,10 +33,24 @@ class RedisClusterServers:
     """Masters with one replica each.
 
     Masters and replicas have the numbers of their first roles, `masters[0]` with `replicas[0]`.
+
+    Args:
+        masters: their number.
+        executable: BUNDLED or SYSTEM.
+        certificate: file of a key and its certificate for `localhost`. Clients, and servers among
+            each other, then use TLS; only the tests' commands do not. Needs SYSTEM.
     """
 
-    def __init__(self, *, masters: int = 3, executable: str = SYSTEM or BUNDLED) -> None:
+    def __init__(
+        self,
+        *,
+        masters: int = 3,
+        executable: str = SYSTEM or BUNDLED,
+        certificate: Path | None = None,
+    ) -> None:
         self._executable = executable
+        self._certificate = certificate
+        self._encrypted_ports: dict[int, int] = {}
         bounds = [HASH_SLOTS * number // masters for number in range(masters + 1)]
         self.masters = [self._server(range(first, end)) for first, end in pairwise(bounds)]
         self.replicas = [self._server(range(0)) for _ in self.masters]
@@ -36,8 +63,15 @@ class RedisClusterServers:
     @property
     def url(self) -> str:
         """The URL that names the first masters."""
+        if self._certificate is not None:
+            hosts = ",".join(f"localhost:{self.port(server)}" for server in self.masters)
+            return f"rediss://{hosts}?cluster=true&ssl_ca_certs={self._certificate}"
         hosts = ",".join(f"127.0.0.1:{server.port}" for server in self.masters)
         return f"redis://{hosts}?cluster=true"
+
+    def port(self, server: RedisServer) -> int:
+        """The port for clients and for other servers."""
+        return self._encrypted_ports.get(server.port, server.port)
 
     def start(self) -> None:
         """Start all servers and wait until every replica is connected."""
@@ -62,7 +96,7 @@ class RedisClusterServers:
         for slot in slots:
             client = self.begin_move(slot, to=to)
             while keys := client.execute_command("CLUSTER", "GETKEYSINSLOT", slot, _MOVED_AT_ONCE):
-                arguments = ("127.0.0.1", to.port, "", 0, 10_000, "KEYS", *keys)
+                arguments = ("127.0.0.1", self.port(to), "", 0, 10_000, "KEYS", *keys)
                 client.execute_command("MIGRATE", *arguments)
             for each in (target, client):
                 each.execute_command("CLUSTER", "SETSLOT", slot, "NODE", target_id)
@@ -99,12 +133,19 @@ class RedisClusterServers:
             server.close()
 
     def _server(self, slots: range) -> RedisServer:
-        return RedisServer(self._executable, cluster=True, slots=slots, options=_OPTIONS)
+        if self._certificate is None:
+            return RedisServer(self._executable, cluster=True, slots=slots, options=_OPTIONS)
+        encryption = Encryption(free_cluster_port(), self._certificate)
+        options = (*_OPTIONS, *encryption.options, *_ENCRYPTED)
+        options += ("--tls-ca-cert-file", str(self._certificate))
+        server = RedisServer(self._executable, cluster=True, slots=slots, options=options)
+        self._encrypted_ports[server.port] = encryption.port
+        return server
 
     def _meet(self, servers: Sequence[RedisServer]) -> None:
         for server in servers[1:]:
-            bus = server.port + CLUSTER_BUS_OFFSET
-            servers[0].command(f"CLUSTER MEET 127.0.0.1 {server.port} {bus}")
+            port = self.port(server)
+            servers[0].command(f"CLUSTER MEET 127.0.0.1 {port} {port + CLUSTER_BUS_OFFSET}")
         for server in self.servers:
             knows = partial(_knows, server, len(self.servers))
             wait_until(knows, what="the servers knowing each other")
@@ -143,9 +184,11 @@ def _is_master(server: RedisServer) -> bool:
 
 
 @contextmanager
-def running_cluster(*, masters: int = 3) -> Iterator[RedisClusterServers]:
+def running_cluster(
+    *, masters: int = 3, certificate: Path | None = None
+) -> Iterator[RedisClusterServers]:
     """Run a cluster for the length of a block."""
-    cluster = RedisClusterServers(masters=masters)
+    cluster = RedisClusterServers(masters=masters, certificate=certificate)
     try:
         cluster.start()
         yield cluster
