@@ -19,7 +19,7 @@ from gateway.billing.exports.store import ExportStore
 from gateway.billing.ledger.pending import pending_usage
 from gateway.jobs import telemetry
 from gateway.platform.database.engine import Database
-from gateway.platform.redis_client import observe_memory
+from gateway.platform.redis_client import observe_servers
 from gateway.records.batches import BatchStatus
 from gateway.records.errors import StoreUnavailableError
 from gateway.records.times import utc_now
@@ -57,7 +57,7 @@ class Observer:
 
     async def update(self) -> None:
         """Update the gauges once."""
-        await observe_memory(self._redis, timeout_seconds=MEMORY_TIMEOUT_SECONDS)
+        await observe_servers(self._redis, timeout_seconds=MEMORY_TIMEOUT_SECONDS)
         await self._update_buckets()
         if time.monotonic() >= self._keys_are_due_at:
             self._keys_are_due_at = time.monotonic() + KEYS_SECONDS

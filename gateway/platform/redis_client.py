@@ -3,8 +3,8 @@
 import asyncio
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
+from contextlib import contextmanager, suppress
+from functools import cached_property, partial
 from typing import Any, Final
 
 from redis.asyncio import Redis
@@ -12,7 +12,7 @@ from redis.asyncio.client import Pipeline
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import SentinelConnectionPool
 from redis.backoff import NoBackoff
-from redis.exceptions import AskError, NoScriptError, RedisError, TryAgainError
+from redis.exceptions import AskError, MovedError, NoScriptError, RedisError, TryAgainError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from typing_extensions import override
 
@@ -21,7 +21,7 @@ from common.redis_cluster import slot_map_of
 from common.redis_private import transport_of
 from common.redis_url import redis_client
 from contract.scripts import LuaScript
-from contract.scripts.cluster import ClusterConnection, ask_every_server
+from contract.scripts.cluster import ClusterConnection
 from contract.scripts.cluster import shared_connection as shared
 from contract.scripts.executor import SharedConnection
 from gateway.platform import store_telemetry
@@ -37,6 +37,11 @@ SHARED_TIMEOUT_SECONDS: Final = 1.5
 _WAITING_COMMANDS: Final = frozenset({"BLPOP", "XREAD"})
 """Blocking commands, whose duration does not reflect the speed of Redis."""
 _PIPELINE: Final = "pipeline"
+_REDIRECTIONS: Final[dict[type[Exception], str]] = {
+    MovedError: "moved",
+    AskError: "ask",
+    TryAgainError: "try_again",
+}
 
 
 def connect(url: str, *, max_connections: int) -> "Redis":
@@ -70,6 +75,13 @@ def describe(client: "Redis") -> str:
     return f"Redis at {_address(pool)}"
 
 
+def server_name(client: "Redis") -> str:
+    """Return the address of a server, or the sentinels' name of the master, for metrics."""
+    pool: Any = client.connection_pool
+    name: str = pool.service_name if isinstance(pool, SentinelConnectionPool) else _address(pool)
+    return name
+
+
 def _address(pool: Any) -> str:
     return f"{pool.connection_kwargs['host']}:{pool.connection_kwargs.get('port', REDIS_PORT)}"
 
@@ -87,20 +99,41 @@ def converting_errors(client: "Redis") -> Iterator[None]:
         ) from error
 
 
-async def observe_memory(client: "Redis", *, timeout_seconds: float) -> None:
-    """Query the used and maximum memory of Redis; both are unknown if Redis does not respond.
+async def observe_servers(client: "Redis", *, timeout_seconds: float) -> None:
+    """Set the gauges of the server, or of each master of the cluster.
 
-    Of a cluster, the values are those of the fullest server.
+    Memory is unknown if a server does not respond. Servers that have no slots any more are dropped.
     """
+    servers = {server_name(each): each for each in await _servers(client, timeout_seconds)}
+    for gauge in (store_telemetry.REDIS_USED_MEMORY, store_telemetry.REDIS_MAX_MEMORY):
+        gauge.clear()
+    store_telemetry.REDIS_UP.clear()
+    await asyncio.gather(
+        *(_observe(name, server, timeout_seconds) for name, server in servers.items())
+    )
+
+
+async def _servers(client: "Redis", timeout_seconds: float) -> "list[Redis]":
+    if (slots := slot_map_of(client)) is None:
+        return [client]
+    with suppress(RedisError, OSError):  # TimeoutError is an OSError.
+        async with asyncio.timeout(timeout_seconds):
+            await slots.ready()
+    return [slots.client(address) for address in slots.masters or slots.seeds]
+
+
+async def _observe(name: str, server: "Redis", timeout_seconds: float) -> None:
     used = most = UNKNOWN
+    is_up = False
     try:
         async with asyncio.timeout(timeout_seconds):
-            infos = await ask_every_server(client, "INFO", "memory")
-        used, most = max(map(memory_of, infos), key=lambda each: each[0] / each[1])
-    except (RedisError, TimeoutError):
+            used, most = memory_of(await server.info("memory"))
+        is_up = True
+    except (RedisError, OSError):
         pass
-    store_telemetry.REDIS_USED_MEMORY.set(used)
-    store_telemetry.REDIS_MAX_MEMORY.set(most)
+    store_telemetry.REDIS_UP.labels(name).set(is_up)
+    store_telemetry.REDIS_USED_MEMORY.labels(name).set(used)
+    store_telemetry.REDIS_MAX_MEMORY.labels(name).set(most)
 
 
 def memory_of(info: dict[str, int]) -> tuple[int, int]:
@@ -111,6 +144,10 @@ def memory_of(info: dict[str, int]) -> tuple[int, int]:
 class MeasuredRedis(Redis):
     """Client that records the duration and failures of its commands and pipelines."""
 
+    @cached_property
+    def _server(self) -> str:
+        return server_name(self)
+
     @override
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         above: Any = super()
@@ -118,28 +155,34 @@ class MeasuredRedis(Redis):
         try:
             reply = await above.execute_command(*args, **options)
         except Exception as error:
-            _note_failure(args, error)
+            _note_failure(self._server, _name_of(args), error)
             raise
-        _note_reply(args, began)
+        _note_reply(self._server, args, began)
         return reply
 
     @override
     def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> Pipeline:
-        return _MeasuredPipeline(
-            self.connection_pool, self.response_callbacks, transaction, shard_hint
-        )
+        return _MeasuredPipeline(self, self._server, is_transaction=transaction)
 
 
 class _MeasuredPipeline(Pipeline):
+    def __init__(self, client: "Redis", server: str, *, is_transaction: bool) -> None:
+        super().__init__(client.connection_pool, client.response_callbacks, is_transaction, None)
+        self._server = server
+
     @override
     async def execute(self, raise_on_error: bool = True) -> list[Any]:
         began = time.perf_counter()
         try:
             replies = await super().execute(raise_on_error)
-        except Exception:
-            store_telemetry.REDIS_ERRORS.labels(_PIPELINE).inc()
+        except Exception as error:
+            _note_failure(self._server, _PIPELINE, error)
             raise
-        store_telemetry.REDIS_SECONDS.labels(_PIPELINE).observe(time.perf_counter() - began)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                _note_failure(self._server, _PIPELINE, reply)
+        seconds = time.perf_counter() - began
+        store_telemetry.REDIS_SECONDS.labels(_PIPELINE, self._server).observe(seconds)
         return replies
 
 
@@ -148,14 +191,15 @@ class MeasuredConnection(SharedConnection):
 
     def __init__(self, client: "Redis", *, timeout_seconds: float | None = None) -> None:
         super().__init__(client, timeout_seconds=timeout_seconds or SHARED_TIMEOUT_SECONDS)
+        self._server = server_name(client)
 
     @override
     def replied(self, args: tuple[Any, ...], began: float) -> None:
-        _note_reply(args, began)
+        _note_reply(self._server, args, began)
 
     @override
     def failed(self, args: tuple[Any, ...], error: Exception) -> None:
-        _note_failure(args, error)
+        _note_failure(self._server, _name_of(args), error)
 
 
 def shared_connection(
@@ -172,16 +216,18 @@ def _name_of(args: tuple[Any, ...]) -> str:
     return str(args[0]).lower()
 
 
-def _note_reply(args: tuple[Any, ...], began: float) -> None:
+def _note_reply(server: str, args: tuple[Any, ...], began: float) -> None:
     if args[0] not in _WAITING_COMMANDS:
         seconds = time.perf_counter() - began
-        store_telemetry.REDIS_SECONDS.labels(_name_of(args)).observe(seconds)
+        store_telemetry.REDIS_SECONDS.labels(_name_of(args), server).observe(seconds)
 
 
-def _note_failure(args: tuple[Any, ...], error: Exception) -> None:
-    # NOSCRIPT is the normal reply before a script is loaded, the others that of a slot that moves.
-    if not isinstance(error, (NoScriptError, AskError, TryAgainError)):
-        store_telemetry.REDIS_ERRORS.labels(_name_of(args)).inc()
+def _note_failure(server: str, command: str, error: Exception) -> None:
+    if (kind := _REDIRECTIONS.get(type(error))) is not None:
+        store_telemetry.REDIS_REDIRECTIONS.labels(server, kind).inc()
+    # NOSCRIPT is the normal reply before a script is loaded.
+    elif not isinstance(error, NoScriptError):
+        store_telemetry.REDIS_ERRORS.labels(command, server).inc()
 
 
 async def _connect_and_record_certificate(connection: Any) -> None:

@@ -20,7 +20,7 @@ from gateway.http.services import Services, services_of
 from gateway.limits.reservations import Reservations
 from gateway.models.catalogue import Catalogue
 from gateway.platform import telemetry
-from gateway.platform.redis_client import observe_memory
+from gateway.platform.redis_client import observe_servers
 
 PING_SECONDS: Final = 1.5
 """Timeout for Redis to respond."""
@@ -82,7 +82,7 @@ async def metrics(request: Request) -> Response:
 
 async def _observe(services: Services) -> None:
     """Set the gauges whose values are read on request."""
-    await observe_memory(services[Redis], timeout_seconds=PING_SECONDS)
+    await observe_servers(services[Redis], timeout_seconds=PING_SECONDS)
     telemetry.JOBS_IN_FLIGHT.set(services[Dispatcher].jobs_in_flight)
     telemetry.RESERVED_REQUESTS.set(services[Reservations].open_requests)
     # Remove the values of models that no longer exist.

@@ -14,7 +14,7 @@ from ops.dashboards.limits import (
     Objective,
 )
 from ops.dashboards.panels import Panel, Query, drill_down, graph, number
-from ops.dashboards.promql import MODEL, NAMESPACE, POOL, highest, quantile, rate, total
+from ops.dashboards.promql import MODEL, NAMESPACE, POOL, highest, quantile, rate, ratio, total
 
 GATEWAY: Final = drill_down("Gateway", "sluice-gateway")
 QUEUE: Final = drill_down("Queue and fairness", "sluice-queue")
@@ -163,9 +163,11 @@ def build() -> Dashboard:
                 "percentunit",
                 "Share of Redis's maximum memory. When it is full, every request is rejected.",
                 Query(
-                    f"{highest('sluice_redis_used_memory_bytes', NAMESPACE)}"
-                    f" / ({highest('sluice_redis_max_memory_bytes', NAMESPACE)} > 0)",
-                    "used",
+                    ratio(
+                        highest("sluice_redis_used_memory_bytes", NAMESPACE, "server"),
+                        highest("sluice_redis_max_memory_bytes", NAMESPACE, "server"),
+                    ),
+                    "{{server}}",
                 ),
                 alert="SluiceRedisNearFull",
                 link=RELIABILITY,

@@ -88,10 +88,10 @@ def build() -> Dashboard:
                 "Share of Redis's maximum memory.",
                 Query(
                     ratio(
-                        highest("sluice_redis_used_memory_bytes", NAMESPACE, "namespace"),
-                        highest("sluice_redis_max_memory_bytes", NAMESPACE, "namespace"),
+                        highest("sluice_redis_used_memory_bytes", NAMESPACE, "server"),
+                        highest("sluice_redis_max_memory_bytes", NAMESPACE, "server"),
                     ),
-                    "used",
+                    "{{server}}",
                 ),
                 alert="SluiceRedisNearFull",
             ),
@@ -116,6 +116,49 @@ def build() -> Dashboard:
                     + rate("sluice_redis_command_duration_seconds_count", NAMESPACE)
                     + " > 0)",
                     "failed",
+                ),
+                alert="SluiceRedisErrors",
+            ),
+        ),
+        row(
+            "Redis, by server",
+            graph(
+                "Commands",
+                "cps",
+                "Commands of gateways and background jobs. The busiest server limits a cluster.",
+                Query(
+                    rate("sluice_redis_command_duration_seconds_count", NAMESPACE, "server"),
+                    "{{server}}",
+                ),
+            ),
+            graph(
+                "Round trips, p99",
+                "s",
+                "99th percentile over all commands and scripts.",
+                Query(
+                    quantile(0.99, "sluice_redis_command_duration_seconds", NAMESPACE, "server"),
+                    "{{server}}",
+                ),
+            ),
+            graph(
+                "Failed commands and redirections",
+                "cps",
+                "Commands that failed, and commands that were sent again because their slot moved.",
+                Query(rate("sluice_redis_errors_total", NAMESPACE, "server"), "{{server}} failed"),
+                Query(
+                    rate("sluice_redis_redirections_total", NAMESPACE, "server", "kind"),
+                    "{{server}} {{kind}}",
+                ),
+                alert="SluiceRedisErrors",
+            ),
+            graph(
+                "Processes that cannot reach it",
+                "short",
+                "Gateways and background jobs to which the server does not respond.",
+                Query(
+                    f"count by (server) (sluice_redis_up{{{NAMESPACE}}})"
+                    f" - sum by (server) (sluice_redis_up{{{NAMESPACE}}})",
+                    "{{server}}",
                 ),
                 alert="SluiceRedisErrors",
             ),

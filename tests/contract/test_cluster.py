@@ -1,6 +1,7 @@
 """A client and a shared connection of a real cluster, while its slots move and servers die."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -8,6 +9,7 @@ from itertools import count
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 from redis.asyncio import Redis
 from redis.crc import key_slot
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -18,11 +20,13 @@ from common.redis_url import redis_client
 from contract import keys
 from contract.scripts.cluster import ClusterConnection, server_id, shared_connection
 from contract.scripts.executor import SharedConnection
+from gateway.platform.redis_client import connect, observe_servers
+from gateway.platform.redis_client import shared_connection as shared_measured
 from tests.support.certificates import self_signed
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.processes import free_port
 from tests.support.redis_cluster import RedisClusterServers, running_cluster
-from tests.support.redis_server import SYSTEM
+from tests.support.redis_server import SYSTEM, RedisServer
 from worker.queue.heartbeat import WorkerHeartbeat
 
 TAGS = range(12)
@@ -142,6 +146,37 @@ async def test_an_idle_client_finds_the_promoted_replica_of_a_killed_master(
         assert await client.get(name) == b"1"
     assert await server_id(client) == await server_id(shared) != before
     await asyncio.to_thread(cluster.restart_replica, 0)
+
+
+async def test_metrics_name_the_server(
+    cluster: RedisClusterServers,
+) -> None:
+    def reported(name: str, server: RedisServer, **labels: str) -> float | None:
+        address = f"{cluster.host}:{cluster.port(server)}"
+        return REGISTRY.get_sample_value(name, {"server": address, **labels})
+
+    first, second, *_ = cluster.masters
+    slot = key_slot(b"measured")
+    await asyncio.to_thread(cluster.move, [slot], to=first)
+    async with connect(cluster.url, max_connections=4) as client:
+        shared = shared_measured(client)
+        await client.set("measured", 1)
+        await asyncio.to_thread(cluster.move, [slot], to=second)
+        assert await shared.execute_command("GET", "measured") == b"1"
+        moved = reported("sluice_redis_redirections_total", first, kind="moved")
+        assert moved == 1
+        assert not reported("sluice_redis_errors_total", first, command="get")
+        count = "sluice_redis_command_duration_seconds_count"
+        assert reported(count, second, command="get") == 1
+        assert reported(count, first, command="set") == 1
+        second.freeze()
+        await observe_servers(client, timeout_seconds=0.3)
+        second.thaw()
+        up = [reported("sluice_redis_up", each) for each in cluster.masters]
+        assert up == [each is not second for each in cluster.masters]
+        used = [reported("sluice_redis_used_memory_bytes", each) for each in cluster.masters]
+        assert [not math.isnan(each or 0) for each in used] == up
+        await shared.aclose()
 
 
 async def test_a_client_trusts_only_the_given_authority(cluster: RedisClusterServers) -> None:

@@ -63,11 +63,15 @@ class RedisClusterServers:
     @property
     def url(self) -> str:
         """The URL that names the first masters."""
-        if self._certificate is not None:
-            hosts = ",".join(f"localhost:{self.port(server)}" for server in self.masters)
-            return f"rediss://{hosts}?cluster=true&ssl_ca_certs={self._certificate}"
-        hosts = ",".join(f"127.0.0.1:{server.port}" for server in self.masters)
-        return f"redis://{hosts}?cluster=true"
+        hosts = ",".join(f"{self.host}:{self.port(server)}" for server in self.masters)
+        if self._certificate is None:
+            return f"redis://{hosts}?cluster=true"
+        return f"rediss://{hosts}?cluster=true&ssl_ca_certs={self._certificate}"
+
+    @property
+    def host(self) -> str:
+        """The name or address that servers announce."""
+        return "127.0.0.1" if self._certificate is None else "localhost"
 
     def port(self, server: RedisServer) -> int:
         """The port for clients and for other servers."""

@@ -40,6 +40,7 @@ ONLY_ZEROS: Final = {
     "sluice-queue/Batches/Batches by status",
     "sluice-queue/Batches/Lines of batches",
     "sluice-tenants/Tokens/Rejected by limits and money",
+    "sluice-reliability/Redis, by server/Failed commands and redirections",
 }
 """Stacked panels, which leave out zeros: no test runs batches or exceeds limits meanwhile."""
 

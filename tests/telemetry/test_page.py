@@ -37,6 +37,7 @@ NEED_A_MISHAP = {
     "sluice_gateway_image_fetches_total",
     "sluice_gateway_alias_requests_total",
     "sluice_redis_errors_total",
+    "sluice_redis_redirections_total",
     "sluice_sql_errors_total",
     "sluice_certificate_expiry_timestamp_seconds",
     "sluice_export_events_total",

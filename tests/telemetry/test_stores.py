@@ -26,22 +26,31 @@ ERRORS = "sluice_redis_errors_total"
 
 
 def reported(name: str, **labels: str) -> float:
-    """Return the value of a series of this process; 0 if there is none."""
-    return REGISTRY.get_sample_value(name, labels) or 0.0
+    """Return the sum of the series of this process that have these labels; 0 if there is none."""
+    return sum(
+        sample.value
+        for family in REGISTRY.collect()
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    )
 
 
 class Growth:
     """Growth of series of this process."""
 
     def __init__(self) -> None:
-        self._before = {
-            (sample.name, *sorted(sample.labels.items())): sample.value
+        self._before = [
+            (sample.name, sample.labels, sample.value)
             for family in REGISTRY.collect()
             for sample in family.samples
-        }
+        ]
 
     def of(self, name: str, **labels: str) -> float:
-        return reported(name, **labels) - self._before.get((name, *sorted(labels.items())), 0.0)
+        return reported(name, **labels) - sum(
+            value
+            for each, its_labels, value in self._before
+            if each == name and labels.items() <= its_labels.items()
+        )
 
 
 @pytest.fixture
