@@ -6,11 +6,11 @@ redis-py's client of one server for each master, with the errors that it has wit
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
@@ -42,6 +42,7 @@ _SCRIPTS: Final = frozenset({"EVAL", "EVALSHA"})
 _STREAMS: Final = ("STREAMS", b"STREAMS")
 
 Address = tuple[str, int]
+OwnerT = TypeVar("OwnerT", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,17 +183,26 @@ def _text(value: bytes | str | None) -> str:
     return value.decode() if isinstance(value, bytes) else value or ""
 
 
-def slot_of(args: Sequence[Any]) -> int:
-    """Return the slot of a command's first key; for a command without a key, any."""
+def first_key(args: Sequence[Any]) -> str | bytes | None:
+    """Return a command's first key; None for a command without a key."""
     name = args[0]
     if name in _KEYLESS:
-        return 0
+        return None
+    key: str | bytes
     if name in _SCRIPTS:
-        return slot_of_key(args[3]) if int(args[2]) else 0
+        return args[3] if int(args[2]) else None
     if name == "XREAD":
         streams = next(at for at, each in enumerate(args) if each in _STREAMS)
-        return slot_of_key(args[streams + 1])
-    return slot_of_key(args[1])
+        key = args[streams + 1]
+    else:
+        key = args[1]
+    return key
+
+
+def slot_of(args: Sequence[Any]) -> int:
+    """Return the slot of a command's first key; for a command without a key, any."""
+    key = first_key(args)
+    return 0 if key is None else slot_of_key(key)
 
 
 def slot_of_key(key: str | bytes) -> int:
@@ -301,17 +311,7 @@ class _ClusterPipeline(Pipeline):
         return replies
 
     async def _execute_in_each(self, commands: Sequence[Any]) -> list[Any]:
-        numbers: dict[Address, list[int]] = {}
-        for number, (args, _) in enumerate(commands):
-            numbers.setdefault(self._slots.owner(slot_of(args)), []).append(number)
-        found = await asyncio.gather(
-            *(
-                self._send(address, [commands[number] for number in each])
-                for address, each in numbers.items()
-            )
-        )
-        replies = dict(zip(chain(*numbers.values()), chain(*found), strict=True))
-        return [replies[number] for number in range(len(commands))]
+        return await by_owner(commands, lambda args: self._slots.owner(slot_of(args)), self._send)
 
     async def _send(self, address: Address, commands: Sequence[Any]) -> list[Any]:
         pipeline = self._slots.client(address).pipeline(transaction=self.is_transaction)
@@ -335,6 +335,22 @@ class _ClusterPipeline(Pipeline):
             await asyncio.sleep(_PAUSE_SECONDS)
 
 
+async def by_owner(
+    commands: Sequence[Any],
+    owner_of: Callable[[Sequence[Any]], OwnerT],
+    send: Callable[[OwnerT, Sequence[Any]], Awaitable[list[Any]]],
+) -> list[Any]:
+    """Send the commands of each owner together. Return the replies in the order of all commands."""
+    numbers: dict[OwnerT, list[int]] = {}
+    for number, (args, _) in enumerate(commands):
+        numbers.setdefault(owner_of(args), []).append(number)
+    found = await asyncio.gather(
+        *(send(owner, [commands[number] for number in each]) for owner, each in numbers.items())
+    )
+    replies = dict(zip(chain(*numbers.values()), chain(*found), strict=True))
+    return [replies[number] for number in range(len(commands))]
+
+
 def _error(reply: Any) -> RedisError | None:
     return reply if isinstance(reply, RedisError) else None
 
@@ -343,6 +359,12 @@ def slot_map_of(client: Any) -> SlotMap | None:
     """Return the slot map of a client of a cluster; None for a client of one server."""
     slots: SlotMap | None = getattr(client, "slot_map", None)
     return slots
+
+
+async def servers_of(client: "Redis") -> "list[Redis]":
+    """Return the clients of all masters of a cluster, or the client itself. Raises RedisError."""
+    servers: Callable[[], Awaitable[list[Redis]]] | None = getattr(client, "servers", None)
+    return [client] if servers is None else await servers()
 
 
 async def server_of(client: "Redis", key: str) -> "Redis":

@@ -119,7 +119,8 @@ class Storage:
         if (now := time.monotonic()) < self._look_at:
             return
         self._look_at = now + LOOK_SECONDS
-        servers = await ask_every_server(self._executor, "INFO", "memory")
+        key = keys.response("")
+        servers = await ask_every_server(self._executor, "INFO", "memory", key=key)
         self._is_filling = any(
             each["used_memory"] > OPTIONAL_SHARE * each["maxmemory"] > 0 for each in servers
         )

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from typing import Any, Final
@@ -18,10 +18,12 @@ from typing_extensions import override
 
 from common.metrics import UNKNOWN
 from common.redis_cluster import slot_map_of
+from common.redis_parts import divided, parts_of
 from common.redis_private import transport_of
 from common.redis_url import redis_client
+from contract.keys import Part, part_of
 from contract.scripts import LuaScript
-from contract.scripts.cluster import ClusterConnection
+from contract.scripts.cluster import ClusterConnection, PartsConnection
 from contract.scripts.cluster import shared_connection as shared
 from contract.scripts.executor import SharedConnection
 from gateway.platform import store_telemetry
@@ -29,6 +31,8 @@ from gateway.platform.store_errors import cause_of
 from gateway.records.errors import StoreUnavailableError
 
 REDIS_PORT: Final = 6379
+RedisUrls = str | Mapping[Part, str]
+"""One URL, or those of the parts of `contract.keys`."""
 CONNECT_TIMEOUT_SECONDS: Final = 1.0
 COMMAND_TIMEOUT_SECONDS: Final = 5.0
 SHARED_TIMEOUT_SECONDS: Final = 1.5
@@ -44,12 +48,21 @@ _REDIRECTIONS: Final[dict[type[Exception], str]] = {
 }
 
 
-def connect(url: str, *, max_connections: int) -> "Redis":
+def connect(urls: RedisUrls, *, max_connections: int) -> "Redis":
     """Return a client that fails fast: a request gets a 503 at once instead of waiting for Redis.
 
     One retry covers the ordinary case that the server closed an idle pooled connection. Commands
     that time out are not retried.
     """
+    by_part = {Part.QUEUES: urls} if isinstance(urls, str) else urls
+    clients = {url: _connect(url, max_connections) for url in dict.fromkeys(by_part.values())}
+    if len(clients) == 1:
+        return next(iter(clients.values()))
+    named = {part: clients[url] for part, url in by_part.items()}
+    return divided(named, part_of, kind=MeasuredRedis)
+
+
+def _connect(url: str, max_connections: int) -> "Redis":
     has_tls = url.startswith("rediss:")
     return redis_client(
         url,
@@ -65,6 +78,8 @@ def connect(url: str, *, max_connections: int) -> "Redis":
 
 def describe(client: "Redis") -> str:
     """Return the address of the server, or of its sentinels or cluster, without a password."""
+    if (parts := parts_of(client)) is not None:
+        return " and ".join(map(describe, parts.distinct))
     if (slots := slot_map_of(client)) is not None:
         servers = (f"{host}:{port}" for host, port in slots.masters or slots.seeds)
         return f"Redis Cluster of {', '.join(servers)}"
@@ -99,6 +114,12 @@ def converting_errors(client: "Redis") -> Iterator[None]:
         ) from error
 
 
+async def ping_parts(client: "Redis") -> None:
+    """Check that a server responds for each part. Raises RedisError."""
+    parts = parts_of(client)
+    await asyncio.gather(*(each.ping() for each in ([client] if parts is None else parts.distinct)))
+
+
 async def observe_servers(client: "Redis", *, timeout_seconds: float) -> None:
     """Set the gauges of the server, or of each master of the cluster.
 
@@ -114,6 +135,9 @@ async def observe_servers(client: "Redis", *, timeout_seconds: float) -> None:
 
 
 async def _servers(client: "Redis", timeout_seconds: float) -> "list[Redis]":
+    if (parts := parts_of(client)) is not None:
+        found = await asyncio.gather(*(_servers(each, timeout_seconds) for each in parts.distinct))
+        return [server for servers in found for server in servers]
     if (slots := slot_map_of(client)) is None:
         return [client]
     with suppress(RedisError, OSError):  # TimeoutError is an OSError.
@@ -204,8 +228,8 @@ class MeasuredConnection(SharedConnection):
 
 def shared_connection(
     client: "Redis", *, timeout_seconds: float | None = None
-) -> MeasuredConnection | ClusterConnection:
-    """Return a connection that all tasks share; for a cluster, one to each of its servers."""
+) -> MeasuredConnection | ClusterConnection | PartsConnection:
+    """Return a connection that all tasks share; one to each server if there are several."""
     return shared(client, partial(MeasuredConnection, timeout_seconds=timeout_seconds))
 
 

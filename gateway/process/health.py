@@ -20,7 +20,7 @@ from gateway.http.services import Services, services_of
 from gateway.limits.reservations import Reservations
 from gateway.models.catalogue import Catalogue
 from gateway.platform import telemetry
-from gateway.platform.redis_client import observe_servers
+from gateway.platform.redis_client import observe_servers, ping_parts
 
 PING_SECONDS: Final = 1.5
 """Timeout for Redis to respond."""
@@ -107,6 +107,7 @@ async def _readiness(request: Request, *, ready: str) -> Response:
         async with asyncio.timeout(PING_SECONDS):
             # A full Redis or a replica still responds to pings.
             await services[Dispatcher].presence.announce(services[Redis])
+            await ping_parts(services[Redis])
     except ResponseError:
         return JSONResponse({"status": "redis rejects writes"}, status_code=503)
     except (RedisError, TimeoutError):

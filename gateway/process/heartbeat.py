@@ -26,7 +26,7 @@ from gateway.http.front import served
 from gateway.limits.reservations import Reservations
 from gateway.limits.store import QuotaStore
 from gateway.platform import telemetry
-from gateway.platform.redis_client import connect
+from gateway.platform.redis_client import RedisUrls, connect
 
 HEARTBEAT_SECONDS: Final = 2.0
 RENEW_SECONDS: Final = 10.0
@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 class Heartbeat:
     """The thread of one gateway. Create it in the event loop that serves requests."""
 
-    _redis_url: str
+    _redis_urls: RedisUrls
     _presence: Presence
     _reservations: Reservations
     on_failure: Callable[[], None]
@@ -82,7 +82,7 @@ class Heartbeat:
             self._served_by.call_soon_threadsafe(self.on_failure)
 
     async def _run(self) -> None:
-        client = connect(self._redis_url, max_connections=_CONNECTIONS)
+        client = connect(self._redis_urls, max_connections=_CONNECTIONS)
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(
