@@ -23,7 +23,14 @@ from contract.affinity import DIGEST_BYTES, prefix_affinity
 from contract.messages import AdapterRef, GenerationJob, Resumption, SequenceProgress
 from contract.outcomes import FinishReason
 from contract.prompts import packed
-from contract.queue import COMPLETION_COST, PROMPT_COST, AdapterRoom, JobQueue
+from contract.queue import (
+    COMPLETION_COST,
+    PROMPT_COST,
+    AdapterRoom,
+    JobQueue,
+    Rights,
+    Room,
+)
 from contract.tier import ServiceTier
 from tests.contract.test_fairness import announce
 from tests.contract.test_queue import LEASE_MS, MODEL, enqueue, job
@@ -419,6 +426,26 @@ async def test_tenant_that_comes_again_and_again_finds_room_at_once(
             await pool.step()
     if tenants == 1:
         assert len(pool.preempted) == 4 * SEATS
+
+
+@pytest.mark.parametrize("uses", [(2, 1.0), None], ids=["run", "only-wait"])
+async def test_full_worker_finds_a_tenant_behind_many_others_and_reads_few_jobs(
+    any_redis: "Redis", uses: tuple[int, float] | None
+) -> None:
+    """Nobody makes room for the others: they use their share, or all ask for too much."""
+    queue, tenants = JobQueue(any_redis, MODEL), [f"a{number:03}" for number in range(150)]
+    await announce(queue, "w1")
+    for each in tenants:
+        await enqueue(queue, job(each, each, n=4, best_of=4))
+    await enqueue(queue, job("z", "z"))
+    rights = Rights(2.0, {} if uses is None else dict.fromkeys(tenants, uses))
+    await any_redis.config_resetstat()
+    full = Room(tokens=10**6, sequences=0, most_sequences=8, empty=False, rights=rights)
+    found = await queue.claim("w1", full, most_jobs=1, lease_ms=LEASE_MS)
+    reads = (await any_redis.info("commandstats"))["cmdstat_hmget"]["calls"]
+    assert len(found.next_jobs) == 8
+    assert reads <= 40
+    assert (found.next_jobs[0].tenant == "z") is (uses is not None)
 
 
 async def test_large_group_leaves_room_to_the_other_jobs_of_its_tenant(pool: Pool) -> None:

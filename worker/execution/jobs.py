@@ -10,6 +10,7 @@ from worker.engine.base import SequenceOutput
 from worker.execution import tracing
 from worker.execution.generation import RunningJob, Stage
 from worker.execution.sequence import Sequence
+from worker.execution.uses import Uses
 from worker.queue.leases import Leases
 from worker.queue.replies import UNDECODABLE_MESSAGE
 
@@ -40,25 +41,28 @@ class RunningJobs:
         self.idle = asyncio.Event()
         """Set while no job runs."""
         self.idle.set()
+        self._uses: Uses | None = None
 
     @property
-    def sequences(self) -> int:
-        """Number of sequences of all jobs that are in the engine, or will soon be."""
-        return sum([each.seats for each in self.by_id.values()])
+    def uses(self) -> Uses:
+        """What tenants use of the engine, counted once after each change."""
+        if self._uses is None:
+            self._uses = Uses(self.by_id.values())
+        return self._uses
+
+    def note_change(self) -> None:
+        """Count the uses again: jobs have begun or ended sequences, or the engine made a step."""
+        self._uses = None
 
     @property
     def parked(self) -> list[RunningJob]:
         """Jobs with sequences that wait for room in the engine, oldest first."""
         return [each for each in self.by_id.values() if each.parked]
 
-    @property
-    def reserved_tokens(self) -> int:
-        """KV-cache tokens that are reserved for the jobs and not used yet."""
-        return sum(each.reserved_tokens for each in self.by_id.values())
-
     def add(self, generation: RunningJob) -> None:
         """Add a job that was claimed."""
         self.by_id[generation.job.id] = generation
+        self.note_change()
         if generation.is_preemptible:
             self.batch[generation.job.id] = generation
             telemetry.BATCH_JOBS_RUNNING.set(len(self.batch))
@@ -68,6 +72,7 @@ class RunningJobs:
     def end_sequence(self, output: SequenceOutput, generation: RunningJob) -> None:
         """Remove a sequence whose last output was sent, and its job if it was the last one."""
         self.by_sequence.pop(output.sequence_id, None)
+        self.note_change()
         self.room_changed.set()
         if output.end is None:
             self.to_abort.append(output.sequence_id)
@@ -102,6 +107,7 @@ class RunningJobs:
     def park(self, generation: RunningJob, leaving: list[Sequence]) -> None:
         """Let some sequences of a job leave the engine, until they are seated again."""
         generation.park(leaving)
+        self.note_change()
         for sequence in leaving:
             del self.by_sequence[sequence.id]
             self.to_abort.append(sequence.id)
@@ -146,6 +152,7 @@ class RunningJobs:
     def _remove(self, generation: RunningJob, outcome: str) -> None:
         generation.advance(Stage.ENDED)
         del self.by_id[generation.job.id]
+        self.note_change()
         if self.batch.pop(generation.job.id, None) is not None:
             telemetry.BATCH_JOBS_RUNNING.set(len(self.batch))
         for sequence in generation.sequences:

@@ -9,9 +9,9 @@ share.
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from itertools import product
+from itertools import chain
 
 from contract.messages import WHOLE_MODEL, JobPreempted, ReturnReason
 from contract.queue import ENGINE_HEADROOM_TOKENS, EngineUse, NextJob, Rights, Room
@@ -21,6 +21,7 @@ from worker.execution.generation import RunningJob
 from worker.execution.jobs import RunningJobs
 from worker.execution.sequence import SAFE_TOKENS
 from worker.execution.sequence import Sequence as EngineSequence
+from worker.execution.uses import Use, Uses, Victim
 
 BATCH_PROMPT_TOKENS = 2_048
 """Prompt tokens of batch jobs that the engine processes at once.
@@ -58,53 +59,6 @@ MOST_PUBLISHED = 64
 NO_VICTIM = 10**9
 """The cost of making room if that is not possible now."""
 
-Victim = tuple[RunningJob, list[EngineSequence], int]
-"""A job, its sequences that leave the engine, and the KV-cache tokens that they leave."""
-
-
-class _Use:
-    """What a tenant's requests use of a model's engines, and what they can give up of this one."""
-
-    def __init__(self, tenant: str, others: Sequence[EngineUse] = ()) -> None:
-        self.tenant = tenant
-        self.weight = 0.0
-        elsewhere = [each.tenants.get(tenant, (0, 0)) for each in others]
-        self.sequences = sum(sequences for sequences, _ in elsewhere)
-        self.tokens = sum(tokens for _, tokens in elsewhere)
-        self.jobs: list[RunningJob] = []
-        """Oldest first."""
-
-    def add(self, generation: RunningJob) -> None:
-        self.weight = max(self.weight, generation.weight)
-        self.sequences += generation.seats
-        self.tokens += generation.held_tokens
-        self.jobs.append(generation)
-
-    def take(self, sequences: int, tokens: int) -> None:
-        """Count no longer what is given up."""
-        self.sequences, self.tokens = self.sequences - sequences, self.tokens - tokens
-
-    def victims(self, *keeping: int) -> Iterator[Victim]:
-        """Return what to give up, of the youngest job first, with the KV-cache tokens.
-
-        That is one sequence, or all that are left of a job, with which the job ends here. Each job
-        keeps the first number of sequences, then the next. Sequences that were preempted not long
-        ago are the last ones.
-        """
-        left = {each: each.seated for each in reversed(self.jobs)}
-        for safe_tokens, kept in product(SAFE_TOKENS, keeping):
-            for generation, seated in left.items():
-                if len(seated) <= kept:
-                    continue
-                leaving = [each for each in seated if each.may_be_preempted(safe_tokens)]
-                while leaving and len(seated) > max(kept, 1) and generation.is_parkable:
-                    seated.remove(leaving[-1])
-                    yield generation, leaving[-1:], leaving.pop().held_tokens
-                if len(leaving) == len(seated) and not kept:
-                    tokens = sum(each.held_tokens for each in seated)
-                    left[generation] = []
-                    yield generation, seated, generation.prompt_tokens + tokens
-
 
 class Preemption:
     """The room of an engine, and the jobs that make room.
@@ -125,7 +79,10 @@ class Preemption:
         """Tokens that are processed again if a job of a new tenant gets room."""
         self.waiting: AbstractSet[str] = frozenset()
         """The tenants of the next jobs of the queue."""
-        self._others: Sequence[EngineUse] = ()
+        self._elsewhere: dict[str, tuple[int, int]] = {}
+        """Sequences and tokens that tenants use of other full engines."""
+        self._levels: tuple[Uses | None, dict[str, float]]
+        """The uses of which the levels of tenants were computed, and these levels."""
         self._max_sequences = self._kv_cache_tokens = 0
         self.note_others(())
 
@@ -138,14 +95,18 @@ class Preemption:
 
     def note_others(self, others: Sequence[EngineUse]) -> None:
         """Note the other full engines of the model, over which the uses of tenants are added."""
-        self._others = others
-        info = self._info
+        info, elsewhere = self._info, dict[str, tuple[int, int]]()
+        for tenant, (sequences, tokens) in chain.from_iterable(e.tenants.items() for e in others):
+            before = elsewhere.get(tenant, (0, 0))
+            elsewhere[tenant] = before[0] + sequences, before[1] + tokens
+        self._elsewhere = elsewhere
+        self._levels = None, {}
         self._max_sequences = info.max_sequences + sum(each.sequences for each in others)
         self._kv_cache_tokens = info.kv_cache_tokens + sum(each.kv_cache_tokens for each in others)
 
     def published(self, room: Room) -> Room:
         """Return the room of a full engine, with what tenants use and the cost of making room."""
-        info, uses = self._info, self._uses(others=())
+        info, uses = self._info, self._jobs.uses.requests
         victims = self._victims(NextJob("", 1.0, ENGINE_HEADROOM_TOKENS, 1))
         self._cost = NO_VICTIM
         if victims and self._renewed_allowance() >= 1.0:
@@ -161,8 +122,7 @@ class Preemption:
         if self._jobs.batch or not uses:
             return None
         most = max(map(self._level, uses.values())) * self._max_sequences / MARGIN
-        for each in self._others:
-            uses |= {e: _Use(e, self._others) for e in each.tenants.keys() - uses.keys()}
+        uses |= {each: self._use(each) for each in self._elsewhere.keys() - uses.keys()}
         most_sequences = self._most_sequences
         # Large jobs make room for small ones of their tenants.
         known = {
@@ -178,20 +138,19 @@ class Preemption:
 
     def room(self) -> Room:
         """Return the free room, and the room of batch jobs that may be preempted now."""
-        jobs, most_sequences = self._jobs, self._info.max_sequences
+        jobs, uses, most_sequences = self._jobs, self._jobs.uses, self._info.max_sequences
         candidates = self._batch_candidates()
         unprocessed = sum(
             len(each.job.prompt_token_ids)
             for each in jobs.batch.values()
             if each.first_token_at is None
         )
-        of_requests = jobs.sequences - sum(each.seats for each in jobs.batch.values())
         least, most = (int(e * most_sequences) for e in (LEAST_FREE_SHARE, MOST_FREE_SHARE))
-        kept_free = min(max(of_requests, least), most)
+        kept_free = min(max(uses.request_sequences, least), most)
         preemptible = sum(each.seats for each in candidates)
         return Room(
             tokens=self._free_tokens(),
-            sequences=most_sequences - jobs.sequences - kept_free,
+            sequences=most_sequences - uses.sequences - kept_free,
             most_sequences=self._most_sequences,
             empty=len(candidates) == len(jobs.by_id),
             preemptible_tokens=sum(each.held_tokens for each in candidates),
@@ -200,7 +159,7 @@ class Preemption:
             cost=self._cost,
             engine_tokens=self._info.kv_cache_tokens,
             engine_sequences=most_sequences,
-            uses={tenant: self._limited_use(tenant) for tenant in self._limited()},
+            uses={tenant: self._limited_use(tenant) for tenant in uses.limited},
         )
 
     def make_room(self, started: Sequence[RunningJob]) -> None:
@@ -216,19 +175,21 @@ class Preemption:
         for generation in started:
             if generation.is_divisible:
                 generation.park(generation.seated[max(free, 1) :])
-                share = generation.job.model_share
-                use = self._use_of(generation.job.tenant) if share < WHOLE_MODEL else _Use("")
-                while generation.seats > 1 and self._exceeds(use, share):
-                    *_, last = generation.seated
-                    generation.park([last])
-                    use.take(1, last.held_tokens)
+                self._jobs.note_change()
+                if (share := generation.job.model_share) < WHOLE_MODEL:
+                    use = self._jobs.uses.of(generation.job.tenant)
+                    while generation.seats > 1 and self._exceeds(use, share):
+                        *_, last = generation.seated
+                        generation.park([last])
+                        use.take(1, last.held_tokens)
+                    self._jobs.note_change()
             free -= generation.seats
         self.keep_shares(started)
 
     @property
     def has_shares(self) -> bool:
         """Whether a job of a tenant with a model share runs."""
-        return bool(self._limited())
+        return bool(self._jobs.uses.limited)
 
     def keep_shares(self, started: Sequence[RunningJob] = ()) -> bool:
         """Preempt sequences of tenants that exceed their model shares, except of `started` jobs.
@@ -236,8 +197,8 @@ class Preemption:
         Batch jobs go first, and one job or sequence stays. Return whether any were preempted.
         """
         is_changed = False
-        for tenant in self._limited():
-            use = self._use_of(tenant, has_batch=True)
+        for tenant in self._jobs.uses.limited:
+            use = self._jobs.uses.of(tenant, has_batch=True)
             share = max(each.job.model_share for each in use.jobs)
             victims = (each for each in use.victims(0) if each[0] not in started)
             while self._exceeds(use, share) and self._renewed_allowance() >= 1.0:
@@ -329,12 +290,12 @@ class Preemption:
         """Return all that may leave the engine for a job, which counts for so many sequences."""
         for each in reversed(self._jobs.batch.values()):
             yield each, each.seated, each.held_tokens
-        uses = self._uses()
-        mine = uses.pop(job.tenant, _Use(job.tenant, self._others))
+        mine = self._use(job.tenant)
         own = mine.victims(self._most_sequences)
         mine.weight = max(mine.weight, job.weight)
         mine.take(-counted, -job.tokens)
         limit = MARGIN * self._level(mine)
+        uses = {name: self._use(name) for name in self._above(limit) if name != job.tenant}
         sources = {each.tenant: each.victims(self._most_sequences, 0) for each in uses.values()}
         while uses:
             use = max(uses.values(), key=self._level)
@@ -374,7 +335,7 @@ class Preemption:
                 return []
             parked = [each for each in parked if each.job.tenant == one.tenant]
             waiting, uses, free = [one], self._uses(), self._free_sequences()
-        others = [uses.get(each.tenant, _Use(each.tenant, self._others)) for each in waiting]
+        others = [uses.get(each.tenant) or self._use(each.tenant) for each in waiting]
         limit = min(map(self._level, others), default=float("inf"))
         tokens = self._free_tokens()
         while free > 0 and tokens > 0 and parked:
@@ -383,6 +344,7 @@ class Preemption:
             if self._level(use) > limit:
                 break
             generation.unpark()
+            self._jobs.note_change()
             use.sequences += 1
             free, tokens = free - 1, tokens - generation.seated[-1].held_tokens
             seated[generation.job.id] = generation
@@ -413,52 +375,43 @@ class Preemption:
         else:
             self._jobs.return_job(generation, ReturnReason.PREEMPTED)
 
-    def _uses(
-        self, *, is_batch: bool = False, others: Sequence[EngineUse] | None = None
-    ) -> dict[str, _Use]:
+    def _uses(self, *, is_batch: bool = False) -> dict[str, Use]:
         """Return what each tenant's requests, or batch jobs, use of this engine and of others."""
-        uses, others = dict[str, _Use](), self._others if others is None else others
-        for each in self._jobs.by_id.values():
-            if each.is_preemptible is is_batch:
-                tenant = each.job.tenant
-                if tenant not in uses:
-                    uses[tenant] = _Use(tenant, others)
-                uses[tenant].add(each)
-        return uses
+        own = self._jobs.uses.batch if is_batch else self._jobs.uses.requests
+        return {name: self._use(name, own) for name in own}
 
-    def _limited(self) -> set[str]:
-        """Return the tenants with model shares of whom jobs run."""
-        jobs = self._jobs.by_id.values()
-        return {each.job.tenant for each in jobs if each.job.model_share < WHOLE_MODEL}
+    def _use(self, tenant: str, own: Mapping[str, Use] | None = None) -> Use:
+        """Return a copy of what a tenant's requests use of this engine and of others."""
+        use = (self._jobs.uses.requests if own is None else own).get(tenant) or Use(tenant)
+        return use.plus(*self._elsewhere.get(tenant, (0, 0)))
 
-    def _use_of(self, tenant: str, *, has_batch: bool = False) -> _Use:
-        """Return what requests of a tenant use of this engine, and its batch jobs, too, or not."""
-        use = _Use(tenant)
-        # Batch jobs are the first to leave.
-        for each in sorted(self._jobs.by_id.values(), key=lambda each: each.is_preemptible):
-            if each.job.tenant == tenant and (has_batch or not each.is_preemptible):
-                use.add(each)
-        return use
+    def _above(self, level: float) -> list[str]:
+        """Return the tenants with requests here that use more."""
+        uses = self._jobs.uses
+        if self._levels[0] is not uses:
+            self._levels = uses, {each: self._level(self._use(each)) for each in uses.requests}
+        return [tenant for tenant, own in self._levels[1].items() if own > level]
 
     def _limited_use(self, tenant: str) -> list[int]:
         """Return the sequences and tokens of a tenant's requests, and those of its batch jobs."""
-        requests, both = self._use_of(tenant), self._use_of(tenant, has_batch=True)
-        batch = both.sequences - requests.sequences, both.tokens - requests.tokens
-        return [requests.sequences, requests.tokens, *batch]
+        uses = self._jobs.uses
+        both = uses.requests.get(tenant, Use(tenant)), uses.batch.get(tenant, Use(tenant))
+        return [number for each in both for number in (each.sequences, each.tokens)]
 
-    def _exceeds(self, use: _Use, share: int, sequences: int = 0, tokens: int = 0) -> bool:
+    def _exceeds(self, use: Use, share: int, sequences: int = 0, tokens: int = 0) -> bool:
         """Return whether a tenant would exceed its model share with more sequences and tokens.
 
-        One job or sequence may always run.
+        One job or sequence may always run. A share of the whole model is no limit.
         """
         most = max(self._info.max_sequences * share // WHOLE_MODEL, 1)
         most_tokens = self._info.kv_cache_tokens * share // WHOLE_MODEL
         has_more = use.sequences + min(sequences, most) > most
-        return use.sequences > 0 and (has_more or use.tokens + tokens > most_tokens)
+        is_limited = share < WHOLE_MODEL and use.sequences > 0
+        return is_limited and (has_more or use.tokens + tokens > most_tokens)
 
     def _allows(self, job: NextJob) -> bool:
         """Return whether `job_claim` would claim a job, by the model share of its tenant."""
-        use = self._use_of(job.tenant) if job.model_share < WHOLE_MODEL else _Use(job.tenant)
+        use = self._jobs.uses.of(job.tenant)
         return not self._exceeds(use, job.model_share, job.sequences, job.tokens)
 
     def _may_return(self, generation: RunningJob, waiting: Sequence[NextJob]) -> bool:
@@ -474,7 +427,7 @@ class Preemption:
         tokens = sequence.tokens + sequence.headroom
         return self._allows(NextJob(tenant, 1.0, tokens, 1, generation.job.model_share))
 
-    def _level(self, use: _Use) -> float:
+    def _level(self, use: Use) -> float:
         sequences = use.sequences / self._max_sequences
         return max(sequences, use.tokens / self._kv_cache_tokens) / (use.weight or 1.0)
 
@@ -508,21 +461,21 @@ class Preemption:
 
         A group that was counted for more would have no right to room where tenants have less.
         """
-        running = {e.job.tenant for e in self._jobs.by_id.values() if not e.is_preemptible}
-        return max(1, self._info.max_sequences // max(4, len(running | self.waiting)))
+        tenants = self._jobs.uses.requests.keys() | self.waiting
+        return max(1, self._info.max_sequences // max(4, len(tenants)))
 
     def _is_small(self, job: NextJob) -> bool:
         """Return whether larger jobs of its tenant make room for a job: large ones take turns."""
         return job.sequences <= max(1, self._info.max_sequences // 16)
 
     def _free_sequences(self) -> int:
-        return self._info.max_sequences - self._jobs.sequences
+        return self._info.max_sequences - self._jobs.uses.sequences
 
     def _free_tokens(self) -> int:
         jobs, tokens = self._jobs, self._info.kv_cache_tokens
         # The engine's last report is stale once the engine has nothing left to step.
         used = jobs.kv_usage * tokens if jobs.by_id else 0.0
-        return int(tokens - used - jobs.reserved_tokens)
+        return int(tokens - used - jobs.uses.reserved_tokens)
 
 
 def _repeated_tokens(generation: RunningJob, leaving: list[EngineSequence]) -> int:

@@ -86,6 +86,7 @@ class StepLoop:
                     self._receive(output, generation, is_due=is_due)
                 except Exception:  # One job's bytes must not end all jobs.
                     self._jobs.fail_broken(generation)
+        self._jobs.note_change()
         if step.stats is not None:
             self._jobs.kv_usage = step.stats.kv_usage
 
