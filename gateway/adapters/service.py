@@ -61,7 +61,10 @@ _HAS_ENDED = AdapterRow.state.in_((AdapterState.FAILED, AdapterState.DELETED))
 async def lock_new(
     transaction: AsyncSession, now: datetime, limit: int, held: Collection[str]
 ) -> list[AdapterRow]:
-    """Lock adapters to validate, in turns of their tenants; see `claiming`."""
+    """Lock adapters to validate, in turns of their tenants; see `claiming`.
+
+    The last free slot is for a tenant that has none, however slow the sources of the others are.
+    """
     return await lock_in_turns(
         transaction,
         AdapterRow,
@@ -69,8 +72,8 @@ async def lock_new(
         is_held=AdapterRow.id.in_(held),
         owners=(AdapterRow.tenant_id,),
         order=AdapterRow.claimed_until,
-        limit=limit,
-        most=(AT_ONCE_OF_TENANT,),
+        limit=max(limit - 1, 1),
+        most=(AT_ONCE_OF_TENANT if limit > 1 else 1,),
     )
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import zlib
+from collections import Counter
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
@@ -17,7 +18,7 @@ from contract.messages import AdapterSupport
 from gateway.accounts.tenants.service import TenantService
 from gateway.adapters import service as service_module
 from gateway.adapters.copying import AdapterCopier
-from gateway.adapters.service import AT_ONCE_OF_TENANT, AdapterService
+from gateway.adapters.service import AT_ONCE, AT_ONCE_OF_TENANT, AdapterService
 from gateway.models.catalogue import Catalogue
 from gateway.platform.blobs import Blobs
 from gateway.platform.changes import ChangeAnnouncer
@@ -124,7 +125,8 @@ async def test_adapter_with_a_weight_that_is_no_number_fails(
     assert not (tmp_path / "store").exists(), "nothing was copied"
 
 
-async def test_slow_source_keeps_its_own_slot(
+async def test_slow_sources_of_four_tenants_leave_a_slot_to_another(
+    redis: Redis,
     service: AdapterService,
     database: Database,
     tmp_path: Path,
@@ -140,9 +142,14 @@ async def test_slow_source_keeps_its_own_slot(
         return await copy(copier, source, *rest)
 
     monkeypatch.setattr(AdapterCopier, "copy", slow)
-    for at in range(20):
-        await _register(service, "acme", f"slow-{at}", UNREACHABLE)
-    await service.validate_new()
+    slow_tenants = ["acme", "b", "c", "d"]
+    for tenant in slow_tenants:
+        if tenant != "acme":
+            await TenantService(database, ChangeAnnouncer(redis)).create("x", tenant_id=tenant)
+        for at in range(3):
+            await _register(service, tenant, f"slow-{at}", UNREACHABLE)
+    for _ in slow_tenants:
+        await service.validate_new()
     good = await _register(service, "other", "good", write_adapter(tmp_path / "good"))
     async with asyncio.timeout(PATIENCE_SECONDS):
         while (await _row(database, good)).state is not AdapterState.READY:
@@ -151,7 +158,9 @@ async def test_slow_source_keeps_its_own_slot(
         claimed = select(AdapterRow).where(
             AdapterRow.state == AdapterState.VALIDATING, AdapterRow.claimed_until > utc_now()
         )
-        assert len((await transaction.scalars(claimed)).all()) == AT_ONCE_OF_TENANT
+        rows = (await transaction.scalars(claimed)).all()
+    assert len(rows) == AT_ONCE - 1
+    assert max(Counter(each.tenant_id for each in rows).values()) == AT_ONCE_OF_TENANT
 
 
 async def test_validation_that_takes_too_long_ends(
