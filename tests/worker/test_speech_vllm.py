@@ -20,7 +20,7 @@ from tests.worker.real_engine import MARKS, EngineSlot
 from worker.engine.base import EngineRequest
 from worker.engine.vllm.engine import VllmEngine
 
-pytestmark = MARKS
+pytestmark = [*MARKS, pytest.mark.long]
 
 _SAMPLES = sound(3)[44:]
 """Without the head of the WAV file."""
@@ -87,7 +87,6 @@ async def test_a_whisper_model_hears_and_continues(engine: VllmEngine, folder: P
     assert await heard(engine, other) != tokens, "the model hears the audio"
 
 
-@pytest.mark.long
 def test_a_gateway_returns_what_a_whisper_model_hears(folder: Path) -> None:
     environment = {
         "SLUICE_RUNNER": "transcription",

@@ -62,6 +62,8 @@ FOUND: Final[dict[Plant, tuple[str, str]]] = {
 
 The text is empty unless another defect of the same round breaks the same invariant.
 """
+SLOW: Final = frozenset({Plant.CALL_AGAIN, Plant.READ_ANEW, Plant.NEVER_DROP})
+"""Defects with a round of their own. Tests of the parsers and of the queue find them, too."""
 
 
 class Disturber:
@@ -128,13 +130,16 @@ def _is_in_a_call(history: History) -> bool:
     )
 
 
-def _rounds(run: Run) -> list[Round]:
+def _rounds(run: Run, *, is_long: bool) -> list[Round]:
     """Return a round for each group of defects that do not hide each other, and one without any."""
     disturber = Disturber(run)
-    return [
-        Round(disturb=disturber.in_everything),
+    slow = [
         _round(disturber.in_calls, TALKATIVE, Plant.CALL_AGAIN),
         _round(disturber.in_calls, TALKATIVE, Plant.READ_ANEW),
+        _round(disturber.in_texts_and_leave, GREEDY, Plant.NEVER_DROP),
+    ]
+    quick = [
+        Round(disturb=disturber.in_everything),
         _round(disturber.in_texts, GREEDY, Plant.CHANGE_TOKENS, Plant.CHARGE_MORE),
         _round(disturber.in_texts, GREEDY, Plant.NEVER_RECLAIM, Plant.DELIVER_TWICE),
         _round(
@@ -145,9 +150,9 @@ def _rounds(run: Run) -> list[Round]:
             Plant.RESERVE_TWICE,
             Plant.SKIP_SETTLING,
         ),
-        # Last, because its leftovers take a while to expire.
-        _round(disturber.in_texts_and_leave, GREEDY, Plant.NEVER_DROP),
     ]
+    # The leftovers of the last one take a while to expire.
+    return [*quick, *slow] if is_long else quick
 
 
 def _round(disturb: Disturb, recipe: str, *plants: Plant) -> Round:
@@ -162,13 +167,13 @@ def _round(disturb: Disturb, recipe: str, *plants: Plant) -> Round:
 
 
 @pytest.fixture(scope="module")
-def reports() -> dict[Plant | None, Report]:
+def reports(request: pytest.FixtureRequest) -> dict[Plant | None, Report]:
     """The report of the round of each defect, and of the round without any."""
 
     async def all_rounds() -> dict[Plant | None, Report]:
         found: dict[Plant | None, Report] = {}
         async with running(OPTIONS) as run:
-            for each in _rounds(run):
+            for each in _rounds(run, is_long=request.config.getoption("--long")):
                 report = await run.go(each)
                 shown: list[Plant | None] = [*each.plants]
                 found |= dict.fromkeys(shown or [None], report)
@@ -177,7 +182,10 @@ def reports() -> dict[Plant | None, Report]:
     return uvloop.run(all_rounds())
 
 
-@pytest.mark.parametrize("plant", Plant)
+@pytest.mark.parametrize(
+    "plant",
+    [pytest.param(each, marks=pytest.mark.long if each in SLOW else ()) for each in Plant],
+)
 def test_planted_fault_is_found(reports: dict[Plant | None, Report], plant: Plant) -> None:
     report, (invariant, pattern) = reports[plant], FOUND[plant]
     assert any(
