@@ -9,6 +9,9 @@ prompt.
 
 A job can also name its session. The worker that served the session last is taken to hold the whole
 prompt, also before it has published digests.
+
+A job that has started names the exactness class of the engine that generated its last token. All
+workers of the class hold its digest.
 """
 
 import hashlib
@@ -30,9 +33,10 @@ _FIRST_BOUNDARY: Final = 64
 _DOUBLINGS: Final = 20
 _ADDS: Final = 2**31
 _SESSION: Final = 2**30
+_CLASS: Final = 2**29
 _RECORD: Final = struct.Struct(f">{DIGEST_BYTES}sI")
-"""A digest, and the tokens that it saves. `_ADDS` marks what is independent of the prefixes, and
-`_SESSION` a session."""
+"""A digest, and the tokens that it saves. `_ADDS` marks what is independent of the prefixes,
+`_SESSION` a session, and `_CLASS` an exactness class."""
 
 
 @cache
@@ -82,6 +86,19 @@ def resource_affinity(name: str, tokens: int) -> bytes:
     those of the longest prefix, but does not change what the job is charged.
     """
     return _RECORD.pack(resource_digest(name), _ADDS | tokens)
+
+
+def class_digest(exactness_class: str) -> bytes:
+    """Return the digest that all workers of an exactness class hold."""
+    return resource_digest(f"class {exactness_class}")
+
+
+def class_affinity(exactness_class: str) -> bytes:
+    """Return the affinity of a job that has started to the workers of a class; empty if unknown.
+
+    It must be the first part of `GenerationJob.affinity`.
+    """
+    return _RECORD.pack(class_digest(exactness_class), _CLASS) if exactness_class else b""
 
 
 def session_affinity(cache_salt: str, session: str, token_ids: TokenIds) -> bytes:

@@ -299,11 +299,17 @@ class Delta(OfAttempt, frozen=True, omit_defaults=True):
     """The result of one input of `GenerationJob.pooling`: float32 numbers, little-endian."""
 
 
-class JobStarted(OfAttempt, frozen=True):
-    """An engine has processed the prompt. Not sent for a job that ends in the same frame."""
+class JobStarted(OfAttempt, frozen=True, omit_defaults=True):
+    """An engine has processed the prompt in this attempt, before it generates a token.
+
+    Not sent for a job that is not streamed and ends in the same frame. The counts are those of the
+    first attempt.
+    """
 
     prompt_tokens: int
     cached_tokens: int
+    exactness_class: str = ""
+    """Class of the engine (`Exactness.digest`), as in `JobFinished`."""
 
 
 class PromptScored(OfAttempt, frozen=True):
@@ -329,6 +335,8 @@ class JobFinished(OfAttempt, frozen=True, omit_defaults=True):
     """The returned sequences, the best first, if sequences are ranked; else empty."""
     engine: str = ""
     """Name and version of the engine, as in `WorkerCard.engine`."""
+    exactness_class: str = ""
+    """Class of the engine, if this attempt generated a token; empty from workers before 0.4.0."""
 
 
 class ContextExcess(msgspec.Struct, frozen=True, array_like=True):
@@ -534,6 +542,18 @@ class PoolingSupport(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether texts are lowercased before they are tokenized."""
 
 
+class Exactness(msgspec.Struct, frozen=True):
+    """What an engine's results depend on beside the request.
+
+    Engines of one class continue each other's completions as they would continue their own.
+    """
+
+    digest: str
+    """The exactness class: a digest of the facts."""
+    facts: dict[str, str]
+    """By name, such as `dtype`."""
+
+
 class WorkerCard(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a worker announces about itself and the model it serves."""
 
@@ -584,6 +604,8 @@ class WorkerCard(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether the worker runs jobs with `GenerationJob.chunks`."""
     clip_seconds: int = 0
     """Most seconds of audio in a job of a model of speech (Whisper); 0 for any other model."""
+    exactness: Exactness | None = None
+    """None while the engine starts, and from workers before 0.4.0, which count as another class."""
 
 
 _EncodedJob: Any = msgspec.defstruct(

@@ -601,6 +601,7 @@ class JobQueue:
             need_tokens=needed_tokens(job),
             payload=messages.encode_job(job),
             **received_counts(job)._asdict(),
+            affinity=job.affinity,
         )
         return RequeueResult(code)
 

@@ -30,6 +30,7 @@ from worker import telemetry
 from worker.adapters.files import AdapterFiles
 from worker.engine.adapters import adapter_limits
 from worker.engine.base import Engine, EngineDeadError, EngineInfo
+from worker.engine.exactness import WrongClassError
 from worker.engine.scripted import Script, ScriptedEngine
 from worker.engine.scripted_audio import CLIP_SECONDS
 from worker.engine.scripted_chats import read_sessions
@@ -142,6 +143,7 @@ class _Process:
             stopping=self._stop_asked,
             longest_pause_seconds=settings.restart_pause_seconds,
             on_failure=self._on_engine_failure,
+            check=self._check_class,
         )
 
     async def run(self) -> int:
@@ -286,6 +288,12 @@ class _Process:
         units, self._start_units = self._start_units, 0.0
         return units
 
+    def _check_class(self, info: EngineInfo) -> None:
+        """Refuse an engine of another class than the pool's. Raises WrongClassError."""
+        required = self._settings.required_class
+        if required not in ("", info.exactness.digest):
+            raise WrongClassError(info.exactness, required)
+
     def _on_engine_failure(self, failure: str) -> None:
         _log.error("%s", failure)
         if not self._stop_asked.is_set():
@@ -294,12 +302,14 @@ class _Process:
 
     def _log_ready(self, info: EngineInfo) -> None:
         _log.info(
-            "Ready: %s with %s, context window %d tokens, %d sequences at once, KV cache %d tokens",
+            "Ready: %s with %s, context window %d tokens, %d sequences at once, KV cache %d "
+            "tokens, exactness class %s",
             self._settings.served_name,
             info.name,
             info.context_window,
             info.max_sequences,
             info.kv_cache_tokens,
+            info.exactness.digest,
         )
 
     def _open_health(self) -> HealthServer | None:

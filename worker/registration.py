@@ -32,7 +32,7 @@ _SLEEPING_FILE_TTL_SECONDS = 365 * 86_400
 _OF_ENGINE = (
     *("context_window", "vocabulary_size", "bos_token_id", "max_sequences", "kv_cache_tokens"),
     *("features", "eos_token_ids", "image_token", "max_images", "image_tokens"),
-    *("cache_block_tokens", "chat", "pooling", "clip_seconds"),
+    *("cache_block_tokens", "chat", "pooling", "clip_seconds", "exactness"),
 )
 """Fields of cards that are those of `EngineInfo`."""
 

@@ -117,6 +117,10 @@ class WorkerSettings(ProcessSettings):
     engine: Literal["vllm", "scripted"] = "vllm"
     """`scripted` generates placeholder text at a steady pace, for tests."""
 
+    required_class: Annotated[str, Field(pattern="^([0-9a-f]{12})?$")] = ""
+    """Exactness class that this worker must have to serve, as its log, card and receipts show it; a
+    worker of another class does not start. Empty accepts any class."""
+
     max_sequences: Annotated[int | None, Field(ge=1)] = None
     """Maximum number of sequences in the engine's batch."""
     context_window: Annotated[int | None, Field(ge=2)] = None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from common.tasks import Backoff, unless
 from worker import telemetry
-from worker.engine.base import Engine
+from worker.engine.base import Engine, EngineInfo
 
 _log = logging.getLogger(__name__)
 
@@ -31,6 +31,8 @@ class EngineSupervisor:
     stopping: asyncio.Event
     longest_pause_seconds: float
     on_failure: Callable[[str], None]
+    check: Callable[[EngineInfo], None] = lambda _: None
+    """Raises an error about a started engine that must not run jobs."""
     _engine: Engine | None = None
     _started_at: float = 0.0
     _died_at: float | None = None
@@ -50,6 +52,7 @@ class EngineSupervisor:
         await unless(self.stopping, engine.start())
         if self.stopping.is_set():
             return None
+        self.check(engine.info)
         self._started_at = time.monotonic()
         self._died_at = None
         return engine

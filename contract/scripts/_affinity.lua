@@ -11,53 +11,24 @@
 -- than it may be passed over, unless the server holds the longest prefix of the job, and this worker
 -- less than half of the prompt.
 --
+-- A job that has started is not kept for a prefix. If this worker has another exactness class than
+-- the one that generated the job's last token, the job is kept, once, for any worker of that class that
+-- claims jobs, for the time for which a job may be passed over.
+--
 -- `affinity` is the state of one claim:
 --   worker, now, job_prefix, holders, held_prefix, doorbell_prefix, workers, patience, longest_keep,
 --     prefill_us, hinted, session_prefix: see job_claim
 --   holds_any: whether the worker holds anything, or a session is known
 --   keeps_jobs: whether jobs are still kept for others
 --   seen: what was read of waiting jobs, by id
---   is_claiming: what was read of other workers, by their names
+--   is_claiming, of_class: what was read of other workers, by their names, and by classes
 --   passed, kept: how many jobs this claim is the first to pass over, or keeps
 --   kept_ms: milliseconds until the first of the kept jobs that it met may be claimed, or 0
 -- @include places
 -- @include room
--- @include held
--- @include doorbell
+-- @include kept
 
-local most_candidates, most_kept_jobs = 16, 8
-
--- Return how long a claimed job waited because of affinity.
-local function delay_of(affinity, id)
-  local job = affinity.seen[id]
-  if not job or not job.passed_at then return 0 end
-  local ends = math.max(job.passed_at + affinity.patience, job.kept_until or 0)
-  return math.min(affinity.now, ends) - job.passed_at
-end
-
--- Return whether another worker claims jobs. One that is gone or drains holds nothing, and is not
--- announced.
-local function is_claiming(affinity, worker)
-  if affinity.is_claiming[worker] == nil then
-    affinity.is_claiming[worker] = call('EXISTS', affinity.held_prefix .. worker) == 1
-      or tonumber(call('ZSCORE', affinity.workers, worker) or 0) > affinity.now
-  end
-  return affinity.is_claiming[worker]
-end
-
-local function is_kept(affinity, job)
-  local ends = affinity.keeps_jobs and job.kept_until
-  if not ends or job.kept_for == affinity.worker or affinity.now >= ends then return false end
-  if not is_claiming(affinity, job.kept_for) then return false end
-  local wait = ends - affinity.now
-  if affinity.kept_ms == 0 or wait < affinity.kept_ms then affinity.kept_ms = wait end
-  return true
-end
-
-local function is_due(affinity, job)
-  local passed_at = job.passed_at
-  return passed_at and affinity.now - passed_at >= affinity.patience and not is_kept(affinity, job)
-end
+local most_candidates, most_kept_jobs, begun_tenant = 16, 8, 0.25
 
 -- Return for how long a job may wait, in milliseconds up to a limit, so that this worker neither
 -- processes nor evicts so many tokens.
@@ -83,6 +54,16 @@ local function holder_of_most(affinity, job, limit)
   return nil, 0
 end
 
+-- Keep a job that has started for the class that generated its last token. A job is kept once.
+local function keep_begun(affinity, job)
+  if not (affinity.keeps_jobs and job.is_foreign) or job.kept_until or is_due(affinity, job) then
+    return false
+  end
+  local other = worker_of(affinity, job.class)
+  if other then note_kept(affinity, job, other, affinity.patience) end
+  return other
+end
+
 -- Keep a job for a worker that holds more of it, if that is worth a millisecond. A job is kept once.
 local function keep(affinity, job)
   local may_wait = affinity.keeps_jobs and affinity.prefill_us > 0 and job.records
@@ -99,11 +80,7 @@ local function keep(affinity, job)
     if saved > wait then holder, wait = server, saved end
   end
   if wait < 1 then return false end
-  job.kept_for, job.kept_until = holder, now + wait
-  call('HSET', job.key, 'kept_for', holder, 'kept_until', job.kept_until)
-  note_passed(affinity, job)
-  affinity.kept = affinity.kept + 1
-  ring_own(affinity.doorbell_prefix .. holder)
+  note_kept(affinity, job, holder, wait)
   return true
 end
 
@@ -130,7 +107,8 @@ local function best_of(affinity, entries, room)
 end
 
 -- Choose the next job of a tenant's queue, of which the first entries are given. Return its id, its
--- place, and its prompt tokens in the worker's cache; nil if all candidates are kept.
+-- place, and its prompt tokens in the worker's cache; nil if all candidates are kept, and for how many
+-- tenants with kept jobs this one counts.
 local function choose(affinity, queue, entries, room, may_keep)
   local first = look_at(affinity, entries[1])
   if not first.records or is_due(affinity, first)
@@ -138,13 +116,13 @@ local function choose(affinity, queue, entries, room, may_keep)
     return entries[1], entries[2], first.cached
   end
   if entries[3] then entries = call('ZRANGE', queue, 0, most_candidates - 1, 'WITHSCORES') end
-  -- A job that has started is not kept.
-  may_keep = may_keep and math.floor(entries[2] / begun_span) % 2 == 1
+  local has_begun = math.floor(entries[2] / begun_span) % 2 == 0
   local best, at, kept
   repeat
     best, at, kept = best_of(affinity, entries, room)
-    if not best then return nil end
-  until not (best.exists and may_keep and kept < most_kept_jobs and keep(affinity, best))
+    if not best then return nil, has_begun and begun_tenant or 1 end
+  until not (best.exists and (has_begun and keep_begun(affinity, best)
+    or not has_begun and may_keep and kept < most_kept_jobs and keep(affinity, best)))
   for i = 1, best.exists and at - 1 or 0, 2 do
     if note_passed(affinity, look_at(affinity, entries[i])) then
       affinity.passed = affinity.passed + 1

@@ -45,14 +45,19 @@ local function look_at(affinity, id)
   affinity.seen[id] = job
   if records then
     local session = session_of(records)
+    job.class = class_of(records)
+    if job.class then records = string.sub(records, record_bytes + 1) end
     job.records, job.digests = records, {}
     for i = 1, #records - (session and record_bytes or 0), record_bytes do
       job.digests[#job.digests + 1] = string.sub(records, i, i + digest_bytes - 1)
     end
     if affinity.holds_any then match(affinity, job) end
+    job.is_foreign = job.class
+      and call('SISMEMBER', affinity.held_prefix .. affinity.worker, job.class) == 0
     -- The server of its session is taken to hold all of it. The charge does not depend on this.
     job.server = session and server_of(affinity, tenant, session)
     if job.server then job.is_complete = job.server == affinity.worker end
+    if job.is_foreign then job.is_complete = false end
     if job.server == affinity.worker then
       job.score = job.score + job.prompt_tokens - job.cached
     end

@@ -15,6 +15,14 @@ local function session_of(records)
   return nil
 end
 
+-- Return the digest of the exactness class of a job's last token, which the first record of its
+-- affinity has; nil: it has none.
+local function class_of(records)
+  local mark = string.byte(records or '', record_bytes - 3)
+  if mark and math.floor(mark / 32) == 1 then return string.sub(records, 1, record_bytes - 4) end
+  return nil
+end
+
 -- Return the worker that served a session last; nil if it is not known.
 local function server_of(state, tenant, session)
   local noted = call('HGET', state.session_prefix .. tenant, session)

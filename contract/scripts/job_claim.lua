@@ -70,7 +70,7 @@ if claim.has_affinity and has_extras and call('EXISTS', holders, hinted) > 0 the
     worker = worker, now = now, job_prefix = job_prefix, holders = holders, workers = workers,
     held_prefix = held_prefix, doorbell_prefix = doorbell_prefix, session_prefix = session_prefix,
     patience = tonumber(patience), longest_keep = tonumber(longest_keep),
-    prefill_us = tonumber(prefill_us), keeps_jobs = true, seen = {}, is_claiming = {},
+    prefill_us = tonumber(prefill_us), keeps_jobs = true, seen = {}, is_claiming = {}, of_class = {},
     holds_any = call('EXISTS', held_prefix .. worker, hinted) > 0, passed = 0, kept = 0, kept_ms = 0
   }
 end
@@ -95,7 +95,7 @@ local function claim_from(lane, code, may_keep)
     if only ~= '' and (tenant ~= only or counter - lowest > tonumber(quantum)) then
       return true, false
     end
-    if kept > 0 and (tonumber(counter) > ceiling or kept == most_kept_tenants) then
+    if kept > 0 and (tonumber(counter) > ceiling or kept >= most_kept_tenants) then
       index, kept, slotless, affinity.keeps_jobs, affinity.kept_ms = 0, 0, 0, false, 0
       claim.out[8] = {}
       tenant, counter = unpack(call('ZRANGE', lane.active, 0, 0, 'WITHSCORES'))
@@ -107,7 +107,7 @@ local function claim_from(lane, code, may_keep)
     if id then lacks = lease(claim, lane, tenant, id, cached, is_last) end
     if entries[1] and not id then
       if kept == 0 then ceiling = counter + quantum end
-      index, kept = index + 1, kept + 1
+      index, kept = index + 1, kept + place
     elseif lacks == 'slots' then
       if code == 1 and counter - lowest <= tonumber(quantum) then
         add_next_job(claim.out[8], lane, tenant, job_prefix, room)

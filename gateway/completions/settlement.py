@@ -377,6 +377,7 @@ class Settlement:
             first_token_ms=self._first_token_ms,
             engines=engines,
             preempted=self.generation.preempted,
+            classes=[[name for name, _ in each] for each in self.generation.classes.values()],
         )
         telemetry.used(
             record.model,
@@ -387,6 +388,7 @@ class Settlement:
             cost_micros=record.cost_micros,
         )
         telemetry.preempted(record.tenant_id, record.preemptions, record.recomputed_tokens)
+        telemetry.CLASS_CROSSINGS.labels(record.model).inc(record.class_crossings)
         if self._trace is None:
             await self._end_reservation(record, is_recorded=is_recorded)
             return record

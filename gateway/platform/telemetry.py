@@ -148,6 +148,11 @@ RESUMED_JOBS = Counter(
     "Attempts that ended before their job did, by reason; another worker resumes the job.",
     ["reason"],
 )
+CLASS_CROSSINGS = Counter(
+    "sluice_gateway_class_crossings_total",
+    "Resumptions on an engine of another exactness class than that of the last token.",
+    ["model"],
+)
 PROMPT_CHUNKS = Counter(
     "sluice_gateway_prompt_chunks_total",
     "Parts of 16 KiB of long prompts that were kept or written in Redis before a job.",
@@ -243,6 +248,7 @@ for _outcome in ("fetched", "refused", "failed", "late"):
 
 def model_known(name: str) -> None:
     """Export the model's counters while they are still 0."""
+    CLASS_CROSSINGS.labels(name)
     for reason in REASONS_OF_MODELS:
         REFUSED_REQUESTS.labels(reason, name)
 

@@ -16,6 +16,10 @@ MICRO: Final = 1_000_000
 """Number of tokens that a price applies to, and micro-dollars in a dollar."""
 
 
+UNKNOWN_CLASS: Final = "unknown"
+"""The exactness class of a worker that reports none, beside known ones."""
+
+
 class Outcome(StrEnum):
     """How a request ended."""
 
@@ -113,6 +117,13 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     """How often its sequences left an engine to make room for others."""
     recomputed_tokens: int = 0
     """Completion tokens that they had, which engines process again; they count and cost once."""
+    exactness_class: str = ""
+    """Class of the engine that generated its tokens; empty if unknown, or if none did.
+
+    Several ones are separated by commas, in the order of its jobs and of their tokens.
+    """
+    class_crossings: int = 0
+    """How often an engine of another class continued one of its jobs."""
 
     @property
     def full_model(self) -> str:
@@ -169,11 +180,13 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
         first_token_ms: int = 0,
         engines: Iterable[str] = (),
         preempted: Iterable[int] = (0, 0),
+        classes: Iterable[Sequence[str]] = (),
     ) -> "UsageRecord":
         """Return the record of a draft that ends now.
 
         Its jobs have used `total`, on these engines. The tenant does not pay for the tokens `free`.
-        `preempted` has the numbers of preemptions and of tokens computed again.
+        `preempted` has the numbers of preemptions and of tokens computed again, and `classes` the
+        exactness classes that continued each job, in order.
         """
         own = self.used(total)
         if any(free):
@@ -182,6 +195,8 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
             free = Counts(*map(min, own, free))
         paid = Counts(*map(operator.sub, own, free))
         preemptions, recomputed_tokens = preempted
+        of_jobs = [each for each in classes if any(each)]
+        names = dict.fromkeys(name or UNKNOWN_CLASS for each in of_jobs for name in each)
         return msgspec.structs.replace(
             self,
             **own._asdict(),
@@ -194,6 +209,8 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
             engine=", ".join(sorted({each for each in engines if each})),
             preemptions=preemptions,
             recomputed_tokens=recomputed_tokens,
+            exactness_class=", ".join(names),
+            class_crossings=sum(len(each) - 1 for each in of_jobs),
         )
 
     @property

@@ -20,6 +20,10 @@ def build() -> Dashboard:
                 "cps",
                 "Attempts that ended before their job did; another worker resumes the job.",
                 Query(rate("sluice_gateway_resumed_jobs_total", NAMESPACE, "reason"), "{{reason}}"),
+                Query(
+                    rate("sluice_gateway_class_crossings_total", NAMESPACE),
+                    "continued in another exactness class",
+                ),
             ),
             graph(
                 "Pauses of resumed jobs",

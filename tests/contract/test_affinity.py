@@ -11,6 +11,8 @@ from contract.affinity import (
     DIGEST_BYTES,
     MOST_PREFIXES,
     boundaries,
+    class_affinity,
+    class_digest,
     prefix_affinity,
     resource_affinity,
     resource_digest,
@@ -358,6 +360,67 @@ async def test_affinity_changes_no_order_of_tiers_and_of_started_jobs(
     await queue.revive(chat("large", 1), weight=1.0, attempt=0)
     await enqueue(queue, chat("next", 5))
     assert await claim_ids(queue, "w1", 9) == ["large", "next"]
+
+
+@every_redis
+async def test_started_job_is_left_for_any_worker_of_its_class_while_one_claims(
+    queue: JobQueue, clock: TestClock, any_redis: "Redis"
+) -> None:
+    """A worker `wN` has the class N, and `w0` is of a release without classes."""
+    for number in range(3):
+        await announce(queue, f"w{number}")
+    for worker in ("w1", "w11"):
+        await queue.hold(worker, added=[class_digest("1"), *digests(9)], ttl_ms=TTL_MS)
+    await queue.hold("w2", added=[class_digest("2"), *digests(1)], ttl_ms=TTL_MS)
+
+    jobs = [chat(f"j{number}", 1) for number in range(12)]
+    await enqueue(queue, *jobs)
+    assert len(await claim_ids(queue, "w1", 12)) == 12
+    for number, each in enumerate(jobs):
+        affinity = class_affinity("1") + each.affinity
+        jobs[number] = again = msgspec.structs.replace(each, affinity=affinity)
+        await queue.requeue(again, 1, is_returned=True)
+    await enqueue(queue, job("new", "b"))
+    for other in ("w0", "w2"):
+        kept = await claim(queue, other)
+        assert ([each.job.id for each in kept.claims], kept.kept_seconds) == (
+            ["new"] * (other == "w0"),
+            PATIENCE_MS / 1000,
+        )
+    assert await any_redis.lrange(keys.worker_doorbell(MODEL, "w1"), 0, -1) == [b"1"]
+    assert await claim_ids(queue, "w11") == ["j0"], "another worker of the class than the woken one"
+    await clock.advance(PATIENCE_MS - 1)
+    assert await claim_ids(queue, "w2") == []
+    await clock.advance(1)
+    late = await claim(queue, "w2", 12)
+    assert [each.job.id for each in late.claims] == [f"j{number}" for number in range(1, 12)]
+    assert (late.kept_jobs, late.affinity_seconds) == (0, 11 * PATIENCE_MS / 1000)
+    # It waits again if it is lost again, but not for a class of which no worker claims jobs.
+    for worker in ("w1", "w2"):
+        await announce(queue, worker)
+    await queue.requeue(jobs[1], 2, is_returned=True)
+    assert (await claim(queue, "w2")).kept_jobs == 1
+    await announce(queue, "w1", is_draining=True)
+    assert await claim_ids(queue, "w2", 9) == ["j1"]
+
+
+async def test_jobs_of_many_tenants_wait_for_their_class_and_batches_too(
+    queue: JobQueue, clock: TestClock
+) -> None:
+    await announce(queue, "w1")
+    await queue.hold("w1", added=[class_digest("1")], ttl_ms=TTL_MS)
+    for number in range(30):
+        tier = ServiceTier.BATCH if number == 29 else ServiceTier.DEFAULT
+        started = chat(f"j{number}", 1, tenant=f"t{number}", service_tier=tier)
+        affinity = class_affinity("1") + started.affinity
+        await queue.revive(
+            msgspec.structs.replace(started, affinity=affinity), weight=1.0, attempt=1
+        )
+    await enqueue(queue, job("new", "u"))
+    result = await claim(queue, "w2", 16)
+    assert ([each.job.id for each in result.claims], result.kept_jobs) == (["new"], 30)
+    assert (await claim(queue, "w2", 16)).claims == []
+    assert len(await claim_ids(queue, "w1", 50)) == 30
 
 
 async def test_resources_add_to_prefixes(

@@ -453,6 +453,7 @@ class Model:
     def requeue(self, job_id: str) -> bool:
         if self.running[job_id].is_cancelled:
             return False
+        self.index.forget(job_id)
         self.put(self.running.pop(job_id).entry)
         return True
 

@@ -9,6 +9,7 @@ from contract.messages import (
     Delta,
     JobFailed,
     JobFinished,
+    JobStarted,
     PromptScored,
     TokenLogprob,
     encode_logprobs,
@@ -94,6 +95,11 @@ def said(
         reasoning_tokens=reasoning_tokens,
     )
     return Reply(prompt, delta)
+
+
+def begun(exactness_class: str) -> Reply:
+    """Make the start of a job on an engine of this class."""
+    return Reply(0, JobStarted(1, 1, 3, 0, exactness_class))
 
 
 def scored(logprobs: list[TokenLogprob], *, prompt: int = 0) -> Reply:

@@ -258,6 +258,22 @@ async def test_engine_that_does_not_start_ends_the_process_with_1(
     assert await serve(settings, lambda: Broken(MODEL_FOLDER, Script())) == EXIT_NOT_STARTED
 
 
+async def test_worker_of_another_class_than_required_does_not_start(
+    redis_server: RedisServer, redis: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = WorkerSettings(
+        model_path=str(MODEL_FOLDER),
+        redis_url=SecretStr(redis_server.url),
+        required_class="0123456789ab",
+    )
+    engine = ScriptedEngine(MODEL_FOLDER, Script())
+    assert await serve(settings, lambda: engine) == EXIT_NOT_STARTED
+    assert f"exactness class of this worker is {engine.info.exactness.digest}, but" in caplog.text
+    assert "SLUICE_REQUIRED_CLASS is 0123456789ab" in caplog.text
+    assert "engine: scripted" in caplog.text
+    assert not await redis.exists(keys.workers("checkpoint"))
+
+
 async def test_signal_while_loading_stops_the_process(
     redis_server: RedisServer, redis: Redis
 ) -> None:

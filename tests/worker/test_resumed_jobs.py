@@ -183,7 +183,7 @@ def test_start_is_reported_once_the_prompt_is_processed_but_not_with_the_end(
     assert not outbox.started
     generation, outbox = start(cut(make_job(max_tokens=5), outbox.deltas), attempt=2)
     feed(generation, [400], is_first=True)
-    assert not outbox.started, "the first attempt has reported it"
+    assert outbox.started == [JobStarted(generation.job.handle, 2, 3, 2)], "of its own class"
     monkeypatch.setattr("worker.queue.replies.UNSTREAMED_START_SECONDS", 0.0)
     generation, outbox = start(make_job(max_tokens=3, stream=False))
     feed(generation, [400], is_first=True)

@@ -95,6 +95,13 @@ async def waiting_for_rings(redis: Redis, number: int) -> None:
             await asyncio.sleep(0.005)
 
 
+async def held_digests(redis: Redis, number: int) -> None:
+    """Wait until Redis knows a number of digests that the worker holds."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while await redis.scard(keys.held(MODEL, WORKER)) != number:
+            await asyncio.sleep(0.005)
+
+
 async def test_frames_come_in_order_numbered_and_complete(
     redis_server: RedisServer, gateway: Gateway
 ) -> None:
@@ -124,6 +131,7 @@ async def test_frames_come_in_order_numbered_and_complete(
             prefill_ms=end.prefill_ms,
             generation_ms=end.generation_ms,
             engine=engine.info.name,
+            exactness_class=engine.info.exactness.digest,
         )
         assert end.generation_ms > end.prefill_ms > 0
     assert len(gateway.frames) < 60, "one frame has all sequences of a step"
@@ -346,6 +354,7 @@ async def test_idle_worker_does_not_poll(
     monkeypatch.setattr(runner_module, "_CONTROL_TIMEOUT_SECONDS", 2 * PATIENCE_SECONDS)
     async with running_worker(redis_server, STEADY):
         await waiting_for_rings(redis, 3)
+        await held_digests(redis, 1)
         before = (await redis.info("stats"))["total_commands_processed"]
         await asyncio.sleep(0.5)
         after = (await redis.info("stats"))["total_commands_processed"]

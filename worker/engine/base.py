@@ -12,7 +12,14 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from contract.adapters import ModuleShapes
-from contract.messages import ChatFormat, ContextExcess, Feature, Pooling, PoolingSupport
+from contract.messages import (
+    ChatFormat,
+    ContextExcess,
+    Exactness,
+    Feature,
+    Pooling,
+    PoolingSupport,
+)
 from contract.sampling import SamplingSpec
 from worker.parsing.base import Parsers
 
@@ -200,6 +207,8 @@ class EngineInfo:
     """Set for a model that generates no text."""
     clip_seconds: int = 0
     """Most seconds of audio in a request to a model of speech; 0 for any other model."""
+    exactness: Exactness = field(default_factory=lambda: Exactness("", {}))
+    """What its results depend on; the default while it starts."""
 
 
 class Held(Protocol):

@@ -44,6 +44,7 @@ from worker.engine.base import (
     SequenceOutput,
     TokenScores,
 )
+from worker.engine.exactness import exactness_of
 from worker.engine.scripted_audio import transcript
 from worker.engine.scripted_chats import ANY_WORD, ChatWriter, ScriptedSession
 from worker.engine.scripted_pooling import pooled
@@ -162,6 +163,10 @@ class ScriptedEngine:
             chat_templates=templates,
             pooling=self._script.pooling,
             clip_seconds=self._script.clip_seconds,
+            # What else could change its results is for tests only.
+            exactness=exactness_of(
+                {"engine": "scripted", "completion_tokens": str(self._script.completion_tokens)}
+            ),
         )
         if self._script.dies_on_signal:
             # It remains after the engine is closed: without it the signal would end the process.

@@ -105,6 +105,8 @@ class RunningJob:
     texts: TokenTexts
     engine: str = ""
     """The engine's name."""
+    exactness_class: str = ""
+    """The engine's class."""
     parsers: InitVar[Parsers] = NO_PARSERS
     asked_at: float = field(default_factory=time.monotonic)
     """`time.monotonic` when the job was claimed, before the queue replied."""
@@ -468,6 +470,8 @@ class RunningJob:
             telemetry.PROMPT_TOKENS.inc(self.prompt_tokens)
             if self.on_prefilled is not None:
                 self.on_prefilled()
+            if self._is_prompt_counted:
+                self._report_start()
         # Later sequences find the prompt in the cache only because the first one stored it there.
         if is_first and output.cached_tokens is not None and not self._is_prompt_counted:
             self._cached_tokens = min(output.cached_tokens, self.prompt_tokens)
@@ -475,10 +479,7 @@ class RunningJob:
             if self.prefill_pace is not None:
                 uncached = self.prompt_tokens - self._cached_tokens
                 self.prefill_pace.note(uncached, self.first_token_at - self.claimed_at)
-            self.outbox.start(
-                JobStarted(self.job.handle, self.attempt, self.prompt_tokens, self._cached_tokens),
-                is_streamed=self.job.stream,
-            )
+            self._report_start()
         if output.prompt_logprobs is not None:
             entries = prompt_logprobs(
                 self.tokenizer,
@@ -493,6 +494,16 @@ class RunningJob:
                 for start in range(0, len(entries), LOGPROBS_AT_ONCE)
             ]
             self.outbox.prompts.append(PromptScored(self.job.handle, self.attempt, encoded))
+
+    def _report_start(self) -> None:
+        started = JobStarted(
+            self.job.handle,
+            self.attempt,
+            self.prompt_tokens,
+            self._cached_tokens,
+            self.exactness_class,
+        )
+        self.outbox.start(started, is_streamed=self.job.stream)
 
     def _is_delta_due(self, sequence: Sequence, *, is_due: bool) -> bool:
         if self._is_gathered:
@@ -537,6 +548,7 @@ class RunningJob:
             generation_ms=earlier_ms + (time.monotonic() - first_token_at) * 1000,
             chosen=self._chosen() if self._is_ranked else [],
             engine=self.engine,
+            exactness_class=self.exactness_class if self.first_token_at is not None else "",
         )
         self.outbox.finish(finished, self.report, is_streamed=self.job.stream)
 

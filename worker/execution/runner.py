@@ -19,6 +19,7 @@ from redis.exceptions import RedisError
 from common import clock
 from common.tasks import TaskSet, end_task
 from contract import keys
+from contract.affinity import class_digest
 from contract.messages import ReturnReason
 from contract.outcomes import FailureCode
 from worker.adapters.files import AdapterFiles
@@ -201,6 +202,7 @@ class Runner:
         ]
         stopped = asyncio.create_task(self._stopped.wait())
         try:
+            self.link.held.keep(class_digest(self.engine.info.exactness.digest))
             done, _ = await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
             errors = [error for task in done if (error := task.exception()) is not None]
             death = next((each for each in errors if isinstance(each, EngineDeadError)), None)

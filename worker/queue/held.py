@@ -19,6 +19,7 @@ class HeldDigests:
         self._queue = queue
         self._worker = worker
         self._held: dict[bytes, None] = {}
+        self._kept = b""
         self._published: set[bytes] = set()
         self._changed: dict[bytes, None] = {}
         self._is_lost = False
@@ -31,8 +32,14 @@ class HeldDigests:
         if digest in self._held:
             return
         if len(self._held) >= MOST_HELD:
-            self.remove(next(iter(self._held)))
+            self.remove(next(each for each in self._held if each != self._kept))
         self._held[digest] = self._changed[digest] = None
+
+    def keep(self, digest: bytes) -> None:
+        """Hold a digest that is never dropped for others, in place of an earlier one."""
+        self.remove(self._kept)
+        self._kept = digest
+        self.add(digest)
 
     def remove(self, digest: bytes) -> None:
         """Hold a digest no longer; an unknown one is ignored."""

@@ -21,7 +21,7 @@ _NUMBERS: Final = (
     *("jobs", "prompt_price", "cached_price", "completion_price", "audio_price"),
     *Counts._fields,
     *(f"free_{name}" for name in Counts._fields),
-    *("cost_micros", "first_token_ms", "preemptions", "recomputed_tokens"),
+    *("cost_micros", "first_token_ms", "preemptions", "recomputed_tokens", "class_crossings"),
 )
 
 

@@ -118,6 +118,13 @@ class ReceiptBody(BaseModel):
         description="Completion tokens that engines processed again after that. The counts above "
         "include each token once."
     )
+    exactness_class: str | None = Field(
+        description="Exactness class of the engine that generated its tokens; several ones are "
+        "separated by commas. Null if it is unknown."
+    )
+    class_crossings: int = Field(
+        description="How often an engine of another exactness class continued the generation."
+    )
 
 
 class AnyReceiptBody(ReceiptBody):
@@ -158,6 +165,7 @@ def receipt_fields(record: UsageRecord) -> dict[str, Any]:
         "ended_at": to_time(record.ended_ms),
         "tenant": record.tenant_id,
         "engine": record.engine or None,
+        "exactness_class": record.exactness_class or None,
         "key": record.credential_id,
         "project": record.project_id,
         "stream": record.is_streamed,
@@ -178,6 +186,7 @@ RECEIPT_COLUMNS: Final = (
     *("free_prompt_tokens", "free_cached_tokens", "free_completion_tokens"),
     *("prompt_price", "cached_price", "completion_price", "prepaid", "cost_micros"),
     *("preemptions", "recomputed_tokens", "audio_seconds", "free_audio_seconds", "audio_price"),
+    *("exactness_class", "class_crossings"),
 )
 FORMULA_SIGNS: Final = ("=", "+", "-", "@", "\t", "\r")
 """Spreadsheets evaluate text that starts with one of these characters."""

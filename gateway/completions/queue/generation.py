@@ -20,7 +20,7 @@ from contract.messages import (
     JobStarted,
     PromptScored,
 )
-from gateway.completions.queue.output import JobOutput
+from gateway.completions.queue.output import Classes, JobOutput
 
 DELTA_BYTES = 64
 """Approximate memory of an unread delta beside its text; each tool call piece takes as much."""
@@ -46,7 +46,8 @@ class Reply(NamedTuple):
 
     prompt_index: int
     message: JobMessage
-    """A JobStarted only in a generation that `delivers_starts`."""
+    """A JobStarted with an exactness class, or the first one if the generation `delivers_starts`.
+    """
 
 
 @dataclass(eq=False, kw_only=True)
@@ -69,6 +70,8 @@ class Generation:
     """The final messages of its jobs, by prompt."""
     received_tokens: defaultdict[int, int] = field(default_factory=partial(defaultdict, int))
     """Completion tokens received, by prompt; for ranked sequences, those of all candidates."""
+    classes: dict[int, Classes] = field(default_factory=dict)
+    """The exactness classes that generated the tokens, by prompt."""
     preempted: list[int] = field(default_factory=lambda: [0, 0])
     """How often its sequences left an engine, and the tokens that are then computed again."""
     overflowed: bool = False
@@ -101,8 +104,9 @@ class Generation:
         elif isinstance(message, JobFinished):
             self.finished[prompt_index] = message
         elif isinstance(message, JobStarted):
+            is_first = prompt_index not in self.started
             self.started[prompt_index] = message
-            if not self.delivers_starts:
+            if not (message.exactness_class or (self.delivers_starts and is_first)):
                 return True
         if self._is_detached:
             return True

@@ -42,6 +42,13 @@ class ChoiceOutput:
         )
 
 
+Classes = list[tuple[str, int]]
+"""The exactness classes that generated the tokens of a job, each with the number of tokens before.
+
+The name is empty for workers before 0.4.0, which do not report it.
+"""
+
+
 @dataclass(eq=False, slots=True)
 class JobOutput:
     """The output of one job so far, without its text."""
@@ -51,6 +58,9 @@ class JobOutput:
     """The metric of its model."""
     choices: tuple[ChoiceOutput, ...] = ()
     """The choices, or the candidates if sequences are ranked. Replicated ones are all equal."""
+    classes: Classes = field(default_factory=list)
+    _tokens_before: int = 0
+    """Tokens of earlier attempts."""
     _first_token_at: float | None = None
     _started: JobStarted | None = None
     _is_prompt_scored: bool = False
@@ -97,9 +107,13 @@ class JobOutput:
     def receive(self, message: JobStarted | PromptScored | JobFinished | JobFailed) -> bool:
         """Apply another message than a delta. Return False if it contradicts the output."""
         if isinstance(message, JobFinished):
+            if message.exactness_class or self._tokens != self._tokens_before:
+                self._note_class(message.exactness_class, self._tokens_before)
             return self._is_complete(message)
         if isinstance(message, JobStarted):
-            self._started = self._started or message
+            if self._started is None or not self._started.prompt_tokens:
+                self._started = message
+            self._note_class(message.exactness_class, self._tokens)
         elif isinstance(message, PromptScored):
             self._is_prompt_scored = True
         return True
@@ -115,7 +129,8 @@ class JobOutput:
     def is_known(self, message: JobMessage) -> bool:
         """Whether an earlier attempt sent the same message."""
         if isinstance(message, JobStarted):
-            return self._started is not None
+            is_counted = self._started is not None and self._started.prompt_tokens > 0
+            return is_counted and self.last_class == message.exactness_class
         return isinstance(message, PromptScored) and self._is_prompt_scored
 
     def with_total_duration(self, finished: JobFinished, now: float) -> JobFinished:
@@ -125,9 +140,27 @@ class JobOutput:
         generation_ms = (now - self._first_token_at) * 1000
         return msgspec.structs.replace(finished, generation_ms=generation_ms)
 
+    @property
+    def _tokens(self) -> int:
+        return sum([len(each.token_ids) for each in self.choices])
+
+    @property
+    def last_class(self) -> str:
+        """The exactness class that generated the last token; empty if unknown."""
+        return self.classes[-1][0] if self.classes else ""
+
+    def _note_class(self, exactness_class: str, tokens: int) -> None:
+        """Note the class that generates the tokens after so many."""
+        classes = self.classes
+        if classes and classes[-1][1] == tokens:
+            del classes[-1]  # It has generated none.
+        if not classes or classes[-1][0] != exactness_class:
+            classes.append((exactness_class, tokens))
+
     def resumption(self, last_reply_at: float) -> Resumption | None:
         """Return the output for the next worker; None if there is none."""
         began_at, started = self._first_token_at, self._started
+        self._tokens_before = self._tokens
         has_received = began_at is not None or any(each.finish_reason for each in self.choices)
         if not has_received and started is None and not self._is_prompt_scored:
             return None

@@ -15,6 +15,7 @@ from opentelemetry.trace import Span, SpanContext
 from common import logs
 from common import tracing as names
 from common.tracing import traceparent_of
+from contract.affinity import class_affinity
 from contract.messages import AttemptMessage, GenerationJob, about
 from contract.outcomes import FailureCode
 from gateway.completions.queue.generation import Generation
@@ -288,6 +289,7 @@ class Ticket(msgspec.Struct, eq=False):
     ) -> "Ticket":
         """Return the ticket of a job that runs prompt `index`."""
         output = JobOutput(job, INTER_TOKEN_LATENCY.labels(model))
+        generation.classes[index] = output.classes
         spans = AttemptSpans(job.traceparent, model)
         return cls(job, model, index, generation, weight, output, spans)
 
@@ -376,6 +378,7 @@ class Ticket(msgspec.Struct, eq=False):
         return msgspec.structs.replace(
             self.job,
             resumption=self.output.resumption(self.last_reply_at),
+            affinity=class_affinity(self.output.last_class) + self.job.affinity,
             is_suspect=self.retries.is_suspect,
             chunks=b"",
         )

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import msgspec
 from typing_extensions import override
 
-from contract.messages import Delta, JobFailed, JobFinished, PromptScored
+from contract.messages import Delta, JobFailed, JobFinished, JobStarted, PromptScored
 from gateway.completions.queue.generation import REPLIES_AT_ONCE, Reply, Turn
 from gateway.completions.rendering.choice import Choice
 from gateway.completions.rendering.completion import Completion, Usage
@@ -45,7 +45,10 @@ class Assembler:
         if isinstance(message, Delta):
             self.usage.add_reasoning(message)
             self.add_delta(reply.prompt_index, message)
+        elif isinstance(message, JobStarted):
+            self.completion.note_class(message)
         elif isinstance(message, JobFinished):
+            self.completion.note_class(message)
             self.usage.add(message)
             self.stopwatch.add(message)
             self.unfinished_jobs -= 1

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from contract.messages import Delta, JobFinished
+from contract.messages import Delta, JobFinished, JobStarted
 from gateway.dialects.request import GenerationRequest
 from gateway.records.usage_record import MICRO
 
@@ -18,6 +18,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     created: int
     fingerprint: str
+    """Identifies the model and the engine's version, but not its exactness class."""
     request: GenerationRequest
     prompt_token_ids: Sequence[Sequence[int]]
     """Token ids of each prompt as they were sent to the worker."""
@@ -34,6 +35,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float = msgspec.field(default_factory=time.monotonic)
     """Monotonic time in seconds at which the client began to wait."""
 
+    _classes: list[str] = []
     _encoded_ids: dict[int, msgspec.Raw] = {}
 
     def prompt_ids_of_choice(self, index: int) -> msgspec.Raw:
@@ -43,6 +45,14 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
             ids = list(self.prompt_token_ids[prompt_index])
             self._encoded_ids[prompt_index] = msgspec.Raw(msgspec.json.encode(ids))
         return self._encoded_ids[prompt_index]
+
+    def note_class(self, message: JobStarted | JobFinished) -> bool:
+        """Add the exactness class of an engine to the fingerprint. Return whether it was new."""
+        exactness_class = message.exactness_class
+        is_new = exactness_class not in ("", *self._classes)
+        if is_new:
+            self._classes.append(exactness_class)
+        return is_new
 
     def choice_index(self, prompt_index: int, choice: int) -> int:
         """Return the index of a choice in the response."""
@@ -60,7 +70,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
             "object": self._object_name(is_chunk=is_chunk),
             "created": self.created,
             "model": self.model,
-            "system_fingerprint": self.fingerprint,
+            "system_fingerprint": "-".join([self.fingerprint, *self._classes]),
         }
         if self.request.service_tier is not None:
             head["service_tier"] = self.request.service_tier

@@ -51,6 +51,8 @@ class EventRenderer:
         self._stopwatch = Stopwatch(completion.started_at)
         self.prompt_logprobs = PromptLogprobs(completion)
         self._unfinished_jobs = len(completion.request.prompts)
+        self._started: set[int] = set()
+        """Prompts of which the start was rendered."""
         self._received = [0] * len(completion.request.prompts)
         """Completion tokens of each prompt whose job has not finished."""
 
@@ -136,6 +138,9 @@ class EventRenderer:
         """Add the events after the last job's end."""
         raise NotImplementedError
 
+    def _change_head(self) -> None:
+        """Render the next events with the completion's new head, in a form that shows it."""
+
     def _take_scores(self, prompt_index: int, scored: PromptScored) -> None:
         """Store the log-probabilities of a prompt, in a form that shows them."""
 
@@ -151,7 +156,11 @@ class EventRenderer:
         if isinstance(message, JobFinished):
             self._finish_job(prompt_index, message, parts)
         elif isinstance(message, JobStarted):
-            self._add_progress(prompt_index, message, parts)
+            if self._completion.note_class(message):
+                self._change_head()
+            if prompt_index not in self._started:
+                self._started.add(prompt_index)
+                self._add_progress(prompt_index, message, parts)
         elif isinstance(message, PromptScored):
             self._take_scores(prompt_index, message)
         else:

@@ -69,7 +69,7 @@ class ChunkRenderer(EventRenderer):
             self._tokens = [0] * completion.choices
         # OpenAI sends `usage: null` in every other chunk if the extra one was requested.
         self._common: dict[str, Any] = {"usage": None} if request.include_usage else {}
-        self._head = b"data: " + _json(completion.head(is_chunk=True))[:-1] + b","
+        self._head = self._encoded_head()
         self._is_chat = request.chat is not None
         self._may_be_plain = _may_be_plain(request)
         self._plain_heads: list[bytes] = [b""] * completion.choices
@@ -132,6 +132,15 @@ class ChunkRenderer(EventRenderer):
         events += (error_data(error, request.profile.error_style, **members), *self.LAST_EVENTS)
         return events
 
+    def _encoded_head(self) -> bytes:
+        return b"data: " + _json(self._completion.head(is_chunk=True))[:-1] + b","
+
+    @override
+    def _change_head(self) -> None:
+        before, self._head = self._head, self._encoded_head()
+        for heads in (self._plain_heads, *self._reasoning_heads):
+            heads[:] = [each.replace(before, self._head, 1) for each in heads]
+
     @override
     def _take_scores(self, prompt_index: int, scored: PromptScored) -> None:
         encoded = self.prompt_logprobs.encode(prompt_index, scored)
@@ -141,6 +150,8 @@ class ChunkRenderer(EventRenderer):
     @override
     def _add_progress(self, prompt_index: int, started: JobStarted, parts: list[bytes]) -> None:
         """Add the events of a processed prompt: its cached part, then all of it."""
+        if not self._completion.request.reports_progress:
+            return
         for progress in prompt_progress(started, self._stopwatch.elapsed_ms()):
             choice = self._choice(prompt_index * self._n)
             members = {**self._common, "prompt_progress": progress}

@@ -128,6 +128,8 @@ class JobHistory:
     cached_tokens: int = 0
     is_scored: bool = False
     is_started: bool = False
+    exactness_class: str = ""
+    """Of the last attempt that reported it."""
     end: JobFinished | JobFailed | None = None
 
 
@@ -192,7 +194,7 @@ class History:
         elif isinstance(message, PromptScored):
             job.is_scored = True
         elif isinstance(message, JobStarted):
-            job.is_started = True
+            job.is_started, job.exactness_class = True, message.exactness_class
         else:
             job.end = message
         if isinstance(message, JobStarted | JobFinished):
@@ -207,7 +209,7 @@ class History:
         if isinstance(message, PromptScored):
             return not job.is_scored
         if isinstance(message, JobStarted):
-            return not job.is_started
+            return not job.is_started or message.exactness_class != job.exactness_class
         if isinstance(message, JobFinished):
             # If not, a message was lost: the job resumes after the output so far.
             return message.completion_tokens == sum(job.tokens.values())

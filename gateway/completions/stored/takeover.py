@@ -326,7 +326,12 @@ class Takeovers:
 
 
 def _without_counts(history: Sequence[JobMessage]) -> list[JobMessage]:
-    return [message for message in history if not isinstance(message, JobStarted)]
+    return [
+        msgspec.structs.replace(each, prompt_tokens=0, cached_tokens=0)
+        if isinstance(each, JobStarted)
+        else each
+        for each in history
+    ]
 
 
 def _generation(history: History, *, max_unread_bytes: int) -> Generation:

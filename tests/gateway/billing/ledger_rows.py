@@ -48,6 +48,8 @@ def record(at: datetime = NOON, **fields: Any) -> UsageRecord:
         "first_token_ms": 120,
         "preemptions": 2,
         "recomputed_tokens": 96,
+        "exactness_class": "438df8cab49b",
+        "class_crossings": 0,
     }
     record = UsageRecord(**(known | fields))
     cost_micros = record.cost_of(

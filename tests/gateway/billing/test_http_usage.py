@@ -229,6 +229,8 @@ async def test_receipt_has_every_field_of_a_request(
         "is_prepaid": False,
         "preemptions": 2,
         "recomputed_tokens": 96,
+        "exactness_class": "438df8cab49b",
+        "class_crossings": 0,
         "cost_micros": records[3].cost_micros,
     }
     prepaid = await client.get(f"/v1/usage/requests/{records[4].request_id}")

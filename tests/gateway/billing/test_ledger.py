@@ -56,6 +56,8 @@ async def test_row_has_every_field_of_the_record(database: Database) -> None:
         engine="vllm 0.32.0",
         preemptions=3,
         recomputed_tokens=4,
+        exactness_class="438df8cab49b, 0c5e2f7a91d3",
+        class_crossings=2,
         audio_price=100,
         audio_seconds=31,
         free_audio_seconds=30,

@@ -35,6 +35,7 @@ from worker.engine.vllm.arguments import engine_arguments, environment_variables
 from worker.engine.vllm.bans import BannedOutputs, Bans
 from worker.engine.vllm.cache_events import CacheEvents
 from worker.engine.vllm.description import describe
+from worker.engine.vllm.exactness import read_exactness
 from worker.engine.vllm.metrics import EngineMetrics
 from worker.engine.vllm.parameters import ParameterFactory
 from worker.engine.vllm.parser_format import parser_format
@@ -134,6 +135,10 @@ class VllmEngine:
         elif self._settings.runner == "transcription":
             seconds = clip_seconds(self._llm.model_config, self._model_class)
             self.info = replace(self.info, clip_seconds=seconds)
+        own = environment_variables(self._settings)
+        variables = {name: value for name, value in os.environ.items() if name not in own}
+        exactness = await read_exactness(self._llm, self._settings.engine_arguments, variables)
+        self.info = replace(self.info, exactness=exactness)
         await self._warm_up()
 
     async def aclose(self) -> None:

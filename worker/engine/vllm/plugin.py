@@ -13,6 +13,7 @@ from typing import Any
 
 from contract.grammar import PARSER_LIMITS
 from worker.engine.vllm.batch_hold import prepare_batch_hold
+from worker.engine.vllm.exactness import prepare_exactness
 from worker.engine.vllm.grammar_hold import prepare_grammar_hold
 from worker.engine.vllm.resumption import prepare_resumption
 from worker.engine.vllm.thinking_budget import prepare_thinking_budget
@@ -35,6 +36,7 @@ def prepare() -> None:
     prepare_reported_rows()
     prepare_batch_hold()
     prepare_grammar_hold()
+    prepare_exactness()
     _end_with_parent()
     # vLLM does not prepare forks of a prepared process. On GPUs it forks the engine core.
     register_after_fork(prepare, _take_over)

@@ -110,6 +110,8 @@ class LedgerRow(Table):
     engine: Mapped[str] = mapped_column(server_default="")
     preemptions: Mapped[int] = mapped_column(server_default="0")
     recomputed_tokens: Mapped[int] = mapped_column(server_default="0")
+    exactness_class: Mapped[str] = mapped_column(server_default="")
+    class_crossings: Mapped[int] = mapped_column(server_default="0")
 
 
 class RollupRow(Table):

@@ -14,10 +14,12 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from common import clock
 from contract import keys, messages
+from contract.affinity import class_affinity
 from contract.messages import (
     Frame,
     JobFinished,
     JobLost,
+    JobMessage,
     JobStarted,
     PromptScored,
     Ranking,
@@ -41,10 +43,15 @@ from contract.sampling import SamplingSpec
 from gateway.completions.queue.dispatcher import notify_shed
 from gateway.completions.queue.generation import Generation
 from gateway.completions.queue.lost_jobs import UNSERVED_SECONDS
+from gateway.completions.queue.output import JobOutput
 from gateway.completions.queue.ticket import MAX_KEPT
+from gateway.platform.telemetry import INTER_TOKEN_LATENCY
+from gateway.records.usage_record import Counts, Outcome
 from tests.gateway.conftest import eventually, nothing_left
 from tests.gateway.desk import GATEWAY, MODEL, Desk, begun, failure, take, texts, ticket_of
+from tests.support.cases import all_cases
 from tests.support.fake_worker import ENGINE, FakeWorker
+from tests.support.usage import usage_record
 
 STOP = FinishReason.STOP
 GREEDY = SamplingSpec(seed=1, temperature=0.0)
@@ -105,6 +112,51 @@ async def test_another_worker_resumes_after_the_received_tokens(
     assert generation.started[0].cached_tokens == 2
     assert generation.received_tokens[0] == 3
     assert await nothing_left(redis, MODEL)
+
+
+@all_cases(
+    ("attempts", "classes", "crossings"),
+    [
+        ([("a", 1), ("a", 1)], "a", 0),
+        ([("a", 1), ("b", 1)], "a, b", 1),
+        ([("a", 1), ("b", 0), ("a", 1)], "a", 0),
+        ([("a", 1), ("b", 0), ("a", 0), ("b", 1)], "a, b", 1),
+        ([("a", 0), ("b", 2)], "b", 0),
+        ([("a", 1), ("b", 1), ("a", 1)], "a, b", 2),
+        # Of workers that report no class; they report the start of the first attempt only.
+        ([("", 1), ("b", 1)], "unknown, b", 1),
+        ([("a", 1), ("", 1)], "a, unknown", 1),
+        ([("", 1), ("", 1)], "", 0),
+    ],
+)
+async def test_receipt_says_which_classes_generated_the_tokens(
+    desk: Desk, worker: FakeWorker, attempts: list[tuple[str, int]], classes: str, crossings: int
+) -> None:
+    generation, history = await desk.request(), list[JobMessage]()
+    generation.on_reply = lambda _, message: history.append(message)
+    last = ""
+    for number, (name, tokens) in enumerate(attempts, 1):
+        claim = await worker.claim_one()
+        assert claim.job.affinity == class_affinity(last), "another class may only continue it"
+        if name or number == 1:
+            started = JobStarted(claim.job.handle, number, 3, 0, name)
+            await worker.send(GATEWAY, started=[started])
+        await worker.say(claim, *"ab"[:tokens])
+        if number == len(attempts):
+            await worker.finish(claim, exactness_class=name)
+        else:
+            last = name if tokens else last
+            await worker.lose(claim, tokens=worker.sent_tokens(claim))
+    await eventually(lambda: generation.finished, what="the end")
+    # A gateway that takes the response over finds the same in its journal.
+    replayed = JobOutput(generation.jobs[0], INTER_TOKEN_LATENCY.labels(MODEL))
+    assert all(replayed.replay(message, 0.0) for message in history)
+    draft = usage_record(1)
+    for each in (generation.classes[0], replayed.classes):
+        record = draft.ended(
+            Counts(), free=Counts(), outcome=Outcome.FINISHED, code="", classes=[[*dict(each)]]
+        )
+        assert (record.exactness_class, len(each) - 1) == (classes, crossings)
 
 
 async def test_replies_of_a_lost_attempt_are_ignored(

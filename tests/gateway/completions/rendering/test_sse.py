@@ -14,8 +14,19 @@ from gateway.completions.queue.generation import Reply
 from gateway.completions.rendering.completion import Completion
 from gateway.completions.rendering.forms import collect
 from gateway.completions.rendering.sse import DONE, ChunkRenderer
+from gateway.dialects.request import ChatRequest
 from gateway.records.errors import GenerationFailedError, OverloadedError
-from tests.gateway.replies import LENGTH, STOP, completion, ended, failed, inbox, said, scored
+from tests.gateway.replies import (
+    LENGTH,
+    STOP,
+    begun,
+    completion,
+    ended,
+    failed,
+    inbox,
+    said,
+    scored,
+)
 from tests.support.cases import all_cases
 from tests.support.events import parse_chunks, split_events, texts_by_choice
 
@@ -52,6 +63,18 @@ def test_stream_is_byte_for_byte_as_documented() -> None:
         + b"}\n\n"
         b"data: [DONE]\n\n"
     )
+
+
+@all_cases("chat", [None, ChatRequest(messages=[])])
+def test_fingerprint_has_the_classes_of_the_engines_so_far(chat: ChatRequest | None) -> None:
+    renderer, texts = ChunkRenderer(completion(chat=chat)), ""
+    seen: dict[str, str] = {}
+    for name in "aaba":
+        texts += name
+        replies = [begun(name), said(name), said(name)]
+        for event in split_events(b"".join(renderer.render([reply]) for reply in replies)):
+            seen[json.loads(event.removeprefix(b"data: "))["system_fingerprint"]] = texts
+    assert seen == {"fp_1-a": "aa", "fp_1-a-b": "aaba"}
 
 
 def test_include_usage_adds_the_extra_chunk_and_nulls_elsewhere() -> None:

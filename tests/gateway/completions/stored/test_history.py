@@ -103,6 +103,13 @@ def test_next_attempt_replaces_tokens_after_its_start() -> None:
     assert history.counts(usage_record(1)) == Counts(3, 0, 3)
 
 
+def test_start_counts_once_for_each_class() -> None:
+    history, starts = History([job()]), [Received(0, JobStarted(7, 1, 3, 2, "a"))]
+    starts.append(Received(0, JobStarted(7, 2, 3, 2, "b")))
+    again = Received(0, JobStarted(7, 3, 3, 2, "b"))
+    assert history.add_unread([*starts, again]) == starts
+
+
 def test_each_choice_is_truncated_separately() -> None:
     history = History([job(n=2)])
 

@@ -12,6 +12,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from common.tasks import end_task
 from contract import keys
+from contract.affinity import class_affinity
 from contract.messages import JobStarted
 from contract.outcomes import FailureCode
 from contract.queue import JobClaim
@@ -55,7 +56,7 @@ async def test_response_continues_at_another_gateway_when_its_owner_dies(
     request = await first.submit()
     direct = Reader(request.generation)
     claim = await worker.claim_one()
-    await worker.send("gw1", started=[JobStarted(claim.job.handle, 1, 3, 2)])
+    await worker.send("gw1", started=[JobStarted(claim.job.handle, 1, 3, 2, "class")])
     await worker.say(claim, "a", "b")
     await direct.until_text("ab")
     await first.kill()
@@ -69,12 +70,15 @@ async def test_response_continues_at_another_gateway_when_its_owner_dies(
     assert resumption is not None
     assert [each.token_ids for each in resumption.sequences] == [[100, 101, 102]]
     assert (resumption.prompt_tokens, resumption.cached_tokens) == (3, 2)
+    assert again.job.affinity.startswith(class_affinity("class"))
     await worker.say(claim, "late")
     await worker.conclude(again, "d")
     await reader.to_the_end()
     assert reader.text == "abcd"
     await attachment.aclose()
     assert await settled(redis, request.id) == [("finished", 3, 4)]
+    (record,) = (await usage_records(redis)).values()
+    assert (record.exactness_class, record.class_crossings) == ("class, unknown", 1)
     await state_is(second, request.id, ResponseState.FINISHED)
     assert await nothing_left(redis, "m")
 
