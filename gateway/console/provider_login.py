@@ -24,6 +24,7 @@ from gateway.console.login import HOME, SESSION_ROUTES, begin, login_page, safe_
 from gateway.console.rendering import page
 from gateway.console.routing import (
     ACCOUNTS,
+    FORM,
     LOGIN,
     CurrentSession,
     PageRoute,
@@ -108,30 +109,29 @@ def provider_router(audience: Audience) -> APIRouter:
 accounts = APIRouter(route_class=SESSION_ROUTES[Audience.CUSTOMERS], include_in_schema=False)
 
 
-@accounts.get(ACCOUNTS)
-async def list_accounts(
-    request: Request, services: AllServices, session: CurrentSession, following: Next = HOME
-) -> Response:
-    """Let a person choose one of the accounts of which the person is a member."""
-    login = _person_of(session)
-    return page(
-        request,
-        "accounts.html",
-        name=login.name,
-        memberships=await _memberships(services, login),
-        current=login.tenant_id,
-        csrf=session.csrf,
-        following=safe_page(following),
-    )
-
-
-@accounts.post(ACCOUNTS)
+@accounts.api_route(ACCOUNTS, methods=FORM)
 async def choose_account(
-    request: Request, services: AllServices, session: CurrentSession, form: SentForm
+    request: Request,
+    services: AllServices,
+    session: CurrentSession,
+    *,
+    form: SentForm,
+    following: Next = HOME,
 ) -> Response:
-    """Continue the session with another account."""
-    login, wanted = _person_of(session), form["tenant"]
-    if wanted not in {member.tenant_id for member, _ in await _memberships(services, login)}:
+    """Let a person choose one of several accounts, with which the session continues."""
+    login = _person_of(session)
+    memberships, wanted = await _memberships(services, login), form["tenant"]
+    if not form.is_sent:
+        return page(
+            request,
+            "accounts.html",
+            name=login.name,
+            memberships=memberships,
+            current=login.tenant_id,
+            csrf=session.csrf,
+            following=safe_page(following),
+        )
+    if wanted not in {member.tenant_id for member, _ in memberships}:
         raise PermissionDeniedError(f"You are not a member of the account {shown(wanted)}.")
     token = request.cookies[cookie_name(request, session.audience)]
     await sessions_of(services).choose(

@@ -47,7 +47,6 @@ _environment: Final = Environment(
 )
 _environment.filters |= {
     "cents": formats.cents,
-    "details": formats.details,
     "dollars": show_dollars,
     "duration": formats.duration,
     "number": formats.number,

@@ -88,7 +88,7 @@ async def _sums(
         periods = await by_period(service, wanted, query.span)
         rows = [*zip(reversed(periods.names), reversed(periods.sums), strict=True)]
     else:
-        after = decode_cursor(query.after, parts=2)
+        after = decode_cursor(query.form["after"] or None, parts=2)
         periods, (rows, following) = await asyncio.gather(
             by_period(service, wanted, query.span, dimension),
             service.by_dimension(wanted, query.span, dimension, after=after, limit=ROWS),
@@ -123,7 +123,7 @@ async def requests(request: Request, services: AllServices, visitor: SeesUsage) 
     if query.form["id"] and query.error is None:
         return redirect(f"{REQUESTS}/{quote(query.form['id'], safe='')}")
     wanted = _wanted(visitor, query.wanted)
-    service, start = services.make(UsageService), read_position(query.newer)
+    service, start = services.make(UsageService), read_position(query.form["newer"] or None)
     found: list[UsageRecord] | None = None if query.error is None else []
     previous = following = None
     if start is not None and found is None:
@@ -132,7 +132,7 @@ async def requests(request: Request, services: AllServices, visitor: SeesUsage) 
             found = newer.entries
             previous, following = cursor_of(found[0]), cursor_of(found[-1])
     if found is None:
-        after = None if query.newer else query.after
+        after = None if query.form["newer"] else query.form["after"] or None
         found, following = await read_requests(service, wanted, query.span, after=after, limit=ROWS)
         previous = cursor_of(found[0]) if after and found else None
     return page(

@@ -9,6 +9,7 @@ from gateway.accounts.keys.service import KeyService
 from gateway.accounts.projects.service import ProjectService
 from gateway.accounts.tenants.service import TenantService
 from gateway.console.routing import Visitor
+from gateway.console.tables import pairs
 from gateway.console.usage_query import UsageQuery
 from gateway.http.services import Services
 from gateway.models.catalogue import Catalogue
@@ -30,7 +31,7 @@ async def pickers(
     `more` are the filters of single requests.
     """
     models = sorted(filter(visitor.principal.allows_model, services[Catalogue].names))
-    found: dict[str, list[tuple[str, str]] | None] = {"model": [(each, each) for each in models]}
+    found: dict[str, list[tuple[str, str]] | None] = {"model": pairs(models)}
     wanted, grantor = PageRequest(None, MOST_OPTIONS, is_newest_first=True), None
     tenant_id = visitor.tenant_id
     if visitor.is_operator:

@@ -78,16 +78,6 @@ class UsageQuery:
             raise self.error
         return self.span
 
-    @property
-    def newer(self) -> str | None:
-        """The start of the page that follows, newest first."""
-        return self.form["newer"] or None
-
-    @property
-    def after(self) -> str | None:
-        """The end of the previous page."""
-        return self.form["after"] or None
-
     def link(self, path: str, **changes: str | None) -> str:
         """Return a link with the same filters and some changes."""
         values = {name: self.form[name] for name in _FIELDS} | changes
