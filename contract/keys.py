@@ -186,6 +186,8 @@ watched_workers = _Key("m", "watched")
 
 The score of a missing worker is negative: minus the time at which it was first found missing.
 """
+seen_on = _Key("m", "seen-on")
+"""Hash: watched worker -> id of the server of a cluster that had its connection."""
 worker_channel = _ModelKeys("connected")
 """Pub/sub channel without messages: a worker subscribes to it while its process lives."""
 host_start = _Key("m", "host-start")

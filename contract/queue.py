@@ -769,6 +769,7 @@ class JobQueue:
         watched = await _BEAT.run(
             self._executor,
             watched=keys.watched_workers(self.model),
+            seen_on=keys.seen_on(self.model),
             worker=worker,
             channel=keys.worker_channel(self.model, worker),
             lease_ms=lease_ms,
@@ -786,6 +787,7 @@ class JobQueue:
             workers=keys.workers(self.model),
             leases=self._leases,
             doorbell=keys.doorbell(self.model),
+            seen_on=keys.seen_on(self.model),
             channel_prefix=keys.worker_channel.prefix(self.model),
             card_prefix=keys.worker_card.prefix(self.model),
             job_prefix=self._job_prefix,

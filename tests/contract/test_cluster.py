@@ -18,6 +18,7 @@ from redis.exceptions import MovedError
 from common.redis_cluster import MOST_REDIRECTIONS, server_of, slot_map_of
 from common.redis_url import redis_client
 from contract import keys
+from contract.queue import MISSING_MS, JobQueue
 from contract.scripts.cluster import ClusterConnection, server_id, shared_connection
 from contract.scripts.executor import SharedConnection
 from gateway.platform.redis_client import connect, observe_servers
@@ -202,6 +203,28 @@ async def test_heartbeats_are_seen_by_the_server_of_the_model(
     finally:
         for beat in beats:
             await beat.aclose()
+
+
+async def test_workers_are_not_gone_because_their_queue_moved(
+    cluster: RedisClusterServers, client: "Redis"
+) -> None:
+    model = "moving model"
+    slot = key_slot(keys.watched_workers(model).encode())
+    await asyncio.to_thread(cluster.move, [slot], to=cluster.masters[0])
+    beat = WorkerHeartbeat(cluster.url, model, "worker", lease_ms=60_000)
+    beat.start()
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not await client.zcard(keys.watched_workers(model)):
+                await asyncio.sleep(0.05)
+        await asyncio.to_thread(cluster.move, [slot], to=cluster.masters[1])
+        queue = JobQueue(client, model)
+        assert await queue.gone_workers() == []
+        await asyncio.sleep(MISSING_MS / 1000)
+        assert await queue.gone_workers() == []
+        assert await client.zcard(keys.watched_workers(model))
+    finally:
+        await beat.aclose()
 
 
 async def test_commands_fail_if_no_server_responds() -> None:

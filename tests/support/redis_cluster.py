@@ -98,6 +98,8 @@ class RedisClusterServers:
         target = _client(to)
         target_id = target.execute_command("CLUSTER", "MYID")
         for slot in slots:
+            if _has(to, slot):
+                continue
             client = self.begin_move(slot, to=to)
             while keys := client.execute_command("CLUSTER", "GETKEYSINSLOT", slot, _MOVED_AT_ONCE):
                 arguments = ("127.0.0.1", self.port(to), "", 0, 10_000, "KEYS", *keys)
@@ -113,6 +115,13 @@ class RedisClusterServers:
         target.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", source_id)
         client.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", target_id)
         return client
+
+    def cut_replication(self, number: int) -> None:
+        """Let a master send no more writes to its replica, which is promoted all the same."""
+        master = self.masters[number]
+        master.command("ACL SETUSER default -psync -sync")
+        master.command("CLIENT KILL TYPE replica")
+        wait_until(lambda: not _is_connected(self.replicas[number]), what="the end of replication")
 
     def fail_over(self, number: int) -> None:
         """Kill a master and wait until its replica has its slots."""
