@@ -115,9 +115,9 @@ def converting_errors(client: "Redis") -> Iterator[None]:
 
 
 async def ping_parts(client: "Redis") -> None:
-    """Check that a server responds for each part. Raises RedisError."""
-    parts = parts_of(client)
-    await asyncio.gather(*(each.ping() for each in ([client] if parts is None else parts.distinct)))
+    """Check that each part's Redis responds, if there are several. Raises RedisError."""
+    if (parts := parts_of(client)) is not None:
+        await asyncio.gather(*(each.ping() for each in parts.distinct))
 
 
 async def observe_servers(client: "Redis", *, timeout_seconds: float) -> None:
@@ -126,12 +126,19 @@ async def observe_servers(client: "Redis", *, timeout_seconds: float) -> None:
     Memory is unknown if a server does not respond. Servers that have no slots any more are dropped.
     """
     servers = {server_name(each): each for each in await _servers(client, timeout_seconds)}
-    for gauge in (store_telemetry.REDIS_USED_MEMORY, store_telemetry.REDIS_MAX_MEMORY):
+    memory = await asyncio.gather(*(_memory(each, timeout_seconds) for each in servers.values()))
+    # All at once: a scrape must not see a part of the servers.
+    for gauge in (
+        store_telemetry.REDIS_UP,
+        store_telemetry.REDIS_USED_MEMORY,
+        store_telemetry.REDIS_MAX_MEMORY,
+    ):
         gauge.clear()
-    store_telemetry.REDIS_UP.clear()
-    await asyncio.gather(
-        *(_observe(name, server, timeout_seconds) for name, server in servers.items())
-    )
+    for name, found in zip(servers, memory, strict=True):
+        used, most = found or (UNKNOWN, UNKNOWN)
+        store_telemetry.REDIS_UP.labels(name).set(found is not None)
+        store_telemetry.REDIS_USED_MEMORY.labels(name).set(used)
+        store_telemetry.REDIS_MAX_MEMORY.labels(name).set(most)
 
 
 async def _servers(client: "Redis", timeout_seconds: float) -> "list[Redis]":
@@ -146,18 +153,12 @@ async def _servers(client: "Redis", timeout_seconds: float) -> "list[Redis]":
     return [slots.client(address) for address in slots.masters or slots.seeds]
 
 
-async def _observe(name: str, server: "Redis", timeout_seconds: float) -> None:
-    used = most = UNKNOWN
-    is_up = False
+async def _memory(server: "Redis", timeout_seconds: float) -> tuple[int, int] | None:
     try:
         async with asyncio.timeout(timeout_seconds):
-            used, most = memory_of(await server.info("memory"))
-        is_up = True
-    except (RedisError, OSError):
-        pass
-    store_telemetry.REDIS_UP.labels(name).set(is_up)
-    store_telemetry.REDIS_USED_MEMORY.labels(name).set(used)
-    store_telemetry.REDIS_MAX_MEMORY.labels(name).set(most)
+            return memory_of(await server.info("memory"))
+    except (RedisError, OSError):  # TimeoutError is an OSError.
+        return None
 
 
 def memory_of(info: dict[str, int]) -> tuple[int, int]:
