@@ -19,7 +19,8 @@ dropped."""
 SHARE: Final = 0.5
 """Part of the event loop's time that a caller may use without waiting for turns."""
 BURST_SECONDS: Final = 0.01
-"""How much loop time a caller may use at once, and how much time tasks without rests."""
+"""How much loop time a caller may use at once, all callers in one round, and tasks without rests.
+"""
 MOST_DEBT_SECONDS: Final = 0.4
 """The most that a caller's used time exceeds its share by, so that it is over for 0.8 s at most."""
 ROUND_SECONDS: Final = 0.0005
@@ -241,6 +242,9 @@ class LoopTurns:
     `ROUND_SECONDS` in each round of the event loop. Their further steps wait for later rounds, and
     the caller that has used the least is next. A round serves everything else too.
 
+    Many callers within their shares may come at once. Once all steps without turns have used
+    BURST_SECONDS in a round, its other steps take turns, too.
+
     Long work takes its turns itself, in slices of about a millisecond. While others use the loop,
     it rests after each longer slice or step, for as long as the slice or step took.
     """
@@ -251,7 +255,9 @@ class LoopTurns:
         )
         self._slices = FairTurns(1, most_waiting_size=0, wait_seconds=None, what="slices")
         self._spent = 0.0
-        """Time used in this round."""
+        """Time used by turns in this round."""
+        self._free_spent = 0.0
+        """Time used by steps without turns in this round of the event loop."""
         self._rest = 0.0
         """How long to rest after this round."""
         self._step_seconds = 0.0
@@ -323,6 +329,8 @@ class LoopTurns:
                 if taken is not None:
                     self._step_seconds = max(now - began, 0.9 * self._step_seconds)
                     self._end(self._steps, taken, now - began)
+                else:
+                    self._note_free_step(now - began)
             try:
                 yield future
             except BaseException as error:
@@ -336,7 +344,17 @@ class LoopTurns:
         self._last_at = now
 
     def _must_wait(self, account: LoopAccount, now: float) -> bool:
-        return account.is_over(now) and self._is_shared(account.caller, now)
+        is_crowded = self._free_spent > BURST_SECONDS and account is not self._nobody
+        is_over = is_crowded or account.is_over(now)
+        return is_over and self._is_shared(account.caller, now)
+
+    def _note_free_step(self, seconds: float) -> None:
+        if not self._free_spent:
+            asyncio.get_running_loop().call_soon(self._end_free_round)
+        self._free_spent += seconds
+
+    def _end_free_round(self) -> None:
+        self._free_spent = 0.0
 
     def _is_shared(self, caller: str, now: float) -> bool:
         at = self._others_last_at if caller == self._last_caller else self._last_at

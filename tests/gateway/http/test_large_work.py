@@ -395,6 +395,27 @@ async def test_caller_that_has_the_loop_for_itself_waits_for_no_turns(requests: 
     assert not requests.turns.is_over(OTHER)
 
 
+async def test_callers_within_their_shares_hold_the_loop_for_a_burst_together(
+    requests: Requests,
+) -> None:
+    callers, rounds = [f"caller-{number}" for number in range(10)], list[float]()
+    for caller in callers:
+        await requests.request(caller, seconds=0.0001)
+
+    async def watch() -> None:
+        while True:
+            rounds.append(requests.now)
+            await asyncio.sleep(0)
+
+    watching = asyncio.create_task(watch())
+    await asyncio.gather(*(requests.request(caller) for _ in range(4) for caller in callers))
+    watching.cancel()
+    assert requests.now - rounds[0] >= 40 * 0.002
+    # A burst, the step that exceeds it, and one that took its turn.
+    most = fair_turns.BURST_SECONDS + 2 * 0.002
+    assert max(after - before for before, after in itertools.pairwise(rounds)) <= most + 1e-6
+
+
 async def test_requests_that_wait_to_begin_are_bounded_and_others_may_begin(
     requests: Requests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
