@@ -88,6 +88,11 @@ def resource_affinity(name: str, tokens: int) -> bytes:
     return _RECORD.pack(resource_digest(name), _ADDS | tokens)
 
 
+INEXACT: Final = "-inexact"
+"""End of the name of an exactness class, while an engine does not return the results of the class.
+"""
+
+
 def class_digest(exactness_class: str) -> bytes:
     """Return the digest that all workers of an exactness class hold."""
     return resource_digest(f"class {exactness_class}")
@@ -96,9 +101,11 @@ def class_digest(exactness_class: str) -> bytes:
 def class_affinity(exactness_class: str) -> bytes:
     """Return the affinity of a job that has started to the workers of a class; empty if unknown.
 
-    It must be the first part of `GenerationJob.affinity`.
+    It must be the first part of `GenerationJob.affinity`. Engines that return the results of the
+    class continue what an engine has begun that did not.
     """
-    return _RECORD.pack(class_digest(exactness_class), _CLASS) if exactness_class else b""
+    name = exactness_class.removesuffix(INEXACT)
+    return _RECORD.pack(class_digest(name), _CLASS) if name else b""
 
 
 def session_affinity(cache_salt: str, session: str, token_ids: TokenIds) -> bytes:

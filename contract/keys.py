@@ -202,6 +202,8 @@ sessions = _ModelKeys("sessions")
 """Hash with expiry: digest of a tenant's session -> `TIME WORKER` that claimed its last job."""
 hinted = _Key("m", "hinted")
 """String with expiry: exists while a tenant has `sessions`."""
+canary = _ModelKeys("canary")
+"""String with expiry: the reference results of an exactness class, or of an adapter in it."""
 chunk = _ModelKeys("chunk")
 """String with expiry: packed token ids, by the chunk's name in hexadecimal (`contract.prompts`)."""
 

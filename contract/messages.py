@@ -606,6 +606,9 @@ class WorkerCard(msgspec.Struct, frozen=True, omit_defaults=True):
     """Most seconds of audio in a job of a model of speech (Whisper); 0 for any other model."""
     exactness: Exactness | None = None
     """None while the engine starts, and from workers before 0.4.0, which count as another class."""
+    inexact: str = ""
+    """How the engine's results differed from those of its class when the worker last compared them;
+    empty if they did not."""
 
 
 _EncodedJob: Any = msgspec.defstruct(

@@ -36,6 +36,7 @@ from worker.engine.scripted_audio import CLIP_SECONDS
 from worker.engine.scripted_chats import read_sessions
 from worker.engine.scripted_pooling import scripted_pooling
 from worker.execution import tracing
+from worker.execution.canary import Canary
 from worker.execution.runner import Runner
 from worker.health import open_health
 from worker.queue.heartbeat import WorkerHeartbeat
@@ -133,6 +134,7 @@ class _Process:
         self._adapter_files = AdapterFiles(
             settings.file_store, settings.adapter_folder, most_bytes=settings.adapter_folder_bytes
         )
+        self._canary = self._make_canary()
         self._runner: Runner | None = None
         self._start_units = settings.start_units
         self._health: HealthServer | None = None
@@ -175,6 +177,20 @@ class _Process:
             await self._supervisor.aclose()
             self._close_health()
             _log.info("Stopped")
+
+    def _make_canary(self) -> Canary | None:
+        settings = self._settings
+        is_chosen = settings.engine == "vllm" or "canary_seconds" in settings.model_fields_set
+        if not (is_chosen and settings.canary_seconds and settings.runner == "generate"):
+            return None
+        return Canary(
+            self._link.redis,
+            settings.served_name,
+            interval_seconds=settings.canary_seconds,
+            stall_seconds=settings.stall_seconds,
+            restarts=settings.canary_restarts,
+            on_result=self._catalogue.canary_compared,
+        )
 
     async def _load_and_serve(self) -> int:
         _log.info(
@@ -234,6 +250,7 @@ class _Process:
             adapter_load_units=self._settings.adapter_load_units,
             start_units=self._take_start_units(),
             on_adapters_changed=self._catalogue.adapters_changed,
+            canary=self._canary,
         )
         _settle_memory()
         telemetry.READY.set(1)

@@ -91,6 +91,10 @@ class Registration:
             adapters=adapters,
         )
 
+    def canary_compared(self, different: str) -> None:
+        """Announce how the engine's results differ from its class from the next `announce`."""
+        self._change(inexact=different[:_MOST_FAILURE_CHARACTERS])
+
     def adapters_changed(self, loaded: list[str]) -> None:
         """Announce the digests of the loaded adapters from the next `announce`."""
         if self._card.adapters is not None:

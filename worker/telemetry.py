@@ -103,6 +103,18 @@ _ADAPTER_LOAD_SECONDS = Histogram(
 ADAPTER_EVICTIONS = Counter(
     "sluice_worker_adapter_evictions", "LoRA adapters unloaded to make room for others."
 )
+INEXACT = Gauge(
+    "sluice_worker_inexact",
+    "1 while the engine does not return the results of its exactness class, as its canary found.",
+)
+_CANARIES = Counter(
+    "sluice_worker_canaries",
+    "Checks of the engine's results: exact, mismatch, disturbed (by a job) or failed.",
+    ["outcome"],
+)
+for _outcome in ("exact", "mismatch", "disturbed", "failed"):
+    _CANARIES.labels(_outcome)
+_CANARY_SECONDS = Counter("sluice_worker_canary_seconds", "Time of these checks.")
 JOB_SECONDS = Histogram(
     "sluice_worker_job_seconds",
     "Time from claim to the end of a job.",
@@ -141,6 +153,12 @@ def begin_again() -> None:
         for each in (metric, *getattr(metric, "_metrics", {}).values()):
             if each._is_observable():  # noqa: SLF001 - prometheus-client resets only counters
                 each._metric_init()  # noqa: SLF001 - as above
+
+
+def canary(outcome: str, seconds: float) -> None:
+    """Count a check of the engine's results."""
+    _CANARIES.labels(outcome).inc()
+    _CANARY_SECONDS.inc(seconds)
 
 
 def adapter_load(outcome: str, seconds: float) -> None:

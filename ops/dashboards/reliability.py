@@ -4,7 +4,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from ops.dashboards.frame import dashboard, row
 from ops.dashboards.panels import Query, graph
-from ops.dashboards.promql import NAMESPACE, POOL, highest, quantile, rate, ratio
+from ops.dashboards.promql import NAMESPACE, POOL, highest, quantile, rate, ratio, total
 
 
 def build() -> Dashboard:
@@ -48,6 +48,28 @@ def build() -> Dashboard:
                     "taken over: {{state}}",
                 ),
                 Query(rate("sluice_gateway_fenced_messages_total", NAMESPACE), "fenced"),
+            ),
+        ),
+        row(
+            "Exactness",
+            graph(
+                "Engines that differ from their class",
+                "short",
+                "Workers whose canary found other results than those of their exactness class.",
+                Query(total("sluice_worker_inexact", POOL, "pool"), "{{pool}}"),
+                runbooks=["SluiceWorkerInexact"],
+            ),
+            graph(
+                "Canaries by outcome",
+                "cps",
+                "Checks of idle engines. A job that arrives disturbs a check, which is repeated.",
+                Query(rate("sluice_worker_canaries_total", POOL, "outcome"), "{{outcome}}"),
+            ),
+            graph(
+                "Time of canaries",
+                "percentunit",
+                "Share of the time of engines.",
+                Query(rate("sluice_worker_canary_seconds_total", POOL, "pool"), "{{pool}}"),
             ),
         ),
         row(

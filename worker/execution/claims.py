@@ -329,7 +329,7 @@ class Claimer:
                 tokenizer=self._tokenizer,
                 texts=self._texts,
                 engine=self._engine.info.name,
-                exactness_class=self._engine.info.exactness.digest,
+                exactness_class=self._jobs.class_of(self._engine),
                 parsers=self._engine.parsers,
                 asked_at=asked_at,
                 on_prefilled=self._jobs.room_changed.set if claim.is_preemptible else None,

@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
+from dataclasses import dataclass, field
 
+from contract.affinity import INEXACT
 from contract.messages import ContextExcess, JobFailed, ReturnReason, about
 from contract.outcomes import FailureCode
 from worker import telemetry
-from worker.engine.base import SequenceOutput
+from worker.engine.base import Engine, SequenceOutput
 from worker.execution import tracing
 from worker.execution.generation import RunningJob, Stage
 from worker.execution.sequence import Sequence
@@ -17,6 +19,16 @@ from worker.queue.replies import UNDECODABLE_MESSAGE
 _log = logging.getLogger(__name__)
 
 DEADLINE_MESSAGE = "The request was not finished before its deadline."
+
+
+@dataclass(eq=False)
+class Probe:
+    """A sequence in the engine that belongs to no job, and ends if a job arrives."""
+
+    id: str
+    outputs: "asyncio.Queue[SequenceOutput | None]" = field(default_factory=asyncio.Queue)
+    """Its outputs; None when a job has arrived."""
+    has_ended: bool = False
 
 
 class RunningJobs:
@@ -34,6 +46,9 @@ class RunningJobs:
         self.by_sequence: dict[str, RunningJob] = {}
         """The sequences in the engine that have not ended."""
         self.to_abort: list[str] = []
+        self.probe: Probe | None = None
+        self.is_exact = True
+        """Whether the engine's last results were those of its exactness class."""
         self.kv_usage = 0.0
         """Fraction of the KV cache in use after the last engine step."""
         self.room_changed = asyncio.Event()
@@ -59,10 +74,18 @@ class RunningJobs:
         """Jobs with sequences that wait for room in the engine, oldest first."""
         return [each for each in self.by_id.values() if each.parked]
 
+    def class_of(self, engine: Engine) -> str:
+        """Return the exactness class that the engine has now."""
+        return engine.info.exactness.digest + ("" if self.is_exact else INEXACT)
+
     def add(self, generation: RunningJob) -> None:
         """Add a job that was claimed."""
         self.by_id[generation.job.id] = generation
         self.note_change()
+        if self.probe is not None:
+            self.to_abort.append(self.probe.id)
+            self.probe.outputs.put_nowait(None)
+            self.probe = None
         if generation.is_preemptible:
             self.batch[generation.job.id] = generation
             telemetry.BATCH_JOBS_RUNNING.set(len(self.batch))

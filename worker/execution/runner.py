@@ -26,6 +26,7 @@ from worker.adapters.files import AdapterFiles
 from worker.engine.base import Engine, EngineDeadError
 from worker.execution import tracing
 from worker.execution.adapters import Adapters
+from worker.execution.canary import Canary
 from worker.execution.claims import Claimer
 from worker.execution.generation import RunningJob
 from worker.execution.jobs import DEADLINE_MESSAGE, RunningJobs
@@ -143,6 +144,7 @@ class Runner:
     adapter_load_units: float = 0.0
     on_adapters_changed: Callable[[list[str]], None] = lambda _: None
     start_units: float = 0.0
+    canary: Canary | None = None
 
     def __post_init__(self) -> None:
         link, engine = self.link, self.engine
@@ -175,6 +177,8 @@ class Runner:
         self._step_loop = StepLoop(
             engine, jobs, submitter, self._parser_thread, link.writer, Pace(self.gather_seconds)
         )
+        if self.canary is not None:
+            self.canary.attach(engine, jobs, self._adapters)
         self._stopped = asyncio.Event()
         self._bugs: deque[float] = deque(maxlen=_MOST_BUGS)
         """`time.monotonic` times of the last bugs in loops."""
@@ -192,17 +196,18 @@ class Runner:
             "extend leases": watcher.extend_leases,
             "check gateways and deadlines": watcher.check_jobs,
             "receive cancellations": watcher.watch_cancellations,
-            "claim jobs": self._claimer.claim,
+            "claim jobs": self._claim,
             "drop jobs": watcher.watch_overflow,
             "publish what is cached": self._publish_cache,
         }
+        if self.canary is not None:
+            loops["check the engine's results"] = self.canary.watch
         tasks = [
             asyncio.create_task(repeat(name, action, on_bug=self._on_bug))
             for name, action in loops.items()
         ]
         stopped = asyncio.create_task(self._stopped.wait())
         try:
-            self.link.held.keep(class_digest(self.engine.info.exactness.digest))
             done, _ = await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
             errors = [error for task in done if (error := task.exception()) is not None]
             death = next((each for each in errors if isinstance(each, EngineDeadError)), None)
@@ -217,8 +222,14 @@ class Runner:
             self._parser_thread.close()
             self.link.held.clear()
 
+    async def _claim(self) -> None:
+        if self.canary is not None:
+            await self.canary.may_claim.wait()
+        await self._claimer.claim()
+
     async def _publish_cache(self) -> None:
         await asyncio.sleep(_PUBLISH_SECONDS)
+        self.link.held.keep(class_digest(self._jobs.class_of(self.engine)))
         await self.engine.read_cache(self.link.held)
         # A worker that stops needs no jobs.
         if not self._claimer.is_stopping:

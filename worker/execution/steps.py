@@ -86,6 +86,8 @@ class StepLoop:
                     self._receive(output, generation, is_due=is_due)
                 except Exception:  # One job's bytes must not end all jobs.
                     self._jobs.fail_broken(generation)
+            elif (probe := self._jobs.probe) is not None and output.sequence_id == probe.id:
+                probe.outputs.put_nowait(output)
         self._jobs.note_change()
         if step.stats is not None:
             self._jobs.kv_usage = step.stats.kv_usage

@@ -37,7 +37,8 @@ class HeldDigests:
 
     def keep(self, digest: bytes) -> None:
         """Hold a digest that is never dropped for others, in place of an earlier one."""
-        self.remove(self._kept)
+        if digest != self._kept:
+            self.remove(self._kept)
         self._kept = digest
         self.add(digest)
 
