@@ -121,6 +121,10 @@ class WorkerSettings(ProcessSettings):
     """Exactness class that this worker must have to serve, as its log, card and receipts show it; a
     worker of another class does not start. Empty accepts any class."""
 
+    reproducible: bool = False
+    """Whether texts shall not depend on what else is in the batch: vLLM's batch-invariant kernels
+    on a GPU, float32 on a CPU. Engine arguments that would prevent it are rejected."""
+
     canary_seconds: Annotated[float, Field(ge=0)] = 3600.0
     """Interval in which an idle engine's results are compared with those of its exactness class,
     first when it has started; 0 never compares. The scripted engine is compared only if this is

@@ -1,5 +1,6 @@
 """The arguments of vLLM, on a CPU and on a GPU."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +47,8 @@ class EngineArgs:
     scheduling_policy: str = "fcfs"
     runner: str = "auto"
     enable_sleep_mode: bool = False
+    kv_cache_dtype: str = "auto"
+    kv_transfer_config: dict[str, Any] | None = None
 
     def create_model_config(self) -> ModelConfig:
         return ModelConfig(self.max_model_len or 8192, self.quantization)
@@ -84,6 +87,32 @@ def test_a_cpu_computes_in_float32_if_it_lacks_shorter_numbers(
     made = arguments(is_cpu=True, has_bfloat16=has_bfloat16, engine_arguments=given)
     assert made.dtype == dtype
     assert arguments(is_cpu=False, has_bfloat16=has_bfloat16).dtype == "auto"
+
+
+@all_cases(
+    ("given", "is_cpu", "error"),
+    [
+        ({}, True, ""),
+        ({"kv_cache_dtype": "auto", "speculative_config": None}, False, ""),
+        ({"dtype": "bfloat16"}, False, ""),
+        ({"dtype": "bfloat16"}, True, "dtype must be float32. Given: 'bfloat16'"),
+        ({"kv_cache_dtype": "fp8"}, False, "kv_cache_dtype must be auto or bfloat16 or"),
+        ({"speculative_config": {"method": "ngram"}}, False, "speculative_config must be nothing"),
+    ],
+    ids=str,
+)
+def test_reproducible_engine_rejects_what_depends_on_the_batch(
+    given: dict[str, Any], error: str, *, is_cpu: bool
+) -> None:
+    with pytest.raises(ValueError, match=error) if error else nullcontext():
+        made = arguments(is_cpu=is_cpu, reproducible=True, engine_arguments=given)
+        assert made.dtype == ("float32" if is_cpu else given.get("dtype", "auto"))
+
+
+def test_blocks_that_a_connector_cannot_load_are_computed_again() -> None:
+    given = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
+    made = arguments(is_cpu=False, engine_arguments={"kv_transfer_config": given})
+    assert made.kv_transfer_config == {**given, "kv_load_failure_policy": "recompute"}
 
 
 def test_gpu_keeps_vllms_defaults() -> None:
@@ -128,6 +157,7 @@ def test_speculative_decoding_disables_the_sampler_chain() -> None:
         ({"logits_processors": ["mine:Mine"]}, False),
         ({"mm_processor_cache_gb": 4}, False),
         ({"structured_outputs_config": {"backend": "xgrammar"}}, False),
+        ({"kv_transfer_config": {"kv_load_failure_policy": "fail"}}, False),
     ],
     ids=str,
 )

@@ -42,6 +42,10 @@ _FIXED = {
     "max_lora_rank",
     "lora_target_modules",
 }
+_REPRODUCIBLE_DTYPE = "float32"
+"""In which equal texts follow from equal requests on a CPU, whatever else is in the batch."""
+_UNQUANTIZED = ("bfloat16", "float16", "float32")
+_LOAD_FAILURE_POLICY = "recompute"
 _CPU_FIXED = {"enable_chunked_prefill", "max_num_batched_tokens"}
 
 
@@ -89,8 +93,13 @@ def engine_arguments(
             **more.get("limit_mm_per_prompt", {}),
         },
         "structured_outputs_config": _structured_outputs(more),
+        **_kv_transfer(more),
         "logits_processors": [PROCESSOR] if offers_sampler_chain(settings) else None,
     }
+    if settings.reproducible:
+        _check_reproducible(more, is_cpu=is_cpu)
+        if is_cpu:
+            arguments["dtype"] = _REPRODUCIBLE_DTYPE
     if is_cpu:
         # A seeded prompt that is split over steps crashes
         # the engine on a CPU, so disable splitting.
@@ -154,6 +163,39 @@ def _check_names(more: dict[str, Any], known: set[str], *, is_cpu: bool) -> None
     fixed = _FIXED | (_CPU_FIXED if is_cpu else set())
     if chosen := sorted(fixed.intersection(more)):
         raise ValueError(f"engine_arguments: {', '.join(chosen)} must not be set")
+
+
+def _check_reproducible(more: dict[str, Any], *, is_cpu: bool) -> None:
+    """Reject arguments with which results depend on the batch, as far as is known."""
+    expected = {
+        "dtype": {_REPRODUCIBLE_DTYPE} if is_cpu else set(_UNQUANTIZED),
+        "kv_cache_dtype": {"auto", *_UNQUANTIZED},
+        "speculative_config": {None},
+    }
+    for name, allowed in expected.items():
+        value = more.get(name)
+        if value is not None and (isinstance(value, dict) or value not in allowed):
+            accepted = " or ".join(sorted(map(str, allowed - {None}))) or "nothing"
+            raise ValueError(
+                f"engine_arguments: with reproducible, {name} must be {accepted}. Given: {value!r}"
+            )
+
+
+def _kv_transfer(more: dict[str, Any]) -> dict[str, Any]:
+    """Return the argument of a KV connector, if one is chosen.
+
+    By default, vLLM fails all requests whose blocks cannot be loaded.
+    """
+    given: dict[str, Any] | None = more.get("kv_transfer_config")
+    if given is None:
+        return {}
+    policy = given.get("kv_load_failure_policy", _LOAD_FAILURE_POLICY)
+    if policy != _LOAD_FAILURE_POLICY:
+        raise ValueError(
+            "engine_arguments: kv_transfer_config must leave kv_load_failure_policy at "
+            f"{_LOAD_FAILURE_POLICY!r}. Given: {policy!r}"
+        )
+    return {"kv_transfer_config": {**given, "kv_load_failure_policy": policy}}
 
 
 def _structured_outputs(more: dict[str, Any]) -> dict[str, Any]:

@@ -64,6 +64,17 @@ def _set_environment(variables: Mapping[str, str]) -> None:
         os.environ.setdefault(name, value)
 
 
+def _begin(settings: WorkerSettings) -> bool:
+    """Set environment variables before vLLM imports its kernels. Return whether it uses a CPU."""
+    _set_environment(environment_variables(settings))
+    from vllm.platforms import current_platform
+
+    is_cpu = bool(current_platform.is_cpu())
+    if settings.reproducible and not is_cpu:
+        _set_environment({"VLLM_BATCH_INVARIANT": "1"})
+    return is_cpu
+
+
 def _set_compiler(*, is_used: bool) -> None:
     """Let vLLM's processes compile nothing, if so asked.
 
@@ -261,7 +272,7 @@ class VllmEngine:
     # --- starting ------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        _set_environment(environment_variables(self._settings))
+        is_cpu = _begin(self._settings)
         import vllm
         import zmq
         from vllm.config.kv_events import KVEventsConfig
@@ -282,7 +293,6 @@ class VllmEngine:
         from vllm.v1.metrics import stats
         from vllm.v1.structured_output.backend_guidance import GuidanceBackend
 
-        is_cpu = current_platform.is_cpu()
         arguments = engine_arguments(
             self._settings,
             AsyncEngineArgs,
