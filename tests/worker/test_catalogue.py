@@ -36,6 +36,16 @@ def catalogue(redis: Redis) -> Registration:
     return Registration(redis, queue, HeldDigests(queue, "w1"), settings)
 
 
+def test_class_is_not_dropped_for_prefixes(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.queue.held.MOST_HELD", 3)
+    held = HeldDigests(JobQueue(redis, MODEL), "w1")
+    for name in (b"class", b"class-inexact"):
+        held.keep(name)
+        for number in range(5):
+            held.add(b"%b %d" % (name, number))
+        assert [*held._held] == [name, b"%b 3" % name, b"%b 4" % name]
+
+
 async def announced_state(redis: Redis) -> WorkerState:
     stored: Any = await redis.get(keys.worker_card(MODEL, "w1"))
     card: Any = messages.decode_card(stored)

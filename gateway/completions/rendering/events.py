@@ -168,6 +168,8 @@ class EventRenderer:
             raise to_api_error(message)
 
     def _finish_job(self, prompt_index: int, finished: JobFinished, parts: list[bytes]) -> None:
+        if self._completion.note_class(finished):
+            self._change_head()
         self._received[prompt_index] = 0
         self.usage.add(finished)
         self._stopwatch.add(finished)
