@@ -438,7 +438,8 @@ async def _backlog(system: _System, number: int, options: Options) -> Backlog:
         load.close()
         await redis.aclose()
     batch = len(system.metrics) * _SEQUENCES * _TOKENS
-    bound = 2 * (max(PROMPT_COST * longest, COMPLETION_COST * batch) + AFFINITY_QUANTUM)
+    prompt = PROMPT_COST * longest
+    bound = 2 * (max(prompt, COMPLETION_COST * batch) + max(AFFINITY_QUANTUM, prompt))
     return Backlog(
         system=system.name,
         round=number,

@@ -7,9 +7,8 @@
 -- was first passed over some time ago goes before all others of its tenant, unless it is kept.
 --
 -- The server of a job's session (see _sessions) counts as if it held the whole prompt. A client can
--- pretend that, and two workers may have served most of the session. So the job is kept no longer
--- than it may be passed over, unless the server holds the longest prefix of the job, and this worker
--- less than half of the prompt.
+-- pretend that, and two workers may have served most of it. So the job is kept no longer than it may
+-- be passed over, unless the server holds its longest prefix, and this worker less than half of it.
 --
 -- A job that has started is not kept for a prefix. If this worker has another exactness class than
 -- the one that generated the job's last token, the job is kept, once, for any worker of that class that
@@ -20,10 +19,11 @@
 --     prefill_us, hinted, session_prefix: see job_claim
 --   holds_any: whether the worker holds anything, or a session is known
 --   keeps_jobs: whether jobs are still kept for others
---   seen: what was read of waiting jobs, by id
---   is_claiming, of_class: what was read of other workers, by their names, and by classes
+--   seen, is_claiming, of_class: what was read of waiting jobs, by id, of other workers, by name, and
+--     of classes
 --   passed, kept: how many jobs this claim is the first to pass over, or keeps
 --   kept_ms: milliseconds until the first of the kept jobs that it met may be claimed, or 0
+--   moved: uncached tokens, by weight, of the largest kept job that the last choice met
 -- @include places
 -- @include room
 -- @include kept
@@ -111,6 +111,7 @@ end
 -- tenants with kept jobs this one counts.
 local function choose(affinity, queue, entries, room, may_keep)
   local first = look_at(affinity, entries[1])
+  affinity.moved = 0
   if not first.records or is_due(affinity, first)
     or first.is_complete and not is_kept(affinity, first) then
     return entries[1], entries[2], first.cached

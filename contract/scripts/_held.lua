@@ -34,13 +34,13 @@ local function look_at(affinity, id)
   local job = affinity.seen[id]
   if job then return job end
   local key = affinity.job_prefix .. id
-  local tokens, sequences, records, passed_at, kept_for, kept_until, tenant, prompt = unpack(
-    call('HMGET', key, 'need_tokens', 'sequences', 'affinity', 'passed_at', 'kept_for',
-      'kept_until', 'tenant', 'prompt_tokens'))
+  local tokens, sequences, records, passed_at, kept_for, kept_until, tenant, prompt, weight =
+    unpack(call('HMGET', key, 'need_tokens', 'sequences', 'affinity', 'passed_at', 'kept_for',
+      'kept_until', 'tenant', 'prompt_tokens', 'weight'))
   job = {
     key = key, exists = tokens, tokens = tonumber(tokens), sequences = tonumber(sequences),
     passed_at = passed_at, kept_for = kept_for, kept_until = tonumber(kept_until),
-    prompt_tokens = tonumber(prompt), score = 0, cached = 0
+    prompt_tokens = tonumber(prompt), weight = tonumber(weight), score = 0, cached = 0
   }
   affinity.seen[id] = job
   if records then

@@ -45,6 +45,9 @@ local function is_kept(affinity, job)
   if not (is_wanted or job.is_foreign and worker_of(affinity, job.class)) then return false end
   local wait = ends - affinity.now
   if affinity.kept_ms == 0 or wait < affinity.kept_ms then affinity.kept_ms = wait end
+  if is_wanted then
+    affinity.moved = math.max(affinity.moved, (job.prompt_tokens - job.cached) / job.weight)
+  end
   return true
 end
 

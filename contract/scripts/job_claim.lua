@@ -4,8 +4,8 @@
 -- tokens that the worker does not hold. If that job does not fit, claiming stops.
 --
 -- Affinity changes this order within bounds (see _affinity). While all candidates of a tenant are
--- kept for other workers, others may go first until their counters exceed the tenant's by a quantum.
--- Beyond that, no job is kept: a worker is idle for a kept job only if nobody else waits.
+-- kept for others, later tenants go first up to what this worker would charge it, at least a quantum,
+-- beyond its counter. Then no job is kept: a worker is idle for kept ones only if nobody else waits.
 --
 -- If the next job of a tenant needs a slot for its adapter and none is free, later tenants go first,
 -- but none of their jobs with an adapter: a running one then leaves a slot for it, or the worker frees
@@ -106,7 +106,7 @@ local function claim_from(lane, code, may_keep)
     if affinity and id then id, place, cached = choose(affinity, queue, entries, room, may_keep) end
     if id then lacks = lease(claim, lane, tenant, id, cached, is_last) end
     if entries[1] and not id then
-      if kept == 0 then ceiling = counter + quantum end
+      ceiling = math.min(ceiling, counter + math.max(quantum, prompt_cost * affinity.moved))
       index, kept = index + 1, kept + place
     elseif lacks == 'slots' then
       if code == 1 and counter - lowest <= tonumber(quantum) then

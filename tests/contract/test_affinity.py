@@ -314,23 +314,36 @@ async def test_kept_jobs_keep_neither_their_tenant_nor_batches_waiting(
     assert await claim_ids(queue, "w1", 9) == [f"kept-{n}" for n in range(8)]
 
 
-async def test_others_overtake_kept_jobs_by_a_quantum(
-    queue: JobQueue, clock: TestClock, any_redis: "Redis"
+@pytest.mark.parametrize(
+    ("tokens", "weight", "allowance", "wait"),
+    [
+        pytest.param(200, 1.0, AFFINITY_QUANTUM, 0.192, id="quantum"),
+        pytest.param(6_000, 2.0, 3_000, 4.096, id="its charge"),
+    ],
+)
+async def test_others_overtake_kept_jobs_by_their_charge_and_at_least_by_a_quantum(
+    queue: JobQueue,
+    clock: TestClock,
+    any_redis: "Redis",
+    tokens: int,
+    weight: float,
+    allowance: int,
+    wait: float,
 ) -> None:
-    await queue.hold("w1", added=digests(1), ttl_ms=TTL_MS)
-    await enqueue(queue, chat("kept", 1, tenant="a"))
-    size = AFFINITY_QUANTUM // 2
+    await queue.hold("w1", added=digests(1, tokens=tokens), ttl_ms=TTL_MS)
+    await enqueue(queue, chat("kept", 1, tokens=tokens, tenant="a"), weight=weight)
+    size = allowance // 2
     await enqueue(queue, *(job(f"b{i}", "b", prompt_tokens=size) for i in range(3)))
     assert await claim_ids(queue, "w2", prefill_us=500) == ["b0"]
     result = await claim(queue, "w2", 9, prefill_us=500)
     assert [each.job.id for each in result.claims] == ["b1", "b2"]
-    assert result.kept_seconds == pytest.approx(0.192)
+    assert result.kept_seconds == pytest.approx(wait)
     # w2 may be full, so another worker looks after the kept job.
     assert await any_redis.llen(keys.doorbell(MODEL)) == 1
     assert (await claim(queue, "w2", prefill_us=500)).claims == []
     assert await any_redis.llen(keys.doorbell(MODEL)) == 0
-    # Those who wait beyond the quantum do not wait for the other worker.
-    assert (await counters(any_redis))["b"] == AFFINITY_QUANTUM + size
+    # Those who wait beyond that do not wait for the other worker.
+    assert (await counters(any_redis))["b"] == allowance + size
     await enqueue(queue, job("b3", "b", prompt_tokens=size))
     result = await claim(queue, "w2", prefill_us=500)
     assert [each.job.id for each in result.claims] == ["kept"]

@@ -17,7 +17,6 @@ from contract.affinity import DIGEST_BYTES, boundaries, prefix_affinity, session
 from contract.messages import AdapterRef, GenerationJob, WorkerCard, WorkerState
 from contract.prompts import packed
 from contract.queue import (
-    AFFINITY_QUANTUM,
     COMPLETION_COST,
     PROMPT_COST,
     AdapterRoom,
@@ -56,6 +55,8 @@ ADAPTERS = ("red", "blue")
 BLOCK = 16
 PATIENCE_MS, KEEP_MS = 100, 600
 CANDIDATES, MOST_KEPT = 16, 8
+QUANTUM = 256
+"""Less than a long prompt of a tenant with a low weight."""
 FLEX, DEFAULT, PRIORITY = ServiceTier.FLEX, ServiceTier.DEFAULT, ServiceTier.PRIORITY
 BATCH = ServiceTier.BATCH
 
@@ -264,6 +265,12 @@ class Index:
                 self.passed.setdefault(each.job_id, self.now_ms)
             return best
 
+    def allowance(self, queue: list[Entry]) -> float:
+        """Return by how much others may exceed a tenant, of which all candidates are kept."""
+        alike = [e for e in queue[:CANDIDATES] if e[:2] == queue[0][:2]]
+        moved = (PROMPT_COST * (e.prompt - self.cached(e)) / e.weight for e in alike)
+        return max(QUANTUM, *moved)
+
     def forget(self, job_id: str) -> None:
         self.passed.pop(job_id, None)
         self.kept.pop(job_id, None)
@@ -323,7 +330,7 @@ class LaneModel:
                 index.waits_for_slot = True
                 index.slotless.add(tenant)
                 continue
-            ceiling = min(ceiling, self.counters[tenant] + AFFINITY_QUANTUM)
+            ceiling = min(ceiling, self.counters[tenant] + index.allowance(self.queues[tenant]))
         return None
 
 
@@ -685,8 +692,9 @@ def _digest(prefix: Prefix) -> bytes:
     "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 12))]
 )
 async def test_scripts_equal_the_model_on_a_random_history(
-    any_redis: "Redis", clock: TestClock, seed: int
+    any_redis: "Redis", clock: TestClock, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
+    monkeypatch.setattr("contract.queue.AFFINITY_QUANTUM", QUANTUM)
     rng, redis = random.Random(seed), any_redis
     history = History(JobQueue(redis, MODEL), rng, clock)
     model = history.model
@@ -768,7 +776,6 @@ async def test_service_of_two_backlogged_tenants_stays_within_the_bound(
 
 SLOTS, TOKENS, PROMPT, PREFIX = 4, 32, 400, 384
 """Sequences of a worker, most tokens of a completion, tokens of a prompt and of its last digest."""
-QUANTUM = 256
 PREFILL_US, POOL_KEEP_MS = 2_000, 15 * PATIENCE_MS
 """A kept job waits for most of that time: a prompt takes a worker 800 ms."""
 WEIGHTS = {"a": 2.0, "b": 1.0}
@@ -870,12 +877,14 @@ async def test_no_prefixes_win_more_service_than_the_bound(
 ) -> None:
     """|W_a - W_b| <= 2 (max(w_p L, w_q M) + Q), where W counts uncached prompt tokens only.
 
+    Q is the prompt of a kept job, which is longer than the quantum.
     The services have the ratio of the weights, within the bound's share of them.
     """
     monkeypatch.setattr("contract.queue.AFFINITY_QUANTUM", QUANTUM)
     rng = random.Random(3)
     pool = Pool(JobQueue(any_redis, MODEL), clock, rng)
-    bound = 2 * (max(PROMPT_COST * PROMPT, COMPLETION_COST * 2 * SLOTS * TOKENS) + QUANTUM)
+    longest = max(PROMPT_COST * PROMPT, COMPLETION_COST * 2 * SLOTS * TOKENS)
+    bound = 2 * (longest + max(QUANTUM, PROMPT_COST * PROMPT))
     chats: dict[str, Callable[[int], int]] = {
         "monopolises": lambda _: 1,
         "floods": lambda number: 1_000 + number,
