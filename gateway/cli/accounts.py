@@ -156,6 +156,7 @@ keys = Calls(
   sluice keys set --tenant acme --dialect vllm key_0123456789abcdef
   sluice keys list --tenant acme
   sluice keys rotate --tenant acme --grace 12h key_0123456789abcdef
+  sluice keys rotate --tenant acme --grace 0 --made-keys all key_0123456789abcdef
   sluice keys revoke --tenant acme key_0123456789abcdef
 
 {LIMITS_HELP}""")
@@ -167,6 +168,9 @@ _KEYS: Final = "/admin/tenants/{tenant}/keys"
 _SECRET: Final = secret_of("key", "This is the key {id} of tenant {tenant_id}.")
 # A whole key must not be part of a URL, which servers log.
 _BY_NAME: Final = argument("key", callback=lambda _context, _param, key: public_name(key))
+_MADE_KEYS: Final = choice(
+    "--made-keys", MadeKeys, "Keys to revoke too: all that KEY made; those made with its former "
+    "secret in a grace period; or none.", default=MadeKeys.IN_GRACE.value, show_default=True)
 
 
 def _bounds(*, is_new: bool) -> tuple[click.Option, ...]:
@@ -208,7 +212,8 @@ keys.add(
     _BY_NAME,
     option("--grace grace_seconds", "How long the current secret remains valid, such as 90m or "
            "12h, at most 30d; 0: it ends at once.", type=Duration(also="0"), default="1d",
-           show_default=True, callback=seconds))
+           show_default=True, callback=seconds),
+    _MADE_KEYS)
 
 
 async def _revoke(client: AdminClient, **given: Any) -> dict[str, str]:
@@ -219,7 +224,4 @@ async def _revoke(client: AdminClient, **given: Any) -> dict[str, str]:
 
 keys.add_call(
     "revoke --tenant", _revoke, "Revoked {key}.{made}",
-    "Revoke KEY (its id or public prefix) on every gateway within a second.", _BY_NAME,
-    choice("--made-keys", MadeKeys, "Keys to revoke too: all that KEY made; those made with its "
-           "former secret in a grace period; or none.", default=MadeKeys.IN_GRACE.value,
-           show_default=True))
+    "Revoke KEY (its id or public prefix) on every gateway within a second.", _BY_NAME, _MADE_KEYS)

@@ -89,6 +89,12 @@ class KeyChange(_KeyOptions):
     scopes: Scopes = Field(default_factory=list)
 
 
+_MADE_KEYS: Final = (
+    "Keys to revoke too: `all` that the key made, and those that these made, and so on; only those "
+    "made with its former secret `in_grace`; or `none`."
+)
+
+
 class KeyRotation(RequestBody):
     """Options of a key rotation."""
 
@@ -99,6 +105,7 @@ class KeyRotation(RequestBody):
         le=int(MAX_GRACE.total_seconds()),
         description="How long the current secret remains valid.",
     )
+    made_keys: MadeKeys = Field(MadeKeys.IN_GRACE, description=_MADE_KEYS)
 
 
 def _sorted(values: Iterable[str] | None) -> list[str] | None:
@@ -160,10 +167,6 @@ authorize_tenant = own_tenant(Scope.KEYS)
 
 
 Keys = Annotated[KeyService, made(KeyService)]
-_MADE_KEYS: Final = (
-    "Keys to revoke too: `all` that the key made, and those that these made, and so on; only those "
-    "made with its former secret `in_grace`; or `none`."
-)
 KeyId = Annotated[str, Path(description="Id of the key, or its public prefix.")]
 
 
@@ -217,12 +220,14 @@ async def rotate_key(
     """Replace the secret.
 
     Id, limits and usage stay. The current secret works for a grace period; an earlier one ends at
-    once.
+    once. If the current one was stolen, let it end too, with `all` keys that the key made.
     """
+    options = body or KeyRotation()
     rotated = await keys.rotate(
         caller.tenant_id,
         key_id,
-        grace=timedelta(seconds=(body or KeyRotation()).grace_seconds),
+        grace=timedelta(seconds=options.grace_seconds),
+        made_keys=options.made_keys,
         **caller.key_by,
     )
     return CreatedKeyBody.of_created(rotated)

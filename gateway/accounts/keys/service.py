@@ -156,12 +156,13 @@ class KeyService(Service):
         id_or_prefix: str,
         *,
         grace: timedelta = DEFAULT_GRACE,
+        made_keys: MadeKeys = MadeKeys.IN_GRACE,
         **by: Unpack[By],
     ) -> CreatedKey:
         """Create a new secret for the key.
 
-        The current secret works for the grace period; an older one stops working, and so do the
-        keys that it made.
+        The current secret works for the grace period; an older one stops working. So do `made_keys`
+        of the secrets before the new one; by default those that an older one made in its grace.
         """
         check_grace(grace)
         if (grantor := by.get("grantor")) is not None:
@@ -175,7 +176,7 @@ class KeyService(Service):
         async with changing(self._database, tenant_id, **by) as change:
             key, _ = await _managed(change, tenant_id, id_or_prefix)
             check_lives(key)
-            made = await _lock_made(change.transaction, key, MadeKeys.IN_GRACE)
+            made = await _lock_made(change.transaction, key, made_keys)
             columns = _rotation(key, new, grace)
             await change.set(ApiKeyRow, ApiKeyRow.id == key.id, _stored(columns))
             details = {"prefix": new.prefix, "old_expires_at": columns["old_expires_at"]}

@@ -409,6 +409,16 @@ async def test_keys_are_revoked_with_the_key_that_made_them(keys: KeyService) ->
     assert (await keys.get("acme", stolen.record.id)).revoked_at is not None
     assert (await keys.get("acme", unrelated.record.id)).revoked_at is None
 
+    # The current secret was stolen, before a rotation that no longer has an old one.
+    stolen = await made(unrelated)
+    loot = await made(stolen)
+    await keys.rotate("acme", unrelated.record.id, grace=timedelta(0))
+    assert (await keys.get("acme", stolen.record.id)).revoked_at is None
+    await keys.rotate("acme", unrelated.record.id, made_keys=MadeKeys.ALL)
+    for each in (stolen, loot):
+        assert (await keys.get("acme", each.record.id)).revoked_at is not None
+    assert (await keys.get("acme", unrelated.record.id)).revoked_at is None
+
 
 async def test_error_about_a_key_does_not_repeat_it(keys: KeyService, key: CreatedKey) -> None:
     whole = key.key.reveal()
