@@ -1,6 +1,5 @@
 """Settings of KEDA and the HorizontalPodAutoscaler, and their numbers in docs/capacity.md."""
 
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -184,22 +183,3 @@ def test_defaults_are_those_of_the_capacity_page() -> None:
     )
     assert default("worker.defaults.autoscaling.jobsPerReplica") is None
     assert {path: str(default(path)) for path in documented} == documented
-
-
-def test_worked_example_follows_from_its_formulas() -> None:
-    documented = {row[0]: row[-1] for row in rows("Worked example")}
-    requests, prompt, completion, gap, first = 40, 1200, 400, 0.025, 0.5
-    at_once = requests * (first + completion * gap)
-    assert documented["run at once, `N`"] == f"{at_once:.0f}"
-    bytes_per_token = 2 * 32 * 8 * 128 * 2
-    assert documented["KV bytes a token"] == f"{bytes_per_token:,}"
-    tokens = (79.6 * 0.9 - 15 - 2) * 2**30 / bytes_per_token
-    assert documented["KV tokens"] == f"{tokens:,.0f}"
-    sequences = min(int(tokens / (prompt + completion)), MOST_SEQUENCES)
-    assert documented["sequences, `S`"] == str(sequences) == str(MOST_SEQUENCES)
-    jobs = sequences * 4 // 5
-    assert documented["jobs for each worker"] == str(jobs)
-    assert documented["workers"] == str(math.ceil(at_once / jobs) + 1)
-    cores = requests * (3050 + completion * 14.4 + 0.1 * 200) / 1e6
-    assert documented["gateway CPU, a tenth of the requests traced"] == f"{cores:.2f} cores"
-    assert documented["gateways"] == str(max(2, math.ceil(cores / 0.6)))

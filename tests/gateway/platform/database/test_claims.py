@@ -78,14 +78,17 @@ class Plan(NamedTuple):
     """Claims so many rows, and returns their keys."""
 
 
-def _of(field: str) -> Callable[[JobServices, int], Awaitable[Collection[Any]]]:
-    """Return the claims of the slots that a service has in a field."""
+def _of(field: str, *, kept: int = 0) -> Callable[[JobServices, int], Awaitable[Collection[Any]]]:
+    """Return the claims of the slots that a service has in a field.
+
+    Of its free slots, it keeps so many for tenants that have none.
+    """
 
     async def claim(services: JobServices, limit: int) -> Collection[Any]:
         slots: Any = services
         for name in field.split("."):
             slots = getattr(slots, name)
-        claimed: dict[str, Any] = await slots._claim(limit, ())
+        claimed: Collection[Any] = await slots._claim(limit + kept, ())
         return claimed
 
     return claim
@@ -175,15 +178,9 @@ async def _claim_chunks(services: JobServices, limit: int) -> Collection[Any]:
     return [each.chunk.batch_id for each in found]
 
 
-async def _claim_batches(services: JobServices, limit: int) -> Collection[Any]:
-    # The last free slot is for a tenant that has none.
-    claimed: Collection[Any] = await services.finisher._claim(limit + 1, ())
-    return claimed
-
-
 PLANS = {
     "validation of an adapter": Plan(
-        AdapterRow.claimed_until, _plant_validation, _of("adapters._validating")
+        AdapterRow.claimed_until, _plant_validation, _of("adapters._validating", kept=1)
     ),
     "removal of an adapter": Plan(
         AdapterRow.claimed_until, _plant_removal, _of("adapters._removing")
@@ -191,7 +188,7 @@ PLANS = {
     "event": Plan(WebhookEventRow.next_attempt_at, _plant_event, _of("webhooks")),
     "sink": Plan(ExportSinkRow.leased_until, _plant_nothing, _claim_sinks),
     "file": Plan(FileRow.expires_at, _plant_file, _claim_files),
-    "batch": Plan(BatchRow.claimed_until, _plant_batch, _claim_batches),
+    "batch": Plan(BatchRow.claimed_until, _plant_batch, _of("finisher", kept=1)),
     "chunk": Plan(BatchChunkRow.leased_until, _plant_chunk, _claim_chunks),
 }
 
