@@ -188,12 +188,12 @@ class Canary:
             _log.warning("The engine rejects the canary: %s", error)
         finally:
             telemetry.canary(outcome, time.monotonic() - began)
-        if outcome is not Outcome.DISTURBED:
-            self.may_claim.set()
         if outcome in (Outcome.EXACT, Outcome.MISMATCH):
             self._backoff.reset()
             self._due_at = time.monotonic() + self.interval_seconds
             self._report(different)
+        if outcome is not Outcome.DISTURBED:
+            self.may_claim.set()
 
     def _report(self, different: str) -> None:
         self._different, self._jobs.is_exact = different, not different
