@@ -107,7 +107,9 @@ class JobOutput:
     def receive(self, message: JobStarted | PromptScored | JobFinished | JobFailed) -> bool:
         """Apply another message than a delta. Return False if it contradicts the output."""
         if isinstance(message, JobFinished):
-            if message.exactness_class or self._tokens != self._tokens_before:
+            # A journal does not say where an attempt of a worker without a class began.
+            is_shown = self._tokens_before > 0 or not self.classes
+            if message.exactness_class or (is_shown and self._tokens != self._tokens_before):
                 self._note_class(message.exactness_class, self._tokens_before)
             return self._is_complete(message)
         if isinstance(message, JobStarted):
@@ -130,7 +132,8 @@ class JobOutput:
         """Whether an earlier attempt sent the same message."""
         if isinstance(message, JobStarted):
             is_counted = self._started is not None and self._started.prompt_tokens > 0
-            return is_counted and self.last_class == message.exactness_class
+            current = self.classes[-1][0] if self.classes else ""
+            return is_counted and current == message.exactness_class
         return isinstance(message, PromptScored) and self._is_prompt_scored
 
     def with_total_duration(self, finished: JobFinished, now: float) -> JobFinished:
@@ -147,7 +150,8 @@ class JobOutput:
     @property
     def last_class(self) -> str:
         """The exactness class that generated the last token; empty if unknown."""
-        return self.classes[-1][0] if self.classes else ""
+        tokens = self._tokens
+        return next((name for name, before in reversed(self.classes) if before < tokens), "")
 
     def _note_class(self, exactness_class: str, tokens: int) -> None:
         """Note the class that generates the tokens after so many."""

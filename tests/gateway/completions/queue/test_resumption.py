@@ -148,11 +148,13 @@ async def test_receipt_says_which_classes_generated_the_tokens(
             last = name if tokens else last
             await worker.lose(claim, tokens=worker.sent_tokens(claim))
     await eventually(lambda: generation.finished, what="the end")
-    # A gateway that takes the response over finds the same in its journal.
+    # A gateway that takes the response over finds the same in its journal, unless a worker of an
+    # earlier release continued it.
     replayed = JobOutput(generation.jobs[0], INTER_TOKEN_LATENCY.labels(MODEL))
     assert all(replayed.replay(message, 0.0) for message in history)
     draft = usage_record(1)
-    for each in (generation.classes[0], replayed.classes):
+    is_journaled = attempts[0][0] == "" or attempts[-1][0] != ""
+    for each in (generation.classes[0], replayed.classes)[: 1 + is_journaled]:
         record = draft.ended(
             Counts(), free=Counts(), outcome=Outcome.FINISHED, code="", classes=[[*dict(each)]]
         )
