@@ -141,20 +141,24 @@ class UsageStore:
 
     async def largest(self, asked: ReportRequest, sources: Sources, *, count: int) -> list[str]:
         """Return the values of the first dimension that cost the most, the highest cost first."""
-        groups, query = self._sums(replace(asked, bucket=Bucket.TOTAL), sources)
+        whole, summed = replace(asked, bucket=Bucket.TOTAL), ("requests", "cost_micros")
+        groups, query = self._sums(whole, sources, summed)
         found = await self._transaction.execute(
             query.order_by(desc(query.selected_columns.all_cost_micros), *groups).limit(count)
         )
         return [row[1] for row in found]
 
     def _sums(
-        self, asked: ReportRequest, sources: Sources
+        self,
+        asked: ReportRequest,
+        sources: Sources,
+        summed: Sequence[str] = UsageSums._fields,
     ) -> tuple[Sequence[ColumnElement[Any]], Select[Any]]:
         """Return the groups of a report, and the query of their sums."""
         names = [COLUMNS[dimension] for dimension in asked.dimensions]
         parts = union_all(
             *(
-                self._part(source, bucket=asked.bucket, names=names).where(
+                self._part(source, bucket=asked.bucket, names=names, summed=summed).where(
                     *_conditions(source.table, asked.wanted),
                     *(
                         _text(source.table, name).in_(asked.values)
@@ -168,7 +172,7 @@ class UsageStore:
         groups = [parts.c.label, *(parts.c[name] for name in names)]
         # Without groups, a sum over no rows is a row of nulls.
         query = select(
-            *groups, *(func.sum(parts.c[name]).label(f"all_{name}") for name in UsageSums._fields)
+            *groups, *(func.sum(parts.c[name]).label(f"all_{name}") for name in summed)
         ).where(parts.c.requests > 0)
         return groups, query.group_by(*groups)
 
@@ -225,15 +229,18 @@ class UsageStore:
         row = found.one_or_none()
         return None if row is None else _record(row)
 
-    def _part(self, source: "_Source", *, bucket: Bucket, names: Sequence[str]) -> Any:
+    def _part(
+        self, source: "_Source", *, bucket: Bucket, names: Sequence[str], summed: Sequence[str]
+    ) -> Any:
         # Constants are part of the SQL text, so that PostgreSQL sees that both places are equal.
         groups = [_text(source.table, name).label(name) for name in names]
         if bucket is Bucket.TOTAL:
             label: ColumnElement[str] = literal_column("''", String)
         else:
             label = self._label(source.time, bucket)
-            groups.append(label.label("label"))
-        sums = [value.label(name) for name, value in source.sums.items()]
+            # A text for each group of times, not for each sum.
+            groups.append(source.time if source.bucket is bucket else label.label("label"))
+        sums = [source.sums[name].label(name) for name in summed]
         columns = [label.label("label"), *groups[: len(names)], *sums]
         return select(*columns).where(source.condition).group_by(*groups)
 
@@ -254,6 +261,8 @@ class _Source(NamedTuple):
     sums: dict[str, ColumnElement[Any]]
     first_tokens: dict[str, ColumnElement[Any]]
     """Requests by their time to the first token."""
+    bucket: Bucket | None = None
+    """The period of each sum."""
 
 
 def _sources(chosen: Sources) -> list[_Source]:
@@ -264,10 +273,11 @@ def _sources(chosen: Sources) -> list[_Source]:
             and_(RollupRow.period == period, _within(RollupRow.start_at, spans)),
             _ROLLUP_SUMS,
             _ROLLUP_FIRST_TOKENS,
+            bucket,
         )
-        for period, spans in (
-            (RollupPeriod.DAY, chosen.days),
-            (RollupPeriod.HOUR, chosen.hours),
+        for period, bucket, spans in (
+            (RollupPeriod.DAY, Bucket.DAY, chosen.days),
+            (RollupPeriod.HOUR, Bucket.HOUR, chosen.hours),
         )
     )
     rows = _Source(
