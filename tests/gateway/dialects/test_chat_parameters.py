@@ -55,7 +55,7 @@ def test_length_has_three_names(name: str) -> None:
     assert read_chat(**{name: 7}).max_tokens == 7
     assert read_chat(LLAMACPP, **{name: 0}).max_tokens == 0
     error = chat_refusal(VLLM, **{name: 0})
-    assert error.message == "'max_tokens' must be at least 1, or -1. Given: 0."
+    assert error.message == f"'{name}' must be at least 1, or -1. Given: 0."
 
 
 def test_names_of_the_length_must_have_equal_values() -> None:
