@@ -91,16 +91,23 @@ class _PartsPipeline(Pipeline):
         return await pipeline.execute(raise_on_error=False)
 
 
-def divided(
-    clients: "Mapping[PartT, Redis]",
+def connect_parts(
+    urls: Mapping[PartT, str],
+    connect: "Callable[[str], Redis]",
     part_of: Callable[[str | bytes], PartT],
     *,
     kind: type["Redis"],
 ) -> "Redis":
-    """Return one client, of the class `kind`, for the clients of all parts."""
-    pool = next(iter(clients.values())).connection_pool
-    client: Any = type("Divided", (PartsClient, kind), {})(connection_pool=pool)
-    client.parts = Parts(clients, part_of)
+    """Return one client for the Redis of each part; parts with one URL share a connected client.
+
+    If all have one URL, this is its client. Else it is of the class `kind`.
+    """
+    clients = {url: connect(url) for url in dict.fromkeys(urls.values())}
+    first = next(iter(clients.values()))
+    if len(clients) == 1:
+        return first
+    client: Any = type("Divided", (PartsClient, kind), {})(connection_pool=first.connection_pool)
+    client.parts = Parts({part: clients[url] for part, url in urls.items()}, part_of)
     whole: Redis = client
     return whole
 

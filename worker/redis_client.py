@@ -1,12 +1,13 @@
 """The worker's connections to Redis."""
 
+from functools import partial
 from typing import Final
 
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from common.redis_parts import divided
+from common.redis_parts import connect_parts
 from common.redis_url import redis_client
 from contract.keys import Part, part_of
 
@@ -20,16 +21,11 @@ def connect(
 
     `replies_url` is the Redis of replies, if that is another one.
     """
-    client, *others = (
-        redis_client(
-            each,
-            socket_timeout=timeout_seconds,
-            socket_connect_timeout=timeout_seconds,
-            retry=Retry(NoBackoff(), 0),
-        )
-        for each in dict.fromkeys((url, replies_url or url))
+    connect_one = partial(
+        redis_client,
+        socket_timeout=timeout_seconds,
+        socket_connect_timeout=timeout_seconds,
+        retry=Retry(NoBackoff(), 0),
     )
-    if not others:
-        return client
-    clients = dict.fromkeys(Part, client) | {Part.REPLIES: others[0]}
-    return divided(clients, part_of, kind=Redis)
+    urls = dict.fromkeys(Part, url) | {Part.REPLIES: replies_url or url}
+    return connect_parts(urls, connect_one, part_of, kind=Redis)

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from common.metrics import UNKNOWN
 from common.redis_cluster import slot_map_of
-from common.redis_parts import divided, parts_of
+from common.redis_parts import connect_parts, parts_of
 from common.redis_private import transport_of
 from common.redis_url import redis_client
 from contract.keys import Part, part_of
@@ -55,14 +55,11 @@ def connect(urls: RedisUrls, *, max_connections: int) -> "Redis":
     that time out are not retried.
     """
     by_part = {Part.QUEUES: urls} if isinstance(urls, str) else urls
-    clients = {url: _connect(url, max_connections) for url in dict.fromkeys(by_part.values())}
-    if len(clients) == 1:
-        return next(iter(clients.values()))
-    named = {part: clients[url] for part, url in by_part.items()}
-    return divided(named, part_of, kind=MeasuredRedis)
+    connect_one = partial(_connect, max_connections=max_connections)
+    return connect_parts(by_part, connect_one, part_of, kind=MeasuredRedis)
 
 
-def _connect(url: str, max_connections: int) -> "Redis":
+def _connect(url: str, *, max_connections: int) -> "Redis":
     has_tls = url.startswith("rediss:")
     return redis_client(
         url,

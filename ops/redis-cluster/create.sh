@@ -2,8 +2,8 @@
 #
 #   sh create.sh HOST[:PORT] ...
 #
-# If the cluster exists, the servers are told each other's addresses: containers can get new ones. The
-# environment variable REDISCLI_AUTH is the password of the user `default` on all servers.
+# If the cluster exists, each server receives the addresses of the others: containers can get new
+# ones. The environment variable REDISCLI_AUTH is the password of the user `default` on all servers.
 set -eu
 host() { getent ahostsv4 "${1%%:*}" | { read -r address _; echo "$address"; }; }
 port() { case "$1" in *:*) echo "${1##*:}" ;; *) echo 6379 ;; esac; }

@@ -59,7 +59,6 @@ async def overview(request: Request, services: AllServices, tenants: Tenants) ->
             (f"Revenue in {name}", month, f" of {len(sums):,} tenants"),
         )
     ]
-    tokens = month.prompt_tokens + month.completion_tokens
     return page(
         request,
         "operators/overview.html",
@@ -69,7 +68,7 @@ async def overview(request: Request, services: AllServices, tenants: Tenants) ->
             *money,
             Card(
                 f"Tokens in {name}",
-                f"{tokens:,}",
+                f"{month.tokens:,}",
                 f"{month.prompt_tokens:,} in ({month.cached_tokens:,} cached), "
                 f"{month.completion_tokens:,} out",
             ),

@@ -167,15 +167,15 @@ def _check_names(more: dict[str, Any], known: set[str], *, is_cpu: bool) -> None
 
 def _check_reproducible(more: dict[str, Any], *, is_cpu: bool) -> None:
     """Reject arguments with which results depend on the batch, as far as is known."""
-    expected: dict[str, set[str]] = {
-        "dtype": {_REPRODUCIBLE_DTYPE} if is_cpu else set(_UNQUANTIZED),
-        "kv_cache_dtype": {"auto", *_UNQUANTIZED},
-        "speculative_config": set(),
+    expected: dict[str, tuple[str, ...]] = {
+        "dtype": (_REPRODUCIBLE_DTYPE,) if is_cpu else _UNQUANTIZED,
+        "kv_cache_dtype": ("auto", *_UNQUANTIZED),
+        "speculative_config": (),
     }
     for name, allowed in expected.items():
         value = more.get(name)
-        if value is not None and (isinstance(value, dict) or value not in allowed):
-            accepted = " or ".join(sorted(allowed)) or "nothing"
+        if value is not None and value not in allowed:
+            accepted = " or ".join(allowed) or "nothing"
             raise ValueError(
                 f"engine_arguments: with reproducible, {name} must be {accepted}. Given: {value!r}"
             )
