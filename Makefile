@@ -1,7 +1,7 @@
 # Sluice: `make` without a target lists the targets.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long lint format docs docs-serve bench chaos chart release setup setup-docs \
+.PHONY: help run test test-slow test-long lint format docs docs-serve bench chaos chart release setup setup-docs \
 	setup-dev setup-servers setup-clients setup-peers check check-style check-types check-imports
 
 BIN := .venv/bin
@@ -30,14 +30,18 @@ TMPDIR ?= $(shell [ -w $(MEMORY) ] && \
 	echo $(MEMORY) || echo /tmp)
 PYTEST := env TMPDIR=$(TMPDIR) $(BIN)/pytest --numprocesses $(TEST_PROCESSES) --dist loadscope \
 	--no-loadscope-reorder
-MEASURED := rm -rf .coverage && mkdir .coverage && \
-	COVERAGE_FOLDER=$(CURDIR)/.coverage $(PYTEST) -p tests.support.measuring && \
-	$(BIN)/python -m tests.support.measuring .coverage --floor $(COVERAGE_FLOOR)
+PREPARED := setup-dev setup-servers setup-clients check
 
-# Only a run of all tests measures coverage.
-test: setup-dev setup-servers setup-clients check ## Install the tools, lint, run all tests
+test: $(PREPARED) ## Install the tools, lint, run the default tests
 	@echo "test: Running the tests in $(TEST_PROCESSES) processes ..."
-	@$(if $(strip $(ARGS)),exec $(PYTEST) $(ARGS),$(MEASURED))
+	@exec $(PYTEST) $(ARGS)
+
+# Measures the coverage, in which the slow tests have their share.
+test-slow: $(PREPARED) ## Run `make test` with the slow tests and coverage, as CI does (20 minutes)
+	@echo "test: Running the tests in $(TEST_PROCESSES) processes ..."
+	@rm -rf .coverage && mkdir .coverage
+	@COVERAGE_FOLDER=$(CURDIR)/.coverage $(PYTEST) --slow -p tests.support.measuring
+	@$(BIN)/python -m tests.support.measuring .coverage --floor $(COVERAGE_FLOOR)
 
 test-long: override ARGS += --long
 test-long: test ## Run `make test` with the long forms of tests (hours)

@@ -40,9 +40,13 @@ _numbers = count()
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of the tests."""
     parser.addoption(
+        "--slow", action="store_true", help="also run the tests marked slow, as CI does"
+    )
+    parser.addoption(
         "--long",
         action="store_true",
-        help="also run the tests marked long, and proofs, chaos and random tests at full size",
+        help="also run the tests marked slow or long, and proofs, chaos and random tests at full "
+        "size",
     )
     parser.addoption(
         "--contexts",
@@ -108,11 +112,14 @@ def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Col
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect what only long runs do, and run the longest tests first."""
+    """Deselect what only slow or long runs do, and run the longest tests first."""
     if not config.getoption("--long"):
-        left_out = [item for item in items if item.get_closest_marker("long")]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("long")]
+        left_out = {"long"} if config.getoption("--slow") else {"long", "slow"}
+        chosen = [
+            item for item in items if left_out.isdisjoint(mark.name for mark in item.iter_markers())
+        ]
+        config.hook.pytest_deselected(items=list(set(items) - set(chosen)))
+        items[:] = chosen
     items.sort(key=lambda item: rank_of(item.nodeid))
 
 

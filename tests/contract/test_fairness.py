@@ -867,7 +867,16 @@ class Pool:
         waiting.remove(job.id)
 
 
-@pytest.mark.parametrize("attack", ["monopolises", "floods", "alternates", "pretends", "drains"])
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "monopolises",
+        "floods",
+        pytest.param("alternates", marks=pytest.mark.slow),
+        "pretends",
+        pytest.param("drains", marks=pytest.mark.slow),
+    ],
+)
 async def test_no_prefixes_win_more_service_than_the_bound(
     request: pytest.FixtureRequest,
     any_redis: "Redis",

@@ -34,6 +34,8 @@ from tests.support.processes import free_port, spawn, stop, wait_until
 from tests.support.redis_server import BUNDLED, SYSTEM
 from tests.support.stack import CHECKPOINT, MODEL, REPOSITORY, http_status, metric
 
+pytestmark = pytest.mark.slow
+
 ENTRYPOINT = (sys.executable, "-m", "gateway.cli.main")
 """The `sluice` command, the entry point of the images."""
 

@@ -182,6 +182,7 @@ def imported(program: str, installed: Iterable[str]) -> "subprocess.CompletedPro
     )
 
 
+@pytest.mark.slow
 def test_gateway_image_has_all_packages_of_its_processes() -> None:
     done = imported(PROCESSES, packages("gateway"))
     assert (done.returncode, done.stderr) == (0, "")

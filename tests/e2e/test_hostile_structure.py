@@ -92,6 +92,7 @@ def keys(stack: Stack) -> tuple[str, str]:
 
 @pytest.mark.e2e
 @pytest.mark.load
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
     [WORST, pytest.param(tuple(HOSTILE | BOUNDED), marks=pytest.mark.long)],

@@ -32,6 +32,7 @@ from tests.telemetry.panels import WITHOUT_DATA, Board, boards, with_values
 from tests.telemetry.promql import LABELS_OF_DCGM, OF_DCGM, RULES, rules_of
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(
         PROMETHEUS is None or SYSTEM is None,
         reason="prometheus or redis-server (Debian) is not installed",

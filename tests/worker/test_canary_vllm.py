@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import pytest_asyncio
 from typing_extensions import override
 
@@ -16,7 +17,7 @@ from worker.engine.vllm.engine import VllmEngine
 from worker.engine.vllm.exactness import read_exactness
 from worker.execution.canary import Canary, Phase
 
-pytestmark = MARKS
+pytestmark = [*MARKS, pytest.mark.slow]
 
 BLOCKS = 40
 ADAPTERS = MODEL_FOLDER.parent / "adapters"

@@ -220,6 +220,7 @@ async def test_worker_ends_when_its_engine_dies_or_its_host_is_killed(
         await ends(worker)
 
 
+@pytest.mark.slow
 async def test_workers_sleep_within_the_bound_and_a_job_resumes_in_the_same_process(
     redis: Redis, redis_server: RedisServer, gateway: Gateway, tmp_path: Path
 ) -> None:
@@ -299,6 +300,7 @@ async def test_host_survives_failed_starts_and_cards_that_it_cannot_decode(
     assert await running == 0
 
 
+@pytest.mark.slow
 async def test_host_survives_workers_that_die_asleep_or_before(
     redis: Redis, redis_server: RedisServer, gateway: Gateway, tmp_path: Path
 ) -> None:

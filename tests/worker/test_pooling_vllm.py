@@ -23,7 +23,7 @@ from tests.worker.real_engine import CONTEXT_WINDOW, MARKS, EngineSlot
 from worker.engine.base import EngineRequest, InvalidRequestError
 from worker.engine.vllm.engine import VllmEngine
 
-pytestmark = MARKS
+pytestmark = [*MARKS, pytest.mark.slow]
 
 RECORD = Path(__file__).with_name("embeddings.json")
 LEAST_COSINE = 0.9999

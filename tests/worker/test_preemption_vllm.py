@@ -124,8 +124,10 @@ async def interrupt(
 
 @pytest.mark.parametrize(
     ("tier", "requests"),
-    [(ServiceTier.BATCH, 1), (ServiceTier.DEFAULT, MOST_SEQUENCES)],
-    ids=["batch", "tenant"],
+    [
+        pytest.param(ServiceTier.BATCH, 1, marks=pytest.mark.slow, id="batch"),
+        pytest.param(ServiceTier.DEFAULT, MOST_SEQUENCES, id="tenant"),
+    ],
 )
 async def test_preempted_jobs_equal_their_undisturbed_outputs(
     request: pytest.FixtureRequest,

@@ -331,6 +331,7 @@ SLEEPS: dict[str, tuple[bool, int]] = {
 }
 
 
+@pytest.mark.slow
 @all_cases(("fault", "sleeps", "code"), [(fault, *rest) for fault, rest in SLEEPS.items()])
 async def test_hosts_worker_exits_if_it_cannot_sleep_or_wake(
     redis_server: RedisServer,

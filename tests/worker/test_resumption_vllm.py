@@ -275,6 +275,7 @@ async def test_cases_cover_their_purpose(whole: dict[str, Reported]) -> None:
     assert [names for names in alike.values() if len(names) > 1] == [["seeded", "logprobs"]]
 
 
+@pytest.mark.slow
 async def test_earlier_tokens_do_not_count_as_prompt(
     engine: VllmEngine, whole: dict[str, Reported]
 ) -> None:
@@ -339,6 +340,7 @@ def reasoning_lengths(prompt: list[int], output: list[int]) -> list[int]:
     return lengths if begin is None else [*lengths, len(token_ids) - begin - 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [0, 3, pytest.param(11, marks=pytest.mark.long)])
 async def test_reasoning_is_bounded_after_any_cut(
     request: pytest.FixtureRequest, engine: VllmEngine, budget: int
@@ -441,6 +443,7 @@ async def test_bad_word_is_recognised_across_the_cut(engine: VllmEngine) -> None
     assert reported["bad after"].token_ids == undisturbed[cut:]
 
 
+@pytest.mark.slow
 async def test_sequences_left_out_of_steps_equal_the_undisturbed_ones(
     engine: VllmEngine, whole: dict[str, Reported]
 ) -> None:

@@ -12,22 +12,23 @@ from tests.support.stack import REPOSITORY, Stack
 
 PAGE: Final = REPOSITORY / "docs" / "clients.md"
 LONG: Final = pytest.mark.long
+SLOW: Final = pytest.mark.slow
 
 SECTIONS: Final[dict[str, tuple[Environment, *tuple[pytest.MarkDecorator, ...]]]] = {
     "OpenAI for Python": (PYTHON,),
     "OpenAI for Node": (NODE,),
     "Anthropic for Python": (PYTHON,),
     "Anthropic for Node": (NODE,),
-    "Vercel AI SDK": (NODE,),
-    "LangChain": (PYTHON,),
+    "Vercel AI SDK": (NODE, SLOW),
+    "LangChain": (PYTHON, SLOW),
     "LlamaIndex": (PYTHON, LONG),
     "LiteLLM": (PYTHON, LONG),
-    "instructor": (PYTHON,),
+    "instructor": (PYTHON, SLOW),
     "DSPy": (PYTHON, LONG),
-    "Hugging Face": (PYTHON,),
+    "Hugging Face": (PYTHON, SLOW),
     "llm": (PYTHON, LONG),
     "aider": (AIDER, LONG),
-    "Continue": (NODE,),
+    "Continue": (NODE, SLOW),
     "lm-eval": (LM_EVAL, LONG),
     "GuideLLM": (LOAD, LONG),
     "vllm bench serve": (VLLM, LONG),
@@ -35,7 +36,8 @@ SECTIONS: Final[dict[str, tuple[Environment, *tuple[pytest.MarkDecorator, ...]]]
 }
 """The environment that runs each section, and marks of its test.
 
-Sections of clients that take long to import, and send what another client sends, run in long tests.
+Sections of clients that take long to import, and send what another client sends, run in slow or
+long tests.
 """
 
 INTERPRETERS: Final = {

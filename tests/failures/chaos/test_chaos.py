@@ -65,6 +65,7 @@ def report(request: pytest.FixtureRequest) -> Report:
     return uvloop.run(run(options))
 
 
+@pytest.mark.slow
 def test_every_invariant_holds(report: Report) -> None:
     print(report.figures.table())  # noqa: T201  (figures for pytest -rP)
     assert not report.violations, report.text()

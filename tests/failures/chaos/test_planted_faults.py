@@ -166,6 +166,9 @@ def _round(disturb: Disturb, recipe: str, *plants: Plant) -> Round:
     )
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def reports(request: pytest.FixtureRequest) -> dict[Plant | None, Report]:
     """The report of the round of each defect, and of the round without any."""

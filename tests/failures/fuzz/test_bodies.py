@@ -45,7 +45,7 @@ def test_bodies_cover_every_parameter() -> None:
 
 
 @pytest.mark.parametrize("endpoint", [COMPLETIONS, CHATS], ids=lambda each: each.subject)
-@pytest.mark.parametrize("engine", [REAL, SCRIPTED])
+@pytest.mark.parametrize("engine", [pytest.param(REAL, marks=pytest.mark.slow), SCRIPTED])
 def test_every_body_gets_a_valid_response(
     request: pytest.FixtureRequest, target: Stack, engine: str, endpoint: Target
 ) -> None:

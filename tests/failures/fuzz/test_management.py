@@ -73,6 +73,7 @@ def things(target: Stack, key: str) -> dict[str, str]:
         }
 
 
+@pytest.mark.slow
 def test_management_api_matches_its_openapi_page(
     request: pytest.FixtureRequest, target: Stack, key: str, things: dict[str, str]
 ) -> None:

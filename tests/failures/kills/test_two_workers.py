@@ -11,7 +11,7 @@ from tests.failures.kills.killing import WORKERS, start_workers
 from tests.failures.proofs.until import until
 from tests.support.stack import MODEL, Stack
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3_600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(3_600)]
 
 CHATS = 6
 FIRST, SECOND = 1_300, 1_340

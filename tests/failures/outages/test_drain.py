@@ -206,6 +206,7 @@ def stopped(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.slow
 async def test_processes_share_a_port_and_a_drain_and_survive_each_other(
     stack: Stack, books: Books
 ) -> None:

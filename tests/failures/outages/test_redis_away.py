@@ -91,7 +91,7 @@ def deployment(request: pytest.FixtureRequest) -> Deployment:
         pytest.param("plain_deployment", "frozen", marks=pytest.mark.long),
         ("plain_deployment", "killed-empty"),
         pytest.param("plain_deployment", "killed-always", marks=pytest.mark.long),
-        ("watched_deployment", "failover"),
+        pytest.param("watched_deployment", "failover", marks=pytest.mark.slow),
         pytest.param("watched_deployment", "frozen-failover", marks=pytest.mark.long),
     ],
     indirect=["deployment"],

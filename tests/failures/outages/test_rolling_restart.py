@@ -8,6 +8,8 @@ from functools import partial
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+import pytest
+
 from tests.failures.outages.balancer import balancing
 from tests.failures.outages.deployment import (
     GATEWAYS,
@@ -45,6 +47,7 @@ def load() -> list[Wish]:
     ]
 
 
+@pytest.mark.slow
 async def test_rolling_restart_of_every_process_fails_no_request(
     plain_deployment: Deployment,
 ) -> None:

@@ -111,6 +111,7 @@ async def watched_depth(store: "Redis", model: str = FULL) -> AsyncIterator[list
         await watching
 
 
+@pytest.mark.slow
 async def test_retries_after_retry_after_are_admitted_at_many_times_the_capacity(
     deployment: Stack, store: "Redis", request: pytest.FixtureRequest
 ) -> None:

@@ -154,6 +154,7 @@ async def only_receipts_left(books: Books) -> None:
             await asyncio.sleep(0.2)
 
 
+@pytest.mark.slow
 async def test_writes_that_a_failover_loses_are_repaired_from_gateways_and_receipts(
     stack: Stack, cluster: RedisClusterServers, key: Credential, books: Books
 ) -> None:

@@ -15,7 +15,7 @@ from tests.failures.proofs.run import CREDIT, Evidence, evidence_of_runs, reques
 from tests.support.secrets import scan_for_secrets
 from tests.support.stack import Stack
 
-pytestmark = pytest.mark.timeout(1_800)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
 
 CHARGED = {Outcome.FINISHED, Outcome.CANCELLED}
 SEED = 20_261_121

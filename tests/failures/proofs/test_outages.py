@@ -163,6 +163,7 @@ async def connections_of(books: Books) -> int:
     return int(row["n"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stack", ["sqlite"], indirect=True)
 async def test_completions_continue_while_sqlite_is_locked_and_the_ledger_is_complete_afterwards(
     stack: Stack, books: Books, name: Callable[[], str], scale: Scale
@@ -181,6 +182,7 @@ async def test_completions_continue_while_sqlite_is_locked_and_the_ledger_is_com
     await check_nothing_failed_and_nothing_is_missing(through, books)
 
 
+@pytest.mark.slow
 async def test_requests_are_refused_without_redis_and_nothing_leaks(
     mortal_stack: Stack, mortal_books: Books
 ) -> None:

@@ -73,6 +73,7 @@ curl -s $API/v1/files/$OUTPUT -X DELETE -H "Authorization: Bearer $OPENAI_API_KE
 """The commands of OpenAI's guide to batches (https://platform.openai.com/docs/guides/batch)."""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_documented_examples_run(stack: Stack, tmp_path: Path) -> None:
     key = stack.key("reader")

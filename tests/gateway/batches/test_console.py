@@ -20,6 +20,7 @@ TENANT = "batches-by-keyboard"
 LONG_NAME = f"{'questions-' * 12}.jsonl"
 
 
+@pytest.mark.slow
 async def test_developer_uploads_runs_follows_and_cancels_batches(
     stack: Stack, open_tab: OpenTab, tmp_path: Path
 ) -> None:

@@ -40,6 +40,7 @@ WORKER = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("database_kind", ["postgresql"], indirect=True)
 def test_each_line_ends_once_whatever_dies(mortal: Stack) -> None:
     survivor = mortal.gateways[1]

@@ -320,6 +320,7 @@ def test_second_start_in_the_same_folder_and_a_used_port_are_reported(
     assert f"Port {port} is in use. Choose another one with --operator-port" in fourth.stderr
 
 
+@pytest.mark.slow
 def test_streams_outlive_killed_workers_and_a_killed_redis(running: Up) -> None:
     undisturbed = Stream(running.variables).result()
     assert len(_text(undisturbed).split()) > 100

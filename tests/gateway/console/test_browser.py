@@ -34,6 +34,7 @@ REASONING: Final[dict[str, dict[str, object]]] = {
 """What lets the model reason before it answers, by endpoint."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("listener", ["customers", "operators"])
 async def test_every_page_is_accessible_at_every_size(
     stack: Stack, open_tab: OpenTab, listener: str
@@ -151,6 +152,7 @@ async def test_owner_makes_rotates_and_revokes_a_key_with_the_keyboard(
     assert actions[:3] == ["key.revoke", "key.rotate", "key.create"]
 
 
+@pytest.mark.slow
 async def test_owner_manages_projects_members_and_webhooks_with_the_keyboard(
     stack: Stack, open_tab: OpenTab
 ) -> None:
@@ -293,6 +295,7 @@ async def test_filters_replace_the_results_without_loading_the_page(
     assert "$1.25" in await page.content()
 
 
+@pytest.mark.slow
 async def test_forms_work_without_javascript(stack: Stack, open_tab: OpenTab) -> None:
     key = await asyncio.to_thread(stack.key, TENANT, scopes=TENANT_SCOPES)
     tab = await open_tab(stack.url, java_script_enabled=False)
@@ -320,6 +323,7 @@ async def test_forms_work_without_javascript(stack: Stack, open_tab: OpenTab) ->
     assert await strip.locator("rect").count() == 90
 
 
+@pytest.mark.slow
 async def test_playground_streams_estimates_and_writes_code(
     stack: Stack, open_tab: OpenTab
 ) -> None:
@@ -394,6 +398,7 @@ async def test_playground_streams_estimates_and_writes_code(
     assert await page.get_by_label("Prompt", exact=True).input_value() == "Once"
 
 
+@pytest.mark.slow
 @all_cases("endpoint", REASONING)
 async def test_playground_shows_reasoning_and_answers_calls(
     stack: Stack, open_tab: OpenTab, endpoint: str

@@ -55,6 +55,7 @@ def assert_processes_end_in_time(stack: Stack) -> None:
         assert stack.stop(name) == 0
 
 
+@pytest.mark.slow
 def test_dead_or_hanging_collector_does_not_affect_requests() -> None:
     port, began = free_port(), time.monotonic()
     with traced_stack(f"http://127.0.0.1:{port}") as stack:

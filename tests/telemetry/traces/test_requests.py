@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.support.cases import all_cases
 from tests.support.processes import wait_until
@@ -244,6 +245,7 @@ def test_neither_content_nor_keys_are_exported_or_logged(
         assert text not in reported
 
 
+@pytest.mark.slow
 def test_content_is_exported_if_enabled(stack: Stack, collector: Collector) -> None:
     url = stack.start_gateway(
         "telling gateway", **collector.environment, SLUICE_TRACE_CONTENT="true"

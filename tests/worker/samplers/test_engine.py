@@ -39,7 +39,7 @@ from tests.worker.samplers.engines import (
 from worker.samplers.arguments import chain_parameters
 from worker.samplers.parameters import SequenceChain
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 Probabilities = NDArray[np.float64]
 

@@ -25,7 +25,7 @@ from tests.worker.samplers.test_engine import (
 THINKING_PROMPT = TOKENIZER.encode("<|user|>Think: what is 27 + 35?\n<|assistant|><think>").ids
 THOUGHT, CALL, CALL_END = TOKENIZER.encode("</think><tool_call></tool_call>").ids
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 RESUMED = {
     "greedy": GREEDY,

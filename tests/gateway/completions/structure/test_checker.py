@@ -276,6 +276,7 @@ async def refusal_by(
     return ""
 
 
+@pytest.mark.slow
 async def test_hostile_structure_is_refused_or_bounded(
     checker: GrammarChecker, source: TokenizerSource
 ) -> None:
