@@ -94,6 +94,7 @@ class Site:
         await database.aclose()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("database_kind", ["postgresql"], indirect=True)
 def test_restored_backup_has_all_data(database_url: str, redis_server: RedisServer) -> None:
     site = Site(database_url, redis_server.url)

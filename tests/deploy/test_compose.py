@@ -63,6 +63,7 @@ def test_file_follows_the_specification(path: Path, tmp_path: Path) -> None:
     assert compose_file.schema_errors(plain) == ""
 
 
+@pytest.mark.slow
 def test_schema_refuses_misspelt_fields(tmp_path: Path) -> None:
     wrong = load(FILE)
     wrong["services"]["gateway"]["healthcheck"]["intervall"] = "1s"

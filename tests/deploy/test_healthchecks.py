@@ -205,6 +205,7 @@ def test_gateway_is_healthy_while_it_serves_and_redis_responds(containers: Conta
     assert "does not answer" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["celery", "beat", "worker"])
 def test_process_is_healthy_while_it_works(containers: Containers, name: str) -> None:
     containers.start(name)

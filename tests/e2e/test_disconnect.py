@@ -131,6 +131,7 @@ def job_keys(store: "Redis") -> list[bytes]:
     return sorted(store.scan_iter(f"{keys.job.prefix(MODEL)}*"))
 
 
+@pytest.mark.slow
 @one_way
 def test_client_killed_during_prefill_stops_the_engine(
     stack: Stack, store: "Redis", stream: bool

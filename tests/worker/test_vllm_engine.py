@@ -636,6 +636,7 @@ SLOW = 'start: (w " ")*\nw: ' + " | ".join(f"/[a-z]{{1,{n}}}x{n}/" for n in rang
 """A grammar whose mask takes milliseconds."""
 
 
+@pytest.mark.slow
 async def test_slow_masks_of_a_tenant_share_steps_and_another_tenant_is_in_each(
     engine: VllmEngine,
 ) -> None:
@@ -754,6 +755,7 @@ async def test_last_token_that_is_left_is_sampled(
         assert results.token_ids(0, 0) == [500] * 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompts", [10, pytest.param(48, marks=pytest.mark.long)])
 async def test_many_long_seeded_prompts_at_once(engine: VllmEngine, prompts: int) -> None:
     """Seeded prompts that share a step's budget kill an engine that splits prompts on a CPU."""

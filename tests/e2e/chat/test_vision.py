@@ -16,7 +16,7 @@ from tests.support.deployment import SEEING
 from tests.support.stack import Stack
 from tests.support.vision_model import IMAGE_TOKEN, TOKENS_OF_IMAGE
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 SEVERAL = 8
 """Of the model's prompt."""

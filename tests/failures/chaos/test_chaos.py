@@ -71,6 +71,7 @@ def test_every_invariant_holds(report: Report) -> None:
     assert not report.violations, report.text()
 
 
+@pytest.mark.slow
 def test_run_has_enough_requests_and_faults(report: Report) -> None:
     done = {fault.kind for fault in report.injector.log}
     assert done == set(Kind) - report.injector.skipped.keys()

@@ -212,6 +212,7 @@ def check_others(reported: Sequence[Transcript]) -> None:
         assert bool(choice.reasoning) == kind.startswith("thinking"), kind
 
 
+@pytest.mark.slow
 def test_streams_survive_preemption_and_the_death_of_their_engine(stack: Stack) -> None:
     """Streams of all APIs are preempted for another tenant, and then their engine is killed.
 

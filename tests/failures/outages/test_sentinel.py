@@ -48,6 +48,7 @@ async def test_client_follows_the_master_when_it_dies(watched: WatchedRedis) -> 
     await client.aclose()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("frozen_redis_is_left")
 async def test_clients_and_background_jobs_abandon_a_frozen_master(watched: WatchedRedis) -> None:
     await asyncio.to_thread(watched.await_replica)

@@ -145,6 +145,7 @@ async def test_retries_after_retry_after_are_admitted_at_many_times_the_capacity
     assert max(depths) <= MOST_OF_TENANT
 
 
+@pytest.mark.slow
 async def test_higher_tier_displaces_lower_ones_which_are_refused_at_once(
     deployment: Stack, store: "Redis"
 ) -> None:
@@ -183,6 +184,7 @@ async def test_higher_tier_displaces_lower_ones_which_are_refused_at_once(
         assert {(await each).status_code for each in running} == {200}
 
 
+@pytest.mark.slow
 async def test_request_that_would_time_out_in_the_queue_is_refused_at_once(
     deployment: Stack, store: "Redis"
 ) -> None:

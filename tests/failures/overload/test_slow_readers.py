@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
+import pytest
 from redis.asyncio import Redis
 
 from contract import keys
@@ -113,6 +114,7 @@ async def overflow(
     return streams
 
 
+@pytest.mark.slow
 async def test_clients_that_never_read_are_cut_off_and_delay_no_others(
     bounded: Stack, store: "Redis"
 ) -> None:

@@ -181,6 +181,7 @@ async def test_another_worker_finishes_a_job_lost_before_its_first_token(
     assert row["cost_micros"] == cost_of(PROMPT_TOKENS, 10)
 
 
+@pytest.mark.slow
 async def test_draining_gateway_settles_everything_before_it_exits(
     stack: Stack, books: Books, key: Credential
 ) -> None:

@@ -50,6 +50,7 @@ async def test_each_redis_has_the_keys_of_its_part(
     await books.nothing_left()
 
 
+@pytest.mark.slow
 async def test_no_gateway_is_ready_without_the_redis_of_limits(
     stack: Stack, servers: dict[Part, RedisServer], key: Credential
 ) -> None:

@@ -388,6 +388,7 @@ def test_lines_stay_within_the_limits_of_their_key(stack: Stack) -> None:
     assert len(ledger(stack, daily.id, 3)) == 3
 
 
+@pytest.mark.slow
 def test_lines_of_a_suspended_tenant_are_given_back_and_run_once_later(
     stack: Stack, openai: OpenAI
 ) -> None:

@@ -17,6 +17,7 @@ from tests.support.stack import Stack
 IDS: Final = ["a", "b", "c"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("environment", "command"),
     [

@@ -257,6 +257,7 @@ async def test_operator_manages_a_tenant_with_the_keyboard(stack: Stack, open_ta
     await tab.page.get_by_text("entries are intact").wait_for()
 
 
+@pytest.mark.slow
 async def test_filters_replace_the_results_without_loading_the_page(
     stack: Stack, open_tab: OpenTab, tmp_path: Path
 ) -> None:
@@ -435,6 +436,7 @@ async def test_playground_shows_reasoning_and_answers_calls(
     assert "The weather in Oslo?" in str(json.loads(shlex.split(code)[-1]))
 
 
+@pytest.mark.slow
 async def test_playground_stops_a_stream(stack: Stack, open_tab: OpenTab) -> None:
     key = await asyncio.to_thread(stack.key, TENANT, scopes=TENANT_SCOPES)
     tab = await open_tab(stack.url)

@@ -60,6 +60,7 @@ async def _answers(client: httpx.AsyncClient, operators: str) -> list[httpx.Resp
     ]
 
 
+@pytest.mark.slow
 async def test_database_outage_is_reported_and_service_resumes(
     away: Stack, postgres: PostgresServer, client: httpx.AsyncClient
 ) -> None:

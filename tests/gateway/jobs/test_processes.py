@@ -132,6 +132,7 @@ def receiver() -> Iterator[Billing]:
         yield receiver
 
 
+@pytest.mark.slow
 def test_worker_killed_during_a_drain_or_an_export_loses_and_duplicates_nothing(
     deployment: Deployment, receiver: Billing, request: pytest.FixtureRequest
 ) -> None:

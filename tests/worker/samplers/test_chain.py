@@ -231,6 +231,7 @@ def test_top_k_keeps_k_of_more_equal_logits_than_a_partial_sort_holds() -> None:
     assert np.isfinite(actual[:, 4990:]).all()
 
 
+@pytest.mark.slow
 def test_chain_never_synchronises_with_the_device() -> None:
     # Tensors of the meta device have shapes but no values: reading one is an error.
     random = Random(11)

@@ -48,6 +48,7 @@ async def _stream(client: httpx.AsyncClient, model: str, seed: int) -> bytes:
     return response.content
 
 
+@pytest.mark.slow
 async def test_bursts_are_answered_although_a_host_is_killed_during_a_swap(
     stack: Stack, impatient_client: httpx.AsyncClient, hosts: tuple[str, ...]
 ) -> None:

@@ -147,6 +147,7 @@ async def test_the_official_client_reads_whole_and_streamed_text(
     assert events[-1].usage.seconds == whole.usage.seconds == 70  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 @NODE.skip
 async def test_the_official_client_for_node_reads_each_form(stack: Stack, tmp_path: Path) -> None:
     file = tmp_path / "long.wav"

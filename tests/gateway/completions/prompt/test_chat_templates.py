@@ -185,6 +185,7 @@ def test_a_template_in_another_language_is_not_compiled(source: str, reason: str
 OPENS = "{% if add_generation_prompt %}"
 
 
+@pytest.mark.slow
 @all_cases(
     ("source", "is_known"),
     [

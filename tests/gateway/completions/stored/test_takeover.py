@@ -530,6 +530,7 @@ async def test_background_request_without_a_queue_runs_for_the_client_that_repea
     await state_is(second, request.id, ResponseState.FINISHED)
 
 
+@pytest.mark.slow
 async def test_background_response_outlives_all_gateways(
     open_house: OpenHouse, worker: FakeWorker, redis: "Redis"
 ) -> None:

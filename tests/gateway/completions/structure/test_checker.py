@@ -426,6 +426,7 @@ async def test_a_killed_sandbox_is_replaced(
     assert pid not in children()
 
 
+@pytest.mark.slow
 async def test_sandboxes_end_with_the_process_that_started_them(
     tokenizer_json: bytes, tmp_path: Path
 ) -> None:
