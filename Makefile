@@ -8,9 +8,9 @@ BIN := .venv/bin
 # scripts/setup.sh does not compile Python code. With this variable, each process would compile its
 # imports again.
 unexport PYTHONDONTWRITEBYTECODE
-# Three more than the cores of the smallest test machines: tests spend half of their time waiting
+# Two more than the cores of the smallest test machines: tests spend half of their time waiting
 # for other processes.
-TEST_PROCESSES ?= 5
+TEST_PROCESSES ?= 4
 # Minimum coverage of lines and branches, in percent.
 COVERAGE_FLOOR := 95
 ARGS ?=
