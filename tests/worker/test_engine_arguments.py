@@ -1,6 +1,6 @@
 """The arguments of vLLM, on a CPU and on a GPU."""
 
-from contextlib import nullcontext
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +9,7 @@ import pytest
 from tests.support.cases import all_cases
 from tests.worker.conftest import MODEL_FOLDER
 from worker.engine.vllm.arguments import engine_arguments
+from worker.engine.vllm.combinations import RULES, Chosen, Rule, check_combinations
 from worker.samplers.arguments import PROCESSOR
 from worker.settings import WorkerSettings
 
@@ -49,6 +50,7 @@ class EngineArgs:
     enable_sleep_mode: bool = False
     kv_cache_dtype: str = "auto"
     kv_transfer_config: dict[str, Any] | None = None
+    kv_offloading_size: float | None = None
 
     def create_model_config(self) -> ModelConfig:
         return ModelConfig(self.max_model_len or 8192, self.quantization)
@@ -89,30 +91,91 @@ def test_a_cpu_computes_in_float32_if_it_lacks_shorter_numbers(
     assert arguments(is_cpu=False, has_bfloat16=has_bfloat16).dtype == "auto"
 
 
-@all_cases(
-    ("given", "is_cpu", "error"),
-    [
-        ({}, True, ""),
-        ({"kv_cache_dtype": "auto", "speculative_config": None}, False, ""),
-        ({"dtype": "bfloat16"}, False, ""),
-        ({"dtype": "bfloat16"}, True, "dtype must be float32. Given: 'bfloat16'"),
-        ({"kv_cache_dtype": "fp8"}, False, "kv_cache_dtype must be auto or bfloat16 or"),
-        ({"speculative_config": {"method": "ngram"}}, False, "speculative_config must be nothing"),
-    ],
-    ids=str,
-)
-def test_reproducible_engine_rejects_what_depends_on_the_batch(
-    given: dict[str, Any], error: str, *, is_cpu: bool
-) -> None:
-    with pytest.raises(ValueError, match=error) if error else nullcontext():
-        made = arguments(is_cpu=is_cpu, reproducible=True, engine_arguments=given)
-        assert made.dtype == ("float32" if is_cpu else given.get("dtype", "auto"))
+def test_reproducible_engine_computes_in_a_type_that_the_batch_does_not_change() -> None:
+    assert arguments(is_cpu=True, reproducible=True).dtype == "float32"
+    given = {"dtype": "bfloat16", "speculative_config": None, "kv_cache_dtype": "auto"}
+    made = arguments(is_cpu=False, reproducible=True, engine_arguments=given)
+    assert made.dtype == "bfloat16"
+
+
+RANK = {"data_parallel_size": 2, "data_parallel_rank": 1}
+OFFLOADING = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
+ACCEPTED: list[dict[str, Any]] = [
+    {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "data_parallel_size": 2},
+    {**RANK, "data_parallel_size_local": 1, "data_parallel_address": "10.0.0.1"},
+    {"kv_cache_dtype": "fp8", "kv_offloading_size": 4.0},
+    {"kv_transfer_config": OFFLOADING, "speculative_config": NGRAM},
+]
+"""Arguments that are passed to vLLM."""
+REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"reproducible": True}, {"dtype": "bfloat16"}, "dtype must be float32, because"),
+    ({"reproducible": True}, {"speculative_config": NGRAM}, "speculative_config must not be set"),
+    ({"reproducible": True}, {"kv_cache_dtype": "fp8"}, "kv_cache_dtype must be auto or bfloat16"),
+    ({}, {"kv_cache_dtype": "nvfp4"}, "kv_cache_dtype must be auto or"),
+    ({}, {"prefix_caching_hash_algo": "xxhash"}, "prefix_caching_hash_algo must be sha256 or"),
+    ({}, {"kv_offloading_size": 1, "kv_transfer_config": OFFLOADING}, "chooses the connector"),
+    ({}, {"kv_transfer_config": {"kv_connector": "NixlConnector"}}, "OffloadingConnector or"),
+    ({}, {"kv_transfer_config": {"kv_connector_module_path": "mine"}}, "code that was not tested"),
+    ({}, {"kv_transfer_config": OFFLOADING | {"kv_role": "kv_producer"}}, "kv_role must be"),
+    ({}, {"kv_transfer_config": {"kv_load_failure_policy": "fail"}}, "must be recompute"),
+    ({}, {"kv_offloading_size": 1, "kv_offloading_backend": "lmcache"}, "must be native"),
+    ({"runner": "pooling"}, {"speculative_config": NGRAM}, "completes texts can speculate"),
+    ({}, {"speculative_config": {"method": "custom_class"}}, "speculative_config.method must be"),
+    ({}, {"speculative_config": {"rejection_sample_method": "synthetic"}}, "standard or block"),
+    ({}, {"data_parallel_hybrid_lb": True}, "start one for each, with its data_parallel_rank"),
+    ({}, {"data_parallel_multi_port_external_lb": True}, "a worker has one rank"),
+    ({}, {"data_parallel_start_rank": 0}, "data_parallel_start_rank must not be set"),
+    ({}, RANK | {"data_parallel_size_local": 2}, "data_parallel_size_local must be 1"),
+    ({}, {"data_parallel_backend": "ray"}, "data_parallel_backend must be mp"),
+    ({}, {"nnodes": 2}, "nnodes must be 1"),
+    ({}, {"node_rank": 1}, "node_rank must be 0"),
+    ({}, RANK | {"enable_sleep_mode": True}, "the other ranks would wait for this one"),
+    ({}, {"kv_offloading_size": 1, "enable_sleep_mode": True}, "Set it to false for this model"),
+]
+
+
+def chosen(given: dict[str, Any], *, is_cpu: bool = True, **changes: Any) -> Chosen:
+    return Chosen(given, WorkerSettings(model_path=str(MODEL_FOLDER), **changes), is_cpu)
+
+
+def test_combinations_are_passed_on_or_refused_with_the_reason() -> None:
+    for given in ACCEPTED:
+        check_combinations(chosen(given))
+    used = set[Rule]()
+    for changes, given, reason in REFUSED:
+        with pytest.raises(ValueError, match=f"^engine_arguments: .*{re.escape(reason)}"):
+            check_combinations(chosen(given, **changes))
+        used |= {rule for rule in RULES if not accepts(rule, chosen(given, **changes))}
+    # Only GPUs have it.
+    half = chosen({"dtype": "half"}, is_cpu=False, reproducible=True)
+    with pytest.raises(ValueError, match="dtype must be bfloat16 or float16 or float32"):
+        check_combinations(half)
+    assert [rule.name for rule in RULES if rule not in used and accepts(rule, half)] == []
+
+
+def accepts(rule: Rule, given: Chosen) -> bool:
+    """Whether a rule accepts arguments."""
+    try:
+        rule.check(given)
+    except ValueError:
+        return False
+    return True
+
+
+@all_cases("value", [["OffloadingConnector"], "OffloadingConnector", True])
+def test_argument_that_must_be_an_object_is_refused_clearly(value: object) -> None:
+    with pytest.raises(ValueError, match=r"kv_transfer_config must be an object\. Given: "):
+        arguments(is_cpu=False, engine_arguments={"kv_transfer_config": value})
 
 
 def test_blocks_that_a_connector_cannot_load_are_computed_again() -> None:
     given = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
     made = arguments(is_cpu=False, engine_arguments={"kv_transfer_config": given})
     assert made.kv_transfer_config == {**given, "kv_load_failure_policy": "recompute"}
+    # vLLM makes the rest of this argument itself.
+    made = arguments(is_cpu=False, engine_arguments={"kv_offloading_size": 4})
+    assert made.kv_transfer_config == {"kv_load_failure_policy": "recompute"}
 
 
 def test_gpu_keeps_vllms_defaults() -> None:
@@ -157,7 +220,6 @@ def test_speculative_decoding_disables_the_sampler_chain() -> None:
         ({"logits_processors": ["mine:Mine"]}, False),
         ({"mm_processor_cache_gb": 4}, False),
         ({"structured_outputs_config": {"backend": "xgrammar"}}, False),
-        ({"kv_transfer_config": {"kv_load_failure_policy": "fail"}}, False),
     ],
     ids=str,
 )

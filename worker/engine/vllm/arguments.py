@@ -7,6 +7,12 @@ from typing import Any
 from common.logs import LogFormat
 from contract.sampling import LOGPROBS, MAX_BAD_WORDS
 from worker.engine.adapters import adapter_limits
+from worker.engine.vllm.combinations import (
+    LOAD_FAILURE_POLICY,
+    REPRODUCIBLE_DTYPE,
+    Chosen,
+    check_combinations,
+)
 from worker.samplers.arguments import PROCESSOR
 from worker.settings import WorkerSettings
 
@@ -42,10 +48,6 @@ _FIXED = {
     "max_lora_rank",
     "lora_target_modules",
 }
-_REPRODUCIBLE_DTYPE = "float32"
-"""In which equal texts follow from equal requests on a CPU, whatever else is in the batch."""
-_UNQUANTIZED = ("bfloat16", "float16", "float32")
-_LOAD_FAILURE_POLICY = "recompute"
 _CPU_FIXED = {"enable_chunked_prefill", "max_num_batched_tokens"}
 
 
@@ -64,6 +66,8 @@ def engine_arguments(
     """
     more = settings.engine_arguments
     _check_names(more, {field.name for field in fields(engine_args)}, is_cpu=is_cpu)
+    sleep = {"enable_sleep_mode": True} if settings.may_sleep and can_sleep else {}
+    check_combinations(Chosen({**sleep, **more}, settings, is_cpu))
     arguments: dict[str, Any] = {
         "model": settings.model_path,
         "served_model_name": settings.served_name,
@@ -81,7 +85,7 @@ def engine_arguments(
         "mm_processor_cache_gb": 0,
         **({} if settings.context_window is None else {"max_model_len": settings.context_window}),
         **({} if settings.max_sequences is None else {"max_num_seqs": settings.max_sequences}),
-        **({"enable_sleep_mode": True} if settings.may_sleep and can_sleep else {}),
+        **sleep,
         **_adapters(settings),
         **more,
         "limit_mm_per_prompt": {
@@ -96,10 +100,8 @@ def engine_arguments(
         **_kv_transfer(more),
         "logits_processors": [PROCESSOR] if offers_sampler_chain(settings) else None,
     }
-    if settings.reproducible:
-        _check_reproducible(more, is_cpu=is_cpu)
-        if is_cpu:
-            arguments["dtype"] = _REPRODUCIBLE_DTYPE
+    if settings.reproducible and is_cpu:
+        arguments["dtype"] = REPRODUCIBLE_DTYPE
     if is_cpu:
         # A seeded prompt that is split over steps crashes
         # the engine on a CPU, so disable splitting.
@@ -165,37 +167,12 @@ def _check_names(more: dict[str, Any], known: set[str], *, is_cpu: bool) -> None
         raise ValueError(f"engine_arguments: {', '.join(chosen)} must not be set")
 
 
-def _check_reproducible(more: dict[str, Any], *, is_cpu: bool) -> None:
-    """Reject arguments with which results depend on the batch, as far as is known."""
-    expected: dict[str, tuple[str, ...]] = {
-        "dtype": (_REPRODUCIBLE_DTYPE,) if is_cpu else _UNQUANTIZED,
-        "kv_cache_dtype": ("auto", *_UNQUANTIZED),
-        "speculative_config": (),
-    }
-    for name, allowed in expected.items():
-        value = more.get(name)
-        if value is not None and value not in allowed:
-            accepted = " or ".join(allowed) or "nothing"
-            raise ValueError(
-                f"engine_arguments: with reproducible, {name} must be {accepted}. Given: {value!r}"
-            )
-
-
 def _kv_transfer(more: dict[str, Any]) -> dict[str, Any]:
-    """Return the argument of a KV connector, if one is chosen.
-
-    By default, vLLM fails all requests whose blocks cannot be loaded.
-    """
+    """Return the argument of a KV connector, if there is one."""
     given: dict[str, Any] | None = more.get("kv_transfer_config")
-    if given is None:
+    if given is None and more.get("kv_offloading_size") is None:
         return {}
-    policy = given.get("kv_load_failure_policy", _LOAD_FAILURE_POLICY)
-    if policy != _LOAD_FAILURE_POLICY:
-        raise ValueError(
-            "engine_arguments: kv_transfer_config must leave kv_load_failure_policy at "
-            f"{_LOAD_FAILURE_POLICY!r}. Given: {policy!r}"
-        )
-    return {"kv_transfer_config": {**given, "kv_load_failure_policy": policy}}
+    return {"kv_transfer_config": {"kv_load_failure_policy": LOAD_FAILURE_POLICY, **(given or {})}}
 
 
 def _structured_outputs(more: dict[str, Any]) -> dict[str, Any]:
