@@ -24,6 +24,7 @@ from tests.support.patience import PROCESS_PATIENCE_SECONDS
 from tests.support.processes import children, is_alive
 from tests.support.redis_server import RedisServer
 from tests.worker.conftest import MODEL_FOLDER, Gateway, make_job, resumed
+from worker.hosting import process as hosted
 from worker.hosting.__main__ import command
 from worker.hosting.host import Host, Hysteresis, choose
 from worker.hosting.process import HostedWorker
@@ -102,20 +103,27 @@ def test_health_port_in_use_is_reported(tmp_path: Path) -> None:
     assert f"--health-port: cannot listen on 127.0.0.1:{port} (Address already" in result.output
 
 
-@asynccontextmanager
-async def host_process(
-    redis_server: RedisServer, folder: Path, *names: str, sleeping: int = 0
-) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Start a host of models with the scripted engine."""
+def write_models(folder: Path, *names: str, **settings: Any) -> Path:
+    """Write the file of a host's models, with the scripted engine."""
     shared = {
         "engine": "scripted",
         "model_path": str(MODEL_FOLDER),
         "scripted_step_seconds": 0.01,
         "drain_seconds": 0.2,
         "scripted_dies_on_signal": True,
+        **settings,
     }
     models = folder / "models.json"
     models.write_text(json.dumps([shared | {"model_name": name} for name in names]))
+    return models
+
+
+@asynccontextmanager
+async def host_process(
+    redis_server: RedisServer, folder: Path, *names: str, sleeping: int = 0
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Start a host of models with the scripted engine."""
+    models = write_models(folder, *names)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "worker.hosting", f"--models={models}", "--least-seconds=0.5"),
         *(f"--redis-url={redis_server.url}", f"--sleeping-models={sleeping}"),
@@ -162,10 +170,10 @@ async def falls_asleep(redis: Redis, name: str) -> None:
             await asyncio.sleep(0.02)
 
 
-def processes(host: asyncio.subprocess.Process, *names: str) -> dict[str, int]:
-    """Return the process of each model's worker that the host has."""
+def processes(host: int, *names: str) -> dict[str, int]:
+    """Return the process of each model's worker that a host's process has."""
     found: dict[str, int] = {}
-    for pid in children(host.pid):
+    for pid in children(host):
         environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         found |= {
             name: pid for name in names if f"SLUICE_MODEL_NAME={name}".encode() in environment
@@ -229,7 +237,7 @@ async def test_workers_sleep_within_the_bound_and_a_job_resumes_in_the_same_proc
     async with host_process(redis_server, tmp_path, *names, sleeping=1) as host:
         await serves(three)
         # The first one had to end for the second one.
-        assert set(before := processes(host, *names)) == {"two", "three"}
+        assert set(before := processes(host.pid, *names)) == {"two", "three"}
         long, short = make_job(max_tokens=400), make_job()
         gateway.queue = three
         await gateway.begin(long)
@@ -252,7 +260,7 @@ async def test_workers_sleep_within_the_bound_and_a_job_resumes_in_the_same_proc
             "two": WorkerState.SLEEPING,
             "three": WorkerState.READY,
         }
-        assert processes(host, *names) == before
+        assert processes(host.pid, *names) == before
         host.send_signal(signal.SIGTERM)
         async with asyncio.timeout(PROCESS_PATIENCE_SECONDS):
             assert await host.wait() == 0
@@ -264,11 +272,7 @@ async def test_workers_sleep_within_the_bound_and_a_job_resumes_in_the_same_proc
 async def test_host_survives_failed_starts_and_cards_that_it_cannot_decode(
     redis: Redis, redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    models, shared = tmp_path / "models.json", {"engine": "scripted", "drain_seconds": 0.2}
-    entries = [
-        {**shared, "model_path": str(MODEL_FOLDER), "model_name": name} for name in ("bad", "good")
-    ]
-    models.write_text(json.dumps(entries))
+    models = write_models(tmp_path, "bad", "good")
     await redis.hset(keys.MODELS, "bad", b"\xc1")
     faults = {"start": RuntimeError("a bug"), "stop": OSError("no process")}
 
@@ -311,7 +315,7 @@ async def test_host_survives_workers_that_die_asleep_or_before(
     await redis.hset(keys.MODELS, "late", messages.encode(left))
     async with host_process(redis_server, tmp_path, *names, sleeping=1) as host:
         await serves(late)
-        first = processes(host, *names)
+        first = processes(host.pid, *names)
         # The engine of a sleeping worker dies.
         os.kill(first["early"], signal.SIGUSR1)
         await ends(first["early"])
@@ -326,7 +330,7 @@ async def test_host_survives_workers_that_die_asleep_or_before(
                 await asyncio.sleep(0.01)
         os.kill(first["late"], signal.SIGKILL)
         await gateway.finished(job, seconds=PROCESS_PATIENCE_SECONDS)
-        second = processes(host, *names)
+        second = processes(host.pid, *names)
         assert set(second) == {"early"}
         assert second["early"] != first["early"]
         later = make_job()
@@ -334,8 +338,56 @@ async def test_host_survives_workers_that_die_asleep_or_before(
         await gateway.enqueue(later)
         await gateway.finished(later, seconds=PROCESS_PATIENCE_SECONDS)
         await falls_asleep(redis, "early")
-        workers = processes(host, *names)
+        workers = processes(host.pid, *names)
+        # The host is killed in a swap, from a worker that drains to one that sleeps.
+        stuck, job = make_job(max_tokens=2_000), make_job()
+        gateway.queue = late
+        await gateway.begin(stuck)
+        gateway.queue = early
+        await gateway.enqueue(job)
+        async with asyncio.timeout(PROCESS_PATIENCE_SECONDS):
+            while (await states(redis, "late")).get("late") is WorkerState.READY:
+                await asyncio.sleep(0.01)
         host.kill()
         for worker in workers.values():
             await ends(worker)
         assert not (await early.status()).ready_workers
+    (returned,) = gateway.returned(stuck)
+    assert returned.reason is ReturnReason.DRAINING
+    async with host_process(redis_server, tmp_path, *names):
+        await gateway.finished(job, seconds=PROCESS_PATIENCE_SECONDS)
+
+
+async def test_host_kills_workers_that_hang_in_a_swap(
+    redis: Redis,
+    redis_server: RedisServer,
+    gateway: Gateway,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hosted, "SPARE_SECONDS", 1.0)
+    names = ("first", "second")
+    models = write_models(tmp_path, *names, stall_seconds=1.0)
+    settings = HostSettings(
+        models=models,
+        redis_url=SecretStr(redis_server.url),
+        least_seconds=0.5,
+        sleeping_models=1,
+    )
+    host = Host(settings, read_models(models), redis)
+    running = asyncio.create_task(host.run())
+    try:
+        await serves(JobQueue(redis, "second"))
+        before = processes(os.getpid(), *names)
+        # One hangs while it wakes up, and then its successor while it should fall asleep.
+        for hanging, wanted in (("first", "first"), ("first", "second")):
+            pid = processes(os.getpid(), hanging)[hanging]
+            os.kill(pid, signal.SIGSTOP)
+            gateway.queue, job = JobQueue(redis, wanted), make_job()
+            await gateway.enqueue(job)
+            await gateway.finished(job, seconds=PROCESS_PATIENCE_SECONDS)
+            await ends(pid)
+        assert processes(os.getpid(), "second") == {"second": before["second"]}
+    finally:
+        host._on_signal()
+        assert await running == 0

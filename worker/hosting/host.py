@@ -28,7 +28,7 @@ from contract.messages import WorkerState
 from contract.queue import JobQueue, ModelStatus
 from worker.health import open_health
 from worker.hosting.process import HostedWorker, read_card
-from worker.hosting.settings import HostSettings, read_models
+from worker.hosting.settings import HostedModel, HostSettings, read_models
 from worker.main import EXIT_STOPPED
 from worker.redis_client import connect
 from worker.retries import repeat
@@ -129,36 +129,36 @@ def run(settings: HostSettings) -> int:
     """Run a host until a signal stops it. Return the exit code."""
     configure_logs(settings.log_format, level=settings.log_level)
     begin_metrics("host")
-    environments = read_models(settings.models)
-    return uvloop.run(_serve(settings, environments))
+    models = read_models(settings.models)
+    return uvloop.run(_serve(settings, models))
 
 
-async def _serve(settings: HostSettings, environments: Mapping[str, Mapping[str, str]]) -> int:
+async def _serve(settings: HostSettings, models: Mapping[str, HostedModel]) -> int:
     async with connect(settings.redis_url.get_secret_value()) as redis:
-        return await Host(settings, environments, redis).run()
+        return await Host(settings, models, redis).run()
 
 
 class Host:
     """The models of a host, the worker process of the one that it serves, and sleeping ones."""
 
     def __init__(
-        self, settings: HostSettings, environments: Mapping[str, Mapping[str, str]], redis: Redis
+        self, settings: HostSettings, models: Mapping[str, HostedModel], redis: Redis
     ) -> None:
         self._settings = settings
-        self._environments = environments
+        self._models = models
         self._redis = redis
         self._id = default_worker_id()
-        self._queues = {name: JobQueue(redis, name) for name in environments}
+        self._queues = {name: JobQueue(redis, name) for name in models}
         self._hysteresis = Hysteresis(
             settings.least_seconds, settings.ratio, settings.longest_wait_seconds
         )
         self._stop_asked = asyncio.Event()
         self._backoffs = {
-            name: Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS) for name in environments
+            name: Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS) for name in models
         }
         self._measured_seconds: dict[tuple[str, bool], float] = {}
         """Seconds that the last swap to each model took, by whether its worker was asleep."""
-        self._retry_at = dict.fromkeys(environments, 0.0)
+        self._retry_at = dict.fromkeys(models, 0.0)
         """When a model whose worker has exited may be started again; 0 if none has."""
         self._turn: asyncio.Task[None] | None = None
         """Keeps other hosts from starting the model that this one starts."""
@@ -235,7 +235,7 @@ class Host:
         worker = self._workers.get(model)
         if worker is None:
             await self._start_failed(model)
-        elif self._ready_at is None and await worker.state() is WorkerState.READY:
+        elif self._ready_at is None and await worker.is_ready():
             seconds = now - self._began_at
             self._ready_at = now
             self._measured_seconds[model, self._is_woken] = seconds
@@ -354,13 +354,19 @@ class Host:
     async def _start_worker(self, model: str, *, units: float) -> HostedWorker:
         self._starts += 1
         environment = {
-            **self._environments[model],
+            **self._models[model].environment,
             "SLUICE_REDIS_URL": self._settings.redis_url.get_secret_value(),
             "SLUICE_START_UNITS": str(units),
             "SLUICE_MAY_SLEEP": json.dumps(bool(self._settings.sleeping_models)),
         }
         worker = f"{self._id}-{self._starts}"
-        return await HostedWorker.start(model, worker, environment, self._redis)
+        return await HostedWorker.start(
+            model,
+            worker,
+            environment,
+            self._redis,
+            longest_seconds=self._models[model].longest_seconds,
+        )
 
     async def _stop_worker(self, worker: HostedWorker) -> None:
         await worker.stop()

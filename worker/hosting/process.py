@@ -3,8 +3,11 @@
 import asyncio
 import contextlib
 import logging
+import math
+import os
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,6 +24,8 @@ from worker.main import LOADED, SLEEP, WAKE
 _log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.1
+SPARE_SECONDS = 30.0
+"""How much later than it has to a worker may sleep, wake or stop before it counts as hung."""
 
 
 @dataclass(eq=False)
@@ -28,15 +33,28 @@ class HostedWorker:
     """A worker process, and what it announces."""
 
     model: str
+    _patience_seconds: float
+    """In which the worker falls asleep, wakes up or stops, or it is killed."""
     _key: str
     _process: asyncio.subprocess.Process
     _redis: Redis
+    _late_at: float = math.inf
+    """When a worker that wakes up counts as hung. How long a start may take is unknown."""
 
     @classmethod
     async def start(
-        cls, model: str, worker: str, environment: Mapping[str, str], redis: Redis
+        cls,
+        model: str,
+        worker: str,
+        environment: Mapping[str, str],
+        redis: Redis,
+        *,
+        longest_seconds: float,
     ) -> "HostedWorker":
-        """Start the worker of a model under the id `worker`."""
+        """Start the worker of a model under the id `worker`.
+
+        `longest_seconds` is its own limit to fall asleep, wake up or stop.
+        """
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "worker"),
             env={
@@ -50,7 +68,8 @@ class HostedWorker:
             # A terminal's Ctrl-C must not reach it: the host stops it.
             start_new_session=True,
         )
-        return cls(model, keys.worker_card(model, worker), process, redis)
+        patience_seconds = longest_seconds + SPARE_SECONDS
+        return cls(model, patience_seconds, keys.worker_card(model, worker), process, redis)
 
     @property
     def exit_code(self) -> int | None:
@@ -66,21 +85,40 @@ class HostedWorker:
         card = read_card(content)
         return None if card is None else card.state
 
+    async def is_ready(self) -> bool:
+        """Return whether the worker claims jobs. One that does not wake up in time is killed.
+
+        Raises RedisError.
+        """
+        if await self.state() is WorkerState.READY:
+            self._late_at = math.inf
+            return True
+        if time.monotonic() > self._late_at:
+            self.kill()
+        return False
+
     async def sleep(self) -> bool:
-        """Drain the worker and put its engine to sleep. Return False if it exits instead.
+        """Drain the worker and put its engine to sleep. Return False if it exits or hangs instead.
 
         Waits while Redis is unavailable: another engine needs the memory that this one frees.
         """
         self._send(SLEEP)
+        late_at = time.monotonic() + self._patience_seconds
         while self.exit_code is None:
-            with contextlib.suppress(RedisError, OSError):
+            try:
                 if await self.state() is WorkerState.SLEEPING:
                     return True
+            except (RedisError, OSError):
+                late_at = time.monotonic() + self._patience_seconds
+            if time.monotonic() > late_at:
+                self.kill()
+                return False
             await asyncio.sleep(_LOOK_SECONDS)
         return False
 
     def wake(self, *, units: float) -> None:
         """Let a sleeping worker claim jobs; the tenant of the first one is charged the units."""
+        self._late_at = time.monotonic() + self._patience_seconds
         self._send(WAKE, units)
 
     def loaded(self, seconds: float) -> None:
@@ -98,12 +136,22 @@ class HostedWorker:
         if self.exit_code is None:
             self._process.send_signal(signal.SIGTERM)
 
+    def kill(self) -> None:
+        """End a worker that hangs, with the processes of its engine, which hold the device."""
+        if self.exit_code is None:
+            _log.error("The worker of %s hangs, and is killed", self.model)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
     async def stop(self) -> None:
         """Drain the worker and wait for its end."""
         self.terminate()
         stopped = asyncio.create_task(self._process.wait())
         try:
-            await asyncio.shield(stopped)
+            done, _ = await asyncio.wait([stopped], timeout=self._patience_seconds)
+            if not done:
+                self.kill()
+                await asyncio.shield(stopped)
         except asyncio.CancelledError:
             self.terminate()
             await stopped

@@ -2,8 +2,9 @@
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_settings import SettingsConfigDict
@@ -52,8 +53,17 @@ class HostSettings(ProcessSettings):
     """Port of the host's /metrics; 0 opens none."""
 
 
-def read_models(path: Path) -> dict[str, dict[str, str]]:
-    """Return the environment of each model's worker, this process's included, by the model's name.
+class HostedModel(NamedTuple):
+    """A model of a host."""
+
+    environment: Mapping[str, str]
+    """Of its worker, with that of this process."""
+    longest_seconds: float
+    """In which its worker returns its jobs, and its engine falls asleep or wakes up."""
+
+
+def read_models(path: Path) -> dict[str, HostedModel]:
+    """Return the models by their names.
 
     Raises ValueError, naming the model and the setting, for a file that is not valid.
     """
@@ -65,7 +75,7 @@ def read_models(path: Path) -> dict[str, dict[str, str]]:
         raise ValueError(f"{path} must be a JSON list with an object for each model") from None
     if not models:
         raise ValueError(f"{path} has no model")
-    environments: dict[str, dict[str, str]] = {}
+    hosted: dict[str, HostedModel] = {}
     for index, fields in enumerate(models):
         if given := sorted(set(fields) & set(_OF_HOST)):
             raise ValueError(f"{path}: model {index}: the host sets {', '.join(given)}")
@@ -76,11 +86,12 @@ def read_models(path: Path) -> dict[str, dict[str, str]]:
             raise ValueError(
                 f"{path}: model {index}: {name + ': ' if name else ''}{reason}"
             ) from None
-        if settings.served_name in environments:
+        if settings.served_name in hosted:
             raise ValueError(f"{path}: model {index}: {settings.served_name} is given twice")
         own = {environment_name(name): _text(value) for name, value in fields.items()}
-        environments[settings.served_name] = {**os.environ, **own}
-    return environments
+        longest_seconds = settings.drain_seconds + settings.stall_seconds
+        hosted[settings.served_name] = HostedModel({**os.environ, **own}, longest_seconds)
+    return hosted
 
 
 def _text(value: Any) -> str:
