@@ -1,5 +1,6 @@
 """Command line of the benchmarks: `python -m bench`, or `make bench ARGS=...`."""
 
+import json
 import signal
 import sys
 import tempfile
@@ -8,21 +9,34 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 import click
 
-from bench import admission, affinity, agents, batch, fairness, hosts, peers, samplers, telemetry
+from bench import (
+    admission,
+    affinity,
+    agents,
+    batch,
+    fairness,
+    gpu,
+    hosts,
+    peers,
+    samplers,
+    telemetry,
+)
 from bench.admission import AdmissionMeasurement
 from bench.affinity import AffinityMeasurement
 from bench.agents import AgentsMeasurement
 from bench.batch import BatchMeasurement
 from bench.fairness import FairnessMeasurement, FairnessScenario
+from bench.gpu import GpuMeasurement
 from bench.hosts import HostsMeasurement
 from bench.measure import MeasureError, Measurement, measure_in_turns
 from bench.peer_systems import REQUESTS_PER_MINUTE
 from bench.peers import PeersMeasurement
+from bench.random_model import SHAPES
 from bench.report import Report
 from bench.samplers import SamplerMeasurement
 from bench.scenarios import QUICK, SCENARIOS, Scenario
@@ -47,6 +61,7 @@ NAMES = tuple(
             affinity.NAME,
             agents.NAME,
             hosts.NAME,
+            gpu.NAME,
             peers.NAME,
         ]
     )
@@ -72,6 +87,9 @@ Scenarios:
               beside vLLM's server, smg and LiteLLM's proxy; only if named, as it installs these
   hosts       bursts for three models in turn on two hosts, which swap engines; only if named,
               because a swap on a CPU takes half a minute; scripted with --quick
+  gpu         offline vLLM, vLLM's server and Sluice with one model: 256 streams, and 1 stream;
+              samplers, sleep, canary and resumption on a GPU, or a trial of these on a CPU; only
+              if named
   peers       limits, ledger and metrics, beside nginx, vllm-router, smg and LiteLLM's proxy; only
               if named, because `make bench ARGS=peers` installs these
 
@@ -113,6 +131,7 @@ class Results:
     affinity: list[AffinityMeasurement] = field(default_factory=list)
     hosts: list[HostsMeasurement] = field(default_factory=list)
     agents: list[AgentsMeasurement] = field(default_factory=list)
+    gpu: list[GpuMeasurement] = field(default_factory=list)
 
 
 @click.command("bench", epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
@@ -191,9 +210,23 @@ class Results:
 @click.option(
     "--part",
     "parts",
-    type=click.Choice(agents.PARTS),
+    type=click.Choice([*agents.PARTS, *gpu.PARTS]),
     multiple=True,
-    help="Part of the scenario `agents`, repeatable.  [default: all]",
+    help=f"Part of the scenario `agents` ({', '.join(agents.PARTS)}) or `gpu` "
+    f"({', '.join(gpu.PARTS)}), repeatable.  [default: all]",
+)
+@click.option(
+    "--model",
+    default="",
+    callback=lambda _context, _option, value: _checked_model(value),
+    help="Model of the scenario `gpu`: a folder, `demo`, or random weights in the shape of an 8B "
+    "model (`8b`) or with its vocabulary only (`small`).  [default: 8b on a GPU, demo on a CPU]",
+)
+@click.option(
+    "--engine-arguments",
+    default="{}",
+    callback=lambda _context, _option, value: _checked_arguments(value),
+    help="vLLM's arguments for all engines of the scenario `gpu`, as JSON.",
 )
 @click.option("--seed", default="sluice", show_default=True, help="Draws the prompts.")
 @click.option(
@@ -219,12 +252,14 @@ def main(
     upstream_port: int | None,
     pause_factor: float,
     parts: tuple[str, ...],
+    model: str,
+    engine_arguments: dict[str, Any],
     seed: str,
     results: Path,
 ) -> None:
     """Measure Sluice, side by side with vLLM's own API server.
 
-    Without a name: every scenario but `affinity`, `agents`, `hosts` and `peers`.
+    Without a name: every scenario but `affinity`, `agents`, `gpu`, `hosts` and `peers`.
     """
     signal.signal(signal.SIGTERM, _interrupt)
     began, found = datetime.now(UTC), Results()
@@ -298,6 +333,25 @@ def main(
                 parts=parts,
             ),
         )
+        if gpu.NAME in names:
+            measured = gpu.Options(
+                quick=quick,
+                rounds=options.rounds,
+                seed=seed,
+                model=model,
+                engine_arguments=engine_arguments,
+                parts=parts,
+            )
+            with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
+                found.gpu.append(GpuMeasurement())
+                gpu.measure(
+                    measured,
+                    Path(folder),
+                    found=found.gpu[-1],
+                    loads=found.measurements,
+                    chains=found.samplers,
+                    progress=click.echo,
+                )
         if peers.NAME in names:
             with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
                 found.peers.append(PeersMeasurement(quick))
@@ -317,6 +371,7 @@ def main(
             affinity=found.affinity,
             hosts=found.hosts,
             agents=found.agents,
+            gpu=found.gpu,
             began=began,
             command=_command_line(),
         ),
@@ -397,6 +452,25 @@ def _foreign(
     return peers.Foreign(url=url.rstrip("/"), key=key, limited_key=limited_key, pids=pids)
 
 
+def _checked_model(model: str) -> str:
+    """Check the option `--model`. Raises click.BadParameter."""
+    named = (*SHAPES, gpu.DEMO)
+    if model and model not in named and not (Path(model) / "config.json").is_file():
+        raise click.BadParameter(f"must be {', '.join(named)} or a model's folder. Given: {model}")
+    return model
+
+
+def _checked_arguments(text: str) -> dict[str, Any]:
+    """Check the option `--engine-arguments`. Raises click.BadParameter."""
+    try:
+        arguments = json.loads(text)
+    except ValueError:
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise click.BadParameter(f"must be a JSON object. Given: {text}")
+    return arguments
+
+
 def _deployment(scenario: Scenario | FairnessScenario, options: Options) -> Deployment:
     """Return the deployment that a scenario needs."""
     scripted = scenario.engine is Engine.SCRIPTED
@@ -432,6 +506,7 @@ def _publish(report: Report, folder: Path) -> None:
         report.affinity,
         report.hosts,
         report.agents,
+        report.gpu,
     )
     if not any(found):
         sys.exit(1)

@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from bench import affinity, telemetry
+from bench import affinity, gpu, telemetry
 from bench.agents import BEFORE, CACHE_MIB, LONG, ON_VLLM, SHORT, AgentsMeasurement, spread
 from bench.measure import Measurement
+from bench.offline import OfflineVllm
 from bench.sluice import Sluice
 from bench.vllm_server import VllmServer
 
@@ -99,6 +100,19 @@ GOALS = (
         system=telemetry.ALL,
         beside=telemetry.NONE,
         least=0.95,
+    ),
+    Goal(
+        scenario=gpu.THROUGHPUT,
+        text="tokens/s of Sluice over those of offline vLLM, at least 0.99",
+        figure=_throughput_ratio,
+        beside=OfflineVllm.name,
+        least=0.99,
+    ),
+    Goal(
+        scenario=gpu.LATENCY,
+        text="first token later than with vLLM's server, at most 5 ms",
+        figure=_ttft_difference,
+        most=5.0,
     ),
 )
 

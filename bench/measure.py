@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from typing import Protocol
 
 import uvloop
 
@@ -24,6 +25,16 @@ _WARM_UP_TOKENS = 16
 
 Progress = Callable[[str], None]
 """Reports progress to the user."""
+
+
+class Driver(Protocol):
+    """Sends a scenario's requests to a system, once, as `drive` does."""
+
+    def __call__(
+        self, scenario: Scenario, system: System, *, seed: str
+    ) -> tuple[list[Answer], Consumption]:
+        """Return the responses, and the resources used. Raises MeasureError."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +106,14 @@ def measure_in_turns(
     seed: str,
     progress: Progress,
     failed: dict[str, str] | None = None,
+    driver: Driver | None = None,
 ) -> list[Measurement]:
     """Measure each system in each round (A B, B A, A B, ...), after warming up all of them.
 
     `failed` receives the error of each system that fails; its measurements are left out. Without
-    `failed`, the error is raised.
+    `failed`, the error is raised. `driver` replaces `drive`.
     """
+    send = driver or drive
     errors: dict[str, str] = {}
 
     def attempt(system: System, work: Callable[[], Measurement | None]) -> Measurement | None:
@@ -115,11 +128,11 @@ def measure_in_turns(
             return None
 
     for system in systems:
-        attempt(system, partial(_warm_up, scenario, system, seed=seed))
+        attempt(system, partial(_warm_up, scenario, system, send, seed=seed))
     measurements = []
     for number in range(1, rounds + 1):
         for system in systems if number % 2 else reversed(systems):
-            work = partial(_measure, scenario, system, number=number, seed=seed)
+            work = partial(_measure, scenario, system, send, number=number, seed=seed)
             measurement = attempt(system, work)
             if measurement is None:
                 continue
@@ -159,7 +172,7 @@ def quantiles(seconds: Iterable[float]) -> Quantiles:
     return Quantiles(at(0.5), at(0.99), values[-1], len(values))
 
 
-def _warm_up(scenario: Scenario, system: System, *, seed: str) -> None:
+def _warm_up(scenario: Scenario, system: System, send: Driver, *, seed: str) -> None:
     """Send one short request over each connection, with prompts that are not reused."""
     short = replace(
         scenario,
@@ -167,14 +180,16 @@ def _warm_up(scenario: Scenario, system: System, *, seed: str) -> None:
         seconds=None,
         completion_tokens=min(_WARM_UP_TOKENS, scenario.completion_tokens),
     )
-    answers, _ = drive(short, system, seed=f"{seed} {scenario.title} warm-up")
+    answers, _ = send(short, system, seed=f"{seed} {scenario.title} warm-up")
     _refuse_failures(answers, system, most=0)
 
 
-def _measure(scenario: Scenario, system: System, *, number: int, seed: str) -> Measurement:
+def _measure(
+    scenario: Scenario, system: System, send: Driver, *, number: int, seed: str
+) -> Measurement:
     """Measure one round; all systems in it get the same prompts."""
     time.sleep(_SETTLE_SECONDS)
-    answers, used = drive(scenario, system, seed=f"{seed} {scenario.title} {number}")
+    answers, used = send(scenario, system, seed=f"{seed} {scenario.title} {number}")
     _refuse_failures(answers, system, most=len(answers) - 1)
     good = [answer for answer in answers if not answer.error]
     reads = sum(len(answer.reads) for answer in good)

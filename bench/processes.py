@@ -34,6 +34,8 @@ class Consumption:
     """How long the load client was runnable without a core: its times are late by this."""
     steal_seconds: float
     """Time that the hypervisor gave to other machines."""
+    gpu_busy_percent: float | None = None
+    """Time in which the GPU ran a kernel, as its driver reports it; None without such a report."""
 
     @property
     def client_wait_share(self) -> float:

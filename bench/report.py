@@ -3,7 +3,7 @@
 import json
 import os
 import platform
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -18,6 +18,7 @@ from bench.agents import AgentsMeasurement
 from bench.batch import BatchMeasurement
 from bench.fairness import FairnessMeasurement
 from bench.goals import AGENT_GOALS, GOALS
+from bench.gpu import GpuMeasurement
 from bench.hosts import HostsMeasurement
 from bench.measure import Measurement, Quantiles
 from bench.peers import PeersMeasurement
@@ -52,6 +53,7 @@ class Report:
     affinity: Sequence[AffinityMeasurement]
     hosts: Sequence[HostsMeasurement]
     agents: Sequence[AgentsMeasurement]
+    gpu: Sequence[GpuMeasurement]
     began: datetime
     command: str
 
@@ -59,7 +61,10 @@ class Report:
     def failures(self) -> list[str]:
         """All errors, one line for each failed request."""
         everything: list[Measurement | FairnessMeasurement] = [*self.loads, *self.fairness]
-        return [f"{each.scenario}: {failure}" for each in everything for failure in each.failures]
+        failures = [
+            f"{each.scenario}: {failure}" for each in everything for failure in each.failures
+        ]
+        return failures + [f"gpu {failure}" for each in self.gpu for failure in each.failures]
 
     @property
     def loads(self) -> list[Measurement]:
@@ -85,6 +90,7 @@ class Report:
             *map(_affinity_section, self.affinity),
             *map(_hosts_section, self.hosts),
             *map(_agents_section, self.agents),
+            *map(_gpu_section, self.gpu),
         ]
         goals = [line for goal in GOALS for line in goal.judge(self.measurements)]
         goals += [goal.judge(each) for each in self.agents for goal in AGENT_GOALS]
@@ -102,7 +108,7 @@ class Report:
         lines += [*map(asdict, self.samplers), *map(asdict, self.admission)]
         lines += [*map(asdict, self.peers), *map(asdict, self.batch)]
         lines += [*map(asdict, self.affinity), *map(asdict, self.hosts)]
-        lines += map(asdict, self.agents)
+        lines += [*map(asdict, self.agents), *map(asdict, self.gpu)]
         path.with_suffix(".jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         return path
 
@@ -147,6 +153,7 @@ def _section(measurements: Sequence[Measurement]) -> str:
             [_rates(n, m) for n, m in rows.items()],
         ),
         *_pair_lines(list(rows.values())),
+        *_gpu_lines(rows),
         "",
         *table(parts, [row for n, m in rows.items() for row in _parts(n, m)]),
         *_tenant_lines(measurements),
@@ -203,6 +210,16 @@ def _pair_lines(systems: Sequence[Sequence[Measurement]]) -> list[str]:
         names = f"{ours[0].system} over {theirs[0].system}"
         lines += ["", f"Tokens/s, {names}: **{median(ratios):.2f}** ({shown})."]
     return lines
+
+
+def _gpu_lines(systems: Mapping[str, Sequence[Measurement]]) -> list[str]:
+    """Return how busy each system keeps the GPU, if there is one."""
+    shares = {
+        name: [each.used.gpu_busy_percent for each in rounds if each.used.gpu_busy_percent]
+        for name, rounds in systems.items()
+    }
+    shown = [f"{name} {median(found):.1f}" for name, found in shares.items() if found]
+    return ["", f"GPU busy, % of the time: {', '.join(shown)}."] if shown else []
 
 
 def _tenant_lines(measurements: Sequence[Measurement]) -> list[str]:
@@ -291,6 +308,13 @@ def _agents_section(each: AgentsMeasurement) -> str:
 
 def _sentences(skipped: Iterable[str]) -> list[str]:
     return [*(f"- {each}" for each in skipped), ""]
+
+
+def _gpu_section(each: GpuMeasurement) -> str:
+    lines = [f"## gpu: {each.device}, {each.model}\n"]
+    for part, head, rows in each.tables():
+        lines += [f"### {part}\n", *table(head, rows), ""]
+    return "\n".join(lines)
 
 
 def _hosts_section(each: HostsMeasurement) -> str:

@@ -1,27 +1,28 @@
 """Process with two vLLM engines, with and without the sampler chain; `bench.samplers` starts it.
 
-Both engines run inside this process, so that only the engine's step is timed. The arguments are the
-number of rounds, of tokens and of vocabulary entries (0: the demo model's). It prints one line of
-JSON for each measurement.
+Both engines run inside this process, so that only the engine's step is timed. The argument is JSON:
+the number of `rounds`, `tokens` and `sequences`, and vLLM's `arguments`. It prints one line of JSON
+for each measurement.
 """
 
 import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from random import Random
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from bench.starting import CHECKPOINT
 from contract.sampling import DEFAULT_SAMPLERS, Dry, Mirostat, Sampler, SamplerChain, SamplingSpec
 from worker.samplers.arguments import PROCESSOR, chain_arguments
 from worker.samplers.breakers import DryBreakers
 
-SEQUENCES = 64
 PROMPT_TOKENS = 48
+Breakers = list[tuple[list[int], list[int]]]
+
 _BREAKERS = ["\n", ":", '"', "*"]
 _CHAINS = {
     "llama.cpp's defaults": SamplingSpec(
@@ -50,7 +51,8 @@ _CHAINS = {
 
 def main() -> None:
     """Measure everything, round by round."""
-    rounds, tokens, vocabulary = map(int, sys.argv[1:4])
+    load = json.loads(sys.argv[1])
+    tokens, sequences, arguments = load["tokens"], load["sequences"], load["arguments"]
     os.environ |= {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
@@ -58,13 +60,15 @@ def main() -> None:
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "HF_HUB_OFFLINE": "1",
     }
-    plain, chained = _engine(vocabulary, []), _engine(vocabulary, [PROCESSOR])
+    plain, chained = (_engine(arguments, sequences, each) for each in (None, [PROCESSOR]))
+    breakers = _breakers(Path(arguments["model"]))
     cases = [(plain, "not loaded", 0), (chained, "no chain", 0)]
-    cases += [(chained, chain, users) for chain in _CHAINS for users in (1, SEQUENCES)]
-    for number in range(rounds + 1):
+    cases += [(chained, chain, users) for chain in _CHAINS for users in (1, sequences)]
+    for number in range(load["rounds"] + 1):
         # Reverse the order every round, so that no engine is always first.
         for engine, chain, users in cases[:: 1 if number % 2 else -1]:
-            seconds = _run(engine, list(_params(chain, users, tokens)))
+            params = list(_params(chain, users, sequences, tokens, breakers))
+            seconds = _run(engine, params)
             if number:  # The first round only warms up.
                 step = 1e3 * seconds / tokens
                 print(json.dumps({"chain": chain, "users": users, "milliseconds": step}))
@@ -72,28 +76,32 @@ def main() -> None:
     os._exit(0)  # Skip vLLM's cleanup.
 
 
-def _engine(vocabulary: int, processors: Sequence[str]) -> Any:
+def _engine(arguments: Mapping[str, Any], sequences: int, processors: Sequence[str] | None) -> Any:
     from vllm import LLM
 
-    larger = {"load_format": "dummy", "hf_overrides": {"vocab_size": vocabulary}}
     return LLM(
-        model=str(CHECKPOINT),
-        max_model_len=1024,
-        max_num_seqs=SEQUENCES,
-        max_num_batched_tokens=SEQUENCES * PROMPT_TOKENS,
-        enforce_eager=True,
-        logits_processors=list(processors) or None,
-        **(larger if vocabulary else {}),
+        **{
+            "max_model_len": 1024,
+            "max_num_seqs": sequences,
+            "max_num_batched_tokens": sequences * PROMPT_TOKENS,
+            "logits_processors": processors,
+            **arguments,
+        }
     )
 
 
-def _params(chain: str, users: int, tokens: int) -> Iterator[Any]:
+def _breakers(model: Path) -> Breakers:
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    return DryBreakers(tokenizer).resolve(_BREAKERS)
+
+
+def _params(
+    chain: str, users: int, sequences: int, tokens: int, breakers: Breakers
+) -> Iterator[Any]:
     """Yield the sampling parameters of each sequence; the first `users` have the chain."""
     from vllm import SamplingParams
 
-    tokenizer = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
-    breakers = DryBreakers(tokenizer).resolve(_BREAKERS)
-    for number in range(SEQUENCES):
+    for number in range(sequences):
         arguments = None
         if number < users:
             arguments = chain_arguments(

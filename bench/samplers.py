@@ -1,21 +1,19 @@
-"""Cost of the sampler chain in an engine's step, in a full batch of 64.
+"""Cost of the sampler chain in an engine's step, in a full batch.
 
 One process holds two engines, one with the chain's processor loaded and one without. They take
 turns.
 """
 
 import json
-import subprocess
-import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
+from typing import Any
 
 from bench.measure import Progress
-from bench.sampler_steps import SEQUENCES
-from bench.starting import REPOSITORY, StartError
+from bench.starting import CHECKPOINT, run_program
 
-_LOG_TAIL_LINES = 15
+_DEMO: Mapping[str, Any] = {"model": str(CHECKPOINT), "enforce_eager": True}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,14 +23,26 @@ class SamplerScenario:
     rounds: int
     tokens: int
     """Steps of each measurement."""
+    sequences: int = 64
     vocabulary: int = 0
-    """Entries of a vocabulary with random weights; 0 uses the demo model as it is."""
+    """Entries of a vocabulary with random weights; 0 uses the model as it is."""
+    arguments: Mapping[str, Any] = field(default_factory=lambda: _DEMO)
+    """vLLM's arguments."""
+    model: str = "the demo model's 2,048 tokens"
+    """The vocabulary of the model as it is."""
 
     @property
     def title(self) -> str:
         """Title in reports."""
-        size = f"{self.vocabulary:,} tokens" if self.vocabulary else "the demo model's 2,048 tokens"
-        return f"samplers: {SEQUENCES} sequences, vocabulary of {size}"
+        size = f"{self.vocabulary:,} tokens" if self.vocabulary else self.model
+        return f"samplers: {self.sequences} sequences, vocabulary of {size}"
+
+    def load(self) -> str:
+        """Return the argument of `bench.sampler_steps`."""
+        larger = {"load_format": "dummy", "hf_overrides": {"vocab_size": self.vocabulary}}
+        arguments = {**self.arguments, **(larger if self.vocabulary else {})}
+        numbers = {"rounds": self.rounds, "tokens": self.tokens, "sequences": self.sequences}
+        return json.dumps({**numbers, "arguments": arguments})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,20 +88,8 @@ def scenarios(*, quick: bool, rounds: int) -> list[SamplerScenario]:
 
 def measure(scenario: SamplerScenario, *, progress: Progress) -> SamplerMeasurement:
     """Run a scenario. Raises StartError with the end of its output if it fails."""
-    numbers = [scenario.rounds, scenario.tokens, scenario.vocabulary]
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.sampler_steps", *map(str, numbers)],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        tail = "\n".join(done.stderr.splitlines()[-_LOG_TAIL_LINES:])
-        raise StartError(f"The engines for the samplers ended:\n{tail}")
     times: dict[tuple[str, int], list[float]] = {}
-    for line in filter(lambda line: line.startswith("{"), done.stdout.splitlines()):
-        found = json.loads(line)
+    for found in run_program("bench.sampler_steps", scenario.load()):
         times.setdefault((found["chain"], found["users"]), []).append(found["milliseconds"])
     steps = [
         StepTimes(chain=chain, users=users, milliseconds=own)

@@ -91,7 +91,12 @@ class Scenario:
     @property
     def tokens(self) -> int:
         """Completion tokens of one round."""
-        return self.streams * self.requests * self.completion_tokens
+        return self.number_of_requests * self.completion_tokens
+
+    @property
+    def number_of_requests(self) -> int:
+        """Requests of one round."""
+        return self.streams * self.requests
 
 
 SCENARIOS = (

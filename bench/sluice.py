@@ -42,7 +42,7 @@ _REDIS_OPTIONS = (
 )
 _PROGRAM = (sys.executable, "-m", "gateway.cli.main")
 _READY_SECONDS = 60.0
-_ENGINE_READY_SECONDS = 240.0
+_ENGINE_READY_SECONDS = 600.0
 
 
 class Sluice:
@@ -110,6 +110,8 @@ class Sluice:
             "scripted-step-seconds": str(deployment.step_seconds),
             "health-port": str(port),
         }
+        if deployment.engine_arguments:
+            options["engine-arguments"] = deployment.engine_arguments
         if deployment.engine is Engine.SCRIPTED and not deployment.gathers:
             # Send every token by itself, to measure the cost of a single token.
             options["gather-seconds"] = "0"

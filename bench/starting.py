@@ -1,6 +1,7 @@
 """Servers as child processes: start, wait until ready, stop without leftovers."""
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 REPOSITORY = Path(__file__).parents[1]
 CHECKPOINT = REPOSITORY / "worker" / "demo_model" / "checkpoint"
@@ -97,6 +99,25 @@ def start(
             process_group=0,
         )
     return Server(name, process, log)
+
+
+def run_program(module: str, argument: str) -> list[dict[str, Any]]:
+    """Run a module of this repository and return the objects that it prints, a line of JSON each.
+
+    Raises StartError with the end of its output if it fails.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", module, argument],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        tail = "\n".join(done.stderr.splitlines()[-_LOG_TAIL_LINES:])
+        raise StartError(f"{module} ended with {done.returncode}:\n{tail}")
+    lines = filter(lambda line: line.startswith("{"), done.stdout.splitlines())
+    return list(map(json.loads, lines))
 
 
 def free_port() -> int:

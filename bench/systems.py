@@ -1,15 +1,18 @@
 """Systems under test, and how to deploy them."""
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from bench.starting import CHECKPOINT
 
 ENGINE_GROUP = "engine"
 """Group of an engine's own processes, which both systems share; excluded from sums."""
+
+_CPU_STEP_TOKENS = 4096
 
 
 class Engine(StrEnum):
@@ -34,6 +37,32 @@ class Deployment:
     """Scripted engine: whether new text is gathered over several steps, as by default."""
     checkpoint: Path = CHECKPOINT
     """Folder of the model."""
+    engine_arguments: str = ""
+    """vLLM's arguments as a JSON object, in addition to those that follow from the other fields."""
+    is_cpu: bool = True
+    """Whether vLLM runs on a CPU, where Sluice sets more arguments."""
+
+    def vllm_arguments(self) -> dict[str, Any]:
+        """Return the arguments of vLLM with which its worker in Sluice runs, apart from limits."""
+        cpu = {
+            "enforce_eager": True,
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(self.context_window, _CPU_STEP_TOKENS),
+        }
+        return {
+            "model": str(self.checkpoint),
+            "generation_config": "vllm",
+            "max_num_seqs": self.max_sequences,
+            "max_model_len": self.context_window,
+            "enable_prefix_caching": True,
+            **(cpu if self.is_cpu else {}),
+            **self.given_arguments(),
+        }
+
+    def given_arguments(self) -> dict[str, Any]:
+        """Return the arguments of `engine_arguments`."""
+        found: dict[str, Any] = json.loads(self.engine_arguments or "{}")
+        return found
 
 
 class System(Protocol):

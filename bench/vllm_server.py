@@ -1,5 +1,6 @@
 """vLLM's own OpenAI API server on the same model, with the engine flags of Sluice's worker."""
 
+import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,10 +11,9 @@ from bench.processes import descendants
 from bench.starting import MODEL, Server, free_port, start
 from bench.systems import ENGINE_GROUP, Deployment
 
-_READY_SECONDS = 240.0
-_STEP_TOKENS = 4096
+READY_SECONDS = 600.0
 
-_ENVIRONMENT = {
+ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
@@ -64,10 +64,10 @@ def running_vllm_server(
         "vllm server",
         [*command, *_flags(deployment), *flags],
         folder=folder,
-        environment={**_ENVIRONMENT, **environment},
+        environment={**ENVIRONMENT, **environment},
     )
     try:
-        server.wait_until_ready(f"{url}/health", seconds=_READY_SECONDS)
+        server.wait_until_ready(f"{url}/health", seconds=READY_SECONDS)
         yield VllmServer(server, url)
     finally:
         server.stop()
@@ -76,17 +76,16 @@ def running_vllm_server(
 def _flags(deployment: Deployment) -> list[str]:
     options = {
         "host": "127.0.0.1",
-        "model": str(deployment.checkpoint),
-        "served-model-name": MODEL,
-        "generation-config": "vllm",
-        "max-num-seqs": str(deployment.max_sequences),
-        "max-model-len": str(deployment.context_window),
-        "max-num-batched-tokens": str(max(deployment.context_window, _STEP_TOKENS)),
+        "served_model_name": MODEL,
+        "disable_uvicorn_access_log": True,
+        **deployment.vllm_arguments(),
     }
-    switches = [
-        "--enforce-eager",
-        "--enable-prefix-caching",
-        "--no-enable-chunked-prefill",
-        "--disable-uvicorn-access-log",
-    ]
-    return [text for name, value in options.items() for text in (f"--{name}", value)] + switches
+    return [text for name, value in options.items() for text in _flag(name, value)]
+
+
+def _flag(name: str, value: object) -> list[str]:
+    """Return an engine argument as vLLM's command line has it."""
+    option = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{option}" if value else f"--no-{option}"]
+    return [f"--{option}", value if isinstance(value, str) else json.dumps(value)]
