@@ -352,10 +352,10 @@ async def test_host_survives_workers_that_die_asleep_or_before(
         for worker in workers.values():
             await ends(worker)
         assert not (await early.status()).ready_workers
-    (returned,) = gateway.returned(stuck)
-    assert returned.reason is ReturnReason.DRAINING
     async with host_process(redis_server, tmp_path, *names):
         await gateway.finished(job, seconds=PROCESS_PATIENCE_SECONDS)
+    (returned,) = gateway.returned(stuck)
+    assert returned.reason is ReturnReason.DRAINING
 
 
 async def test_host_kills_workers_that_hang_in_a_swap(
