@@ -121,7 +121,7 @@ def measure(
             work[part]()
         except (StartError, MeasureError) as error:
             progress(f"  failed: {error}")
-            found.failures.append(f"{part}: {error}")
+            found.failures.append(f"{part}: {str(error).partition(chr(10))[0]}")
 
 
 def has_gpu_build() -> bool:
