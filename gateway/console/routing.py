@@ -27,7 +27,6 @@ from gateway.http.error_handlers import on_exception
 from gateway.http.exchange import exchange_of
 from gateway.http.services import Services, services_of
 from gateway.platform.concurrency.fair_turns import LoopTurns
-from gateway.platform.database.paging import Page
 from gateway.platform.settings import Settings
 from gateway.records.errors import (
     ApiError,
@@ -402,13 +401,6 @@ def _to_login(request: Request) -> Response:
 def tenant_path(tenant_id: str) -> str:
     """Return the path of the pages of a tenant for operators."""
     return TENANT_PAGES.format(tenant_id=quote(tenant_id, safe=""))
-
-
-def following(page: Page[Any], path: str, **query: str) -> str | None:
-    """Return the link to the next page of a list, if there is one."""
-    if not page.has_more:
-        return None
-    return f"{path}?{urlencode(query | {'after': page.entries[-1].id})}"
 
 
 def redirect(path: str, **query: str) -> Response:

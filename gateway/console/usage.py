@@ -18,9 +18,10 @@ from gateway.billing.usage.schemas import receipt_fields
 from gateway.billing.usage.series import by_period
 from gateway.billing.usage.service import ReportRequest, UsageService
 from gateway.console.charts import COST, TOKENS, Chart, period_chart
+from gateway.console.lists import ROWS
 from gateway.console.rendering import page
 from gateway.console.routing import PageRoute, Visitor, needs, redirect
-from gateway.console.usage_pages import ROWS, key_names, pickers
+from gateway.console.usage_pages import key_names, pickers
 from gateway.console.usage_query import UsageQuery
 from gateway.http.services import AllServices, Services
 from gateway.platform.concurrency.fair_turns import LoopTurns

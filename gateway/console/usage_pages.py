@@ -18,7 +18,6 @@ from gateway.records.errors import NotFoundError
 from gateway.records.scopes import Scope
 from gateway.records.usage_record import Outcome
 
-ROWS: Final = 50
 MOST_OPTIONS: Final = 200
 """Names that a filter offers. Where there are more, it is a field to type an id into."""
 

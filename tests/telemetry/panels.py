@@ -23,31 +23,77 @@ NEED_THE_REAL_ENGINE: Final = {
 }
 """Panels of vLLM's own metrics, which tests/e2e/test_dashboards.py checks."""
 
-NEED_AN_ADAPTER: Final = {"sluice-engine/Adapters/Mean time of a load"}
-"""Panels without data until an adapter is loaded, which no test does while Prometheus scrapes."""
-
-NEED_A_HOST: Final = {
-    "sluice-engine/Hosts of several models/Models served",
-    "sluice-engine/Hosts of several models/Swaps",
-    "sluice-engine/Hosts of several models/Mean time of a start",
-}
-"""Panels of `sluice host`, whose metrics tests/worker/test_hosting.py reads."""
-
-NEED_A_FULL_ENGINE: Final = {"sluice-engine/Preemption/Wait for a seat"}
-"""Panels without data until a job waits for room, which none does while Prometheus scrapes."""
-
-ONLY_ZEROS: Final = {
-    "sluice-queue/Batches/Batches by status",
-    "sluice-queue/Batches/Lines of batches",
-    "sluice-tenants/Tokens/Rejected by limits and money",
-    "sluice-reliability/Redis, by server/Failed commands and redirections",
-}
-"""Stacked panels, which leave out zeros: no test runs batches or exceeds limits meanwhile."""
-
-WITHOUT_DATA: Final = (
-    NEED_THE_REAL_ENGINE | NEED_AN_ADAPTER | NEED_A_HOST | NEED_A_FULL_ENGINE | ONLY_ZEROS
+CROSSINGS: Final = (
+    "sluice-reliability/Resumed streams/Lost attempts by reason: "
+    "continued in another exactness class"
 )
-"""Panels that a deployment of scripted workers leaves empty."""
+SILENT: Final[Mapping[str, frozenset[str]]] = {
+    "metrics of vLLM's engine": frozenset(NEED_THE_REAL_ENGINE),
+    "metrics of `sluice host`, which tests/worker/test_hosting.py reads": frozenset(
+        {
+            "sluice-engine/Hosts of several models/Models served",
+            "sluice-engine/Hosts of several models/Swaps",
+            "sluice-engine/Hosts of several models/Mean time of a start",
+        }
+    ),
+    "an adapter, which no worker loads meanwhile": frozenset(
+        {
+            "sluice-engine/Adapters/Loaded adapters",
+            "sluice-engine/Adapters/Loads",
+            "sluice-engine/Adapters/Mean time of a load",
+        }
+    ),
+    "what the scripted engine lacks: a queue, a prefix cache, memory that is full": frozenset(
+        {
+            "sluice-engine/Batch/Sequences: {{pool}} waiting",
+            "sluice-engine/Engine memory/Preemptions",
+            "sluice-engine/Preemption/Parked sequences",
+            "sluice-engine/Preemption/Wait for a seat",
+            "sluice-engine/Prefix affinity/Jobs passed over",
+            "sluice-overview/Traffic/Tokens: of these cached",
+            "sluice-tenants/Tokens/Cached share of prompts",
+        }
+    ),
+    "requests that the load does not send: images, long prompts": frozenset(
+        {
+            "sluice-engine/Prefix affinity/Chunks of long prompts",
+            "sluice-gateway/Processes/Memory: {{instance}} prompts",
+            "sluice-gateway/Streams/Images fetched by URL",
+        }
+    ),
+    "canaries, which are off": frozenset(
+        {
+            "sluice-reliability/Exactness/Canaries by outcome",
+            "sluice-reliability/Exactness/Engines that differ from their class",
+            "sluice-reliability/Exactness/Time of canaries",
+            CROSSINGS,
+        }
+    ),
+    "a fault of a store, an engine, a gateway or the billing system": frozenset(
+        {
+            "sluice-engine/Failures/Pause before the next engine start",
+            "sluice-engine/Failures/Replies: failed",
+            "sluice-gateway/Processes/Event loop blocked, by route",
+            "sluice-overview/Service level/Firing alerts",
+            "sluice-queue/Batches/Time without an ended line",
+            "sluice-reliability/Certificates and replies/Engine restarts",
+            "sluice-reliability/Certificates and replies/Failed reply writes",
+            "sluice-reliability/Database/Failed statements",
+            "sluice-reliability/Redis, by server/Failed commands and redirections",
+            "sluice-reliability/Redis, by server/Processes that cannot reach it",
+            "sluice-reliability/Redis/Failed commands",
+            "sluice-reliability/Resumed streams/Responses taken over, messages fenced",
+            "sluice-tenants/Background jobs/Abandoned reservations swept",
+            "sluice-tenants/Export to billing systems/Batches of exports",
+            "sluice-tenants/Export to billing systems/Held for lack of a customer",
+            "sluice-tenants/Ledger/Open reservations: overdue",
+            "sluice-tenants/Totals of the time range/Not paid",
+            "sluice-tenants/Totals of the time range/Overdue reservations",
+        }
+    ),
+}
+"""Panels, or queries by their legends, that show nothing or zeros: by what they need."""
+WITHOUT_VALUES: Final = frozenset[str]().union(*SILENT.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +102,8 @@ class Query:
 
     expr: str
     legend: str
+    name: str
+    """That of the panel, and the legend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +122,8 @@ class Panel:
     @property
     def queries(self) -> list[Query]:
         """Its queries."""
-        return [Query(each["expr"], each.get("legendFormat", "")) for each in self.json["targets"]]
+        legends = [(each["expr"], each.get("legendFormat", "")) for each in self.json["targets"]]
+        return [Query(expr, legend, f"{self.name}: {legend}") for expr, legend in legends]
 
     @property
     def thresholds(self) -> set[float]:

@@ -10,7 +10,6 @@ from msgspec import json
 from gateway.accounts.audit.log import AuditService
 from gateway.accounts.audit.routes import MAX_SEQUENCE, own_entries
 from gateway.accounts.limits import LimitReports
-from gateway.accounts.shared import AfterId
 from gateway.auth.sessions import Audience
 from gateway.billing.credits.service import CreditService
 from gateway.billing.usage.parts import UsageFilter
@@ -19,19 +18,18 @@ from gateway.billing.usage.service import UsageService
 from gateway.console.customers.invoices import SeesInvoices
 from gateway.console.formats import details, shortened
 from gateway.console.limit_fields import LABELS
+from gateway.console.lists import ROWS, Newest, following
 from gateway.console.rendering import page
-from gateway.console.routing import AnyVisitor, CustomerRoute, Visitor, following, needs, origin_of
+from gateway.console.routing import AnyVisitor, CustomerRoute, Visitor, needs, origin_of
 from gateway.console.tables import Column, Field, Search, Table
 from gateway.console.usage_pages import key_names
 from gateway.console.usage_query import WEEK
 from gateway.http.services import AllServices
 from gateway.models.catalogue import Catalogue
-from gateway.platform.database.paging import PageRequest
 from gateway.records.limits import LimitName
 from gateway.records.scopes import Scope
 from gateway.records.times import utc_now
 
-ROWS: Final = 50
 _HELLO: Final = {"messages": [{"role": "user", "content": "Hello!"}]}
 
 CREDIT_COLUMNS: Final = (
@@ -88,12 +86,11 @@ def _limit(name: str) -> str:
 
 @router.get("/console/credits")
 async def credit_history(
-    request: Request, services: AllServices, visitor: SeesInvoices, after: AfterId = None
+    request: Request, services: AllServices, visitor: SeesInvoices, wanted: Newest
 ) -> Response:
     """Show the balance and its changes, newest first."""
     service, now = services.make(CreditService), utc_now()
     limits = await services.make(LimitReports).own_limits(visitor.principal)
-    wanted = PageRequest(after, ROWS, is_newest_first=True)
     found = await service.page(visitor.tenant_id, wanted)
     balance = await service.balance(visitor.tenant_id)
     usage, spent = services.make(UsageService), UsageFilter(tenant_id=visitor.tenant_id)

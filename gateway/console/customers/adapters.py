@@ -5,27 +5,24 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from gateway.accounts.shared import AfterId
 from gateway.adapters.routes import AdapterId, Adapters
 from gateway.adapters.service import AdapterService
 from gateway.console.formats import size
+from gateway.console.lists import Newest, following
 from gateway.console.rendering import confirmation, page
 from gateway.console.routing import (
     FORM,
     SentForm,
     TenantRoute,
     Visitor,
-    following,
     needs,
     redirect,
     tenant_path,
 )
 from gateway.console.tables import Cell, Column, Table
-from gateway.platform.database.paging import PageRequest
 from gateway.records.adapters import Adapter, AdapterState
 from gateway.records.scopes import Scope
 
-ROWS: Final = 50
 TEXT: Final = (
     "A request uses an adapter by its name as the model, or by the base model, a colon and the "
     "name. Operators register adapters."
@@ -40,10 +37,9 @@ ManagesAdapters = Annotated[Visitor, Depends(needs(Scope.KEYS, whole=True))]
 
 @router.get("")
 async def list_adapters(
-    request: Request, adapters: Adapters, visitor: ManagesAdapters, after: AfterId = None
+    request: Request, adapters: Adapters, visitor: ManagesAdapters, wanted: Newest
 ) -> Response:
     """List the tenant's adapters, newest first."""
-    wanted = PageRequest(after, ROWS, is_newest_first=True)
     found = await adapters.page(visitor.tenant_id, wanted)
     return page(
         request,

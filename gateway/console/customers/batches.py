@@ -16,6 +16,7 @@ from gateway.batches.lines import ENDPOINTS_BY_PATH, decode_line
 from gateway.batches.routes import Batches, BatchId
 from gateway.console.formats import number, shortened, size
 from gateway.console.forms import Form
+from gateway.console.lists import Newest, following
 from gateway.console.rendering import confirmation, form_page, page
 from gateway.console.routing import (
     CSRF_FIELD,
@@ -25,7 +26,6 @@ from gateway.console.routing import (
     TenantRoute,
     UploadRoute,
     Visitor,
-    following,
     needs,
     redirect,
     require_token,
@@ -38,7 +38,6 @@ from gateway.records.errors import ApiError, NotFoundError
 from gateway.records.scopes import Scope
 from gateway.records.times import utc_now
 
-ROWS: Final = 50
 MOST_FILES: Final = 100
 """Files that the form of a batch offers."""
 FAILED_BYTES: Final = 64 * 1024
@@ -72,7 +71,6 @@ own = APIRouter(route_class=CustomerRoute, prefix="/console", include_in_schema=
 _uploads = APIRouter(route_class=UploadRoute, include_in_schema=False)
 
 Runs = Annotated[Visitor, Depends(needs(Scope.COMPLETIONS))]
-After = Annotated[str | None, Query(min_length=1, max_length=63)]
 
 
 def _owner(visitor: Visitor) -> Owner:
@@ -81,11 +79,11 @@ def _owner(visitor: Visitor) -> Owner:
 
 @router.get("/batches")
 async def list_batches(
-    request: Request, batches: Batches, visitor: Runs, after: After = None
+    request: Request, batches: Batches, visitor: Runs, wanted: Newest
 ) -> Response:
     """List batches, newest first."""
     home = f"{visitor.home}/batches"
-    found = await batches.page(_owner(visitor), PageRequest(after, ROWS, is_newest_first=True))
+    found = await batches.page(_owner(visitor), wanted)
     columns = (
         Column("Batch", lambda each: Cell(shortened(each.id), f"{home}/{each.id}"), "mono"),
         Column("Status", lambda each: Cell(each.status, kind=_CLASSES.get(each.status, ""))),
@@ -227,12 +225,10 @@ async def cancel_batch(
 
 
 @router.get("/files")
-async def list_files(
-    request: Request, files: Files, visitor: Runs, after: After = None
-) -> Response:
+async def list_files(request: Request, files: Files, visitor: Runs, wanted: Newest) -> Response:
     """List files, newest first."""
     home = f"{visitor.home}/files"
-    found = await files.page(_owner(visitor), PageRequest(after, ROWS, is_newest_first=True))
+    found = await files.page(_owner(visitor), wanted)
 
     def content(file: File) -> str:
         return "" if visitor.is_operator else f"{home}/{file.id}/content"

@@ -11,7 +11,6 @@ from gateway.accounts.keys.routes import KeyChange, KeyCreation, KeyId, KeyRotat
 from gateway.accounts.keys.rules import MadeKeys
 from gateway.accounts.limits import LimitReports
 from gateway.accounts.projects.service import ProjectService
-from gateway.accounts.shared import AfterId
 from gateway.billing.usage.parts import NOTHING, UsageFilter, UsageSums
 from gateway.billing.usage.periods import Span
 from gateway.billing.usage.routes import own_usage
@@ -19,8 +18,9 @@ from gateway.billing.usage.service import UsageService
 from gateway.console.formats import shortened, until
 from gateway.console.forms import Form, checked, number
 from gateway.console.limit_fields import fields_of, labels_of, read_limits
+from gateway.console.lists import Newest, following
 from gateway.console.rendering import confirmation, form_page, page
-from gateway.console.routing import FORM, SentForm, TenantRoute, Visitor, following, needs, redirect
+from gateway.console.routing import FORM, SentForm, TenantRoute, Visitor, needs, redirect
 from gateway.console.tables import Action, Cell, Column, Field, Table, pairs
 from gateway.console.usage_pages import MOST_OPTIONS, options_of
 from gateway.http.services import AllServices, Services
@@ -32,7 +32,6 @@ from gateway.records.records import KeyRecord
 from gateway.records.scopes import TENANT_SCOPES, Scope
 from gateway.records.times import month_start, utc_now
 
-ROWS: Final = 50
 GRACE: Final = "How long the current secret remains valid"
 GRACES: Final = (
     ("0", "none: it ends at once"),
@@ -53,10 +52,9 @@ ManagesKeys = Annotated[Visitor, Depends(needs(Scope.KEYS))]
 
 @router.get("")
 async def list_keys(
-    request: Request, services: AllServices, keys: Keys, visitor: ManagesKeys, after: AfterId = None
+    request: Request, services: AllServices, keys: Keys, visitor: ManagesKeys, wanted: Newest
 ) -> Response:
     """List keys, newest first."""
-    wanted = PageRequest(after, ROWS, is_newest_first=True)
     found = await keys.page(visitor.tenant_id, wanted, grantor=visitor.caller.grant)
     limits = await services.make(LimitReports).of_keys(visitor.tenant_id, found.entries)
     columns = _columns(

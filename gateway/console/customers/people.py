@@ -12,15 +12,15 @@ from gateway.accounts.projects.routes import ProjectChange, ProjectCreation, Pro
 from gateway.accounts.shared import AfterId
 from gateway.console.forms import Form, checked
 from gateway.console.limit_fields import fields_of, labels_of, read_limits
+from gateway.console.lists import ROWS, Newest, following
 from gateway.console.rendering import confirmation, page
-from gateway.console.routing import FORM, SentForm, TenantRoute, Visitor, following, needs, redirect
+from gateway.console.routing import FORM, SentForm, TenantRoute, Visitor, needs, redirect
 from gateway.console.tables import Action, Adding, Cell, Column, Field, Table, pairs
 from gateway.platform.database.paging import PageRequest
 from gateway.records.limits import LimitScope
 from gateway.records.records import Project, ProjectStatus
 from gateway.records.scopes import Role, Scope
 
-ROWS: Final = 50
 SEES_USAGE: Final = (Scope.USAGE, Scope.COMPLETIONS)
 MEMBERS: Final = (
     "People of the identity provider, who log in to this console or use the API with a JWT. A "
@@ -52,10 +52,9 @@ ManagesMembers = Annotated[Visitor, Depends(needs(Scope.MEMBERS, whole=True))]
 
 @router.get("/projects")
 async def list_projects(
-    request: Request, projects: Projects, visitor: ManagesProjects, after: AfterId = None
+    request: Request, projects: Projects, visitor: ManagesProjects, wanted: Newest
 ) -> Response:
     """List projects, newest first."""
-    wanted = PageRequest(after, ROWS, is_newest_first=True)
     found = await projects.page(visitor.tenant_id, wanted, grantor=visitor.caller.grant)
     home, sees_usage = f"{visitor.home}/projects", visitor.tenant or visitor.has(*SEES_USAGE)
 

@@ -5,18 +5,16 @@ from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request, Response
 
-from gateway.accounts.shared import AfterId
 from gateway.adapters.routes import AdapterRegistration, Adapters
 from gateway.console.customers.adapters import adapters_table
 from gateway.console.forms import checked
+from gateway.console.lists import Newest, following
 from gateway.console.rendering import confirmation, form_page, page
-from gateway.console.routing import FORM, AnyVisitor, OperatorRoute, SentForm, following, redirect
+from gateway.console.routing import FORM, AnyVisitor, OperatorRoute, SentForm, redirect
 from gateway.console.tables import Action, Field, Search, pairs
 from gateway.http.services import AllServices
 from gateway.models.catalogue import Catalogue
-from gateway.platform.database.paging import PageRequest
 
-ROWS: Final = 50
 HOME: Final = "/console/adapters"
 NOTICES: Final = {"registered": "The adapter is registered. Its files are being checked."}
 
@@ -28,12 +26,11 @@ async def list_adapters(
     request: Request,
     adapters: Adapters,
     visitor: AnyVisitor,
+    wanted: Newest,
     *,
     tenant: Annotated[str, Query(max_length=100)] = "",
-    after: AfterId = None,
 ) -> Response:
     """List the adapters of all tenants or of one, newest first."""
-    wanted = PageRequest(after, ROWS, is_newest_first=True)
     found = await (adapters.page(tenant, wanted) if tenant else adapters.page_of_all(wanted))
     query = f"?{urlencode({'tenant': tenant})}" if tenant else ""
     return page(

@@ -8,12 +8,12 @@ from fastapi import APIRouter, Query, Request, Response
 from gateway.accounts.audit.log import AuditService
 from gateway.accounts.audit.routes import After, to_list
 from gateway.console.customers.account import ACTION_FIELD, CHANGE_COLUMNS
+from gateway.console.lists import ROWS
 from gateway.console.rendering import page
 from gateway.console.routing import OperatorRoute
 from gateway.console.tables import Action, Column, Field, Search, Table
 from gateway.http.services import AllServices
 
-ROWS: Final = 50
 FIELDS: Final = (Field("tenant", "Tenant"), Field("actor", "Who"), ACTION_FIELD)
 COLUMNS: Final = (
     *CHANGE_COLUMNS[:4],

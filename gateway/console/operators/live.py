@@ -8,11 +8,11 @@ from fastapi import APIRouter, Request, Response
 from gateway.accounts.shared import TenantId
 from gateway.billing.live import AfterPosition, LiveRequests
 from gateway.billing.usage.routes import RequestId
+from gateway.console.lists import ROWS
 from gateway.console.rendering import confirmation, page
 from gateway.console.routing import FORM, AnyVisitor, OperatorRoute, SentForm, redirect
 from gateway.http.services import AllServices
 
-ROWS: Final = 50
 NOTICES: Final = {
     "cancelled": "The request is cancelled.",
     "asked": "The gateway of the request does not react. The request ends when another gateway or "

@@ -11,13 +11,13 @@ from gateway.billing.usage.parts import Dimension, UsageFilter, UsageSums
 from gateway.billing.usage.query import decode_cursor, encode_cursor, read_month
 from gateway.billing.usage.service import UsageService
 from gateway.console.customers.invoices import latest_months
+from gateway.console.lists import ROWS
 from gateway.console.rendering import page
 from gateway.console.routing import OperatorRoute, tenant_path
 from gateway.console.tables import Cell, Column, Table
 from gateway.http.services import AllServices
 from gateway.limits.store import QuotaStore
 
-ROWS: Final = 50
 MOST_PREPAID: Final = 10_000
 """Prepaid tenants whose credits are looked at, the newest ones."""
 MOST_USED_UP: Final = 500

@@ -11,24 +11,15 @@ from contract.tier import REQUEST_TIERS, ServiceTier
 from gateway.accounts.keys.service import KeyService
 from gateway.accounts.members import MemberService
 from gateway.accounts.plans.service import PlanService
-from gateway.accounts.shared import AfterId
 from gateway.accounts.tenants.routes import TenantCreation, Tenants
 from gateway.billing.credits.service import CreditService
 from gateway.console.forms import Form, checked, number
 from gateway.console.limit_fields import fields_of, limit_group, read_limits
+from gateway.console.lists import Newest, following
 from gateway.console.rendering import form_page, page
-from gateway.console.routing import (
-    FORM,
-    AnyVisitor,
-    OperatorRoute,
-    SentForm,
-    following,
-    redirect,
-    tenant_path,
-)
+from gateway.console.routing import FORM, AnyVisitor, OperatorRoute, SentForm, redirect, tenant_path
 from gateway.console.tables import Action, Cell, Column, Field, Group, Search, Table, pairs
 from gateway.http.services import AllServices, Services
-from gateway.platform.database.paging import PageRequest
 from gateway.records.checks import checked_email
 from gateway.records.errors import must
 from gateway.records.limits import LimitScope
@@ -36,7 +27,6 @@ from gateway.records.money import read_dollars
 from gateway.records.records import Billing, Tenant, TenantStatus
 from gateway.records.scopes import DEFAULT_SCOPES, TENANT_SCOPES, Role
 
-ROWS: Final = 50
 ACCESS: Final = (
     ("", "nobody yet"),
     ("owner", "an owner, invited by e-mail"),
@@ -53,12 +43,11 @@ router = APIRouter(prefix="/console/tenants", route_class=OperatorRoute, include
 async def list_tenants(
     request: Request,
     tenants: Tenants,
+    wanted: Newest,
     *,
     search: Annotated[str, Query(max_length=300)] = "",
-    after: AfterId = None,
 ) -> Response:
     """List tenants, newest first."""
-    wanted = PageRequest(after, ROWS, is_newest_first=True)
     found = await tenants.page(wanted, text=search.replace("\0", ""))
     columns = (
         Column("Name", lambda each: Cell(each.name, tenant_path(each.id))),
