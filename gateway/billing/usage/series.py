@@ -1,14 +1,13 @@
 """Sums of each day or hour of a period, for charts."""
 
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from gateway.billing.usage.parts import NOTHING, Dimension, UsageFilter, UsageSums
+from gateway.billing.usage.parts import NOTHING, Dimension, UsageFilter, UsageSums, add
 from gateway.billing.usage.periods import DAY, HOUR, Bucket, Span
-from gateway.billing.usage.service import ReportRequest, UsageService, UsageSlice
+from gateway.billing.usage.service import ReportRequest, UsageService
 from gateway.records.times import day_of, hour_of
 
 SHORT: Final = timedelta(days=3)
@@ -40,21 +39,20 @@ async def by_period(
         bucket=bucket,
         dimensions=() if dimension is None else (dimension,),
     )
-    whole, parts = await service.series(asked, count=SERIES, limit=len(names))
+    if dimension is None:
+        slices = (await service.report(asked, after=None, limit=len(names))).slices
+    else:
+        slices = await service.largest(asked, count=SERIES)
     numbers = {name: number for number, name in enumerate(names)}
-
-    def placed(slices: Iterable[UsageSlice]) -> list[UsageSums]:
-        sums = [NOTHING] * len(names)
-        for each in slices:
-            sums[numbers[_name(each.span.start, bucket)]] = each.sums
-        return sums
-
-    found = defaultdict[str, list[UsageSlice]](list)
-    for each in parts:
-        found[each.values[asked.dimensions[0]]].append(each)
-    sums = {value: placed(slices) for value, slices in found.items()}
-    largest = sorted(sums, key=lambda value: -sum(each.cost_micros for each in sums[value]))
-    return Periods(names, placed(whole), {value: sums[value] for value in largest})
+    whole = [NOTHING] * len(names)
+    parts = defaultdict[str, list[UsageSums]](lambda: [NOTHING] * len(names))
+    for each in slices:
+        at = numbers[_name(each.span.start, bucket)]
+        for value in each.values.values():
+            parts[value][at] = each.sums
+        whole[at] = add((whole[at], each.sums))
+    largest = sorted(parts, key=lambda value: -sum(each.cost_micros for each in parts[value]))
+    return Periods(names, whole, {value: parts[value] for value in largest})
 
 
 def _starts(span: Span, bucket: Bucket) -> list[str]:

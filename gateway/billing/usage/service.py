@@ -1,7 +1,7 @@
 """Usage reports: sums by time, key, model and so on, and single requests."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple
 
@@ -139,26 +139,43 @@ class UsageStore:
         ]
         return UsageReport(slices, tuple(rows[limit - 1][:size]) if len(rows) > limit else None)
 
-    async def largest(self, asked: ReportRequest, sources: Sources, *, count: int) -> list[str]:
-        """Return the values of the first dimension that cost the most, the highest cost first."""
-        whole, summed = replace(asked, bucket=Bucket.TOTAL), ("requests", "cost_micros")
-        groups, query = self._sums(whole, sources, summed)
+    async def largest(
+        self, asked: ReportRequest, sources: Sources, *, count: int
+    ) -> list[UsageSlice]:
+        """Return the sums of the `count` values of a dimension that cost the most, by bucket.
+
+        The slices without a value have the sums of all others.
+        """
+        _, query = self._sums(asked, sources)
+        sums, (dimension,) = query.cte(), asked.dimensions
+        label, value = sums.c.label, sums.c[COLUMNS[dimension]]
+        cost = func.sum(sums.c.all_cost_micros)
+        first = select(value).group_by(value).order_by(desc(cost), value).limit(count).subquery()
+        [shown] = first.c
         found = await self._transaction.execute(
-            query.order_by(desc(query.selected_columns.all_cost_micros), *groups).limit(count)
+            select(label, shown, *(func.sum(sums.c[f"all_{name}"]) for name in UsageSums._fields))
+            .select_from(sums.outerjoin(first, value == shown))
+            .group_by(label, shown)
         )
-        return [row[1] for row in found]
+        return [
+            UsageSlice(
+                bucket_span(asked.bucket, start, asked.span),
+                {} if name is None else {dimension: name},
+                UsageSums(*map(int, numbers)),
+            )
+            for start, name, *numbers in found
+        ]
 
     def _sums(
         self,
         asked: ReportRequest,
         sources: Sources,
-        summed: Sequence[str] = UsageSums._fields,
     ) -> tuple[Sequence[ColumnElement[Any]], Select[Any]]:
         """Return the groups of a report, and the query of their sums."""
         names = [COLUMNS[dimension] for dimension in asked.dimensions]
         parts = union_all(
             *(
-                self._part(source, bucket=asked.bucket, names=names, summed=summed).where(
+                self._part(source, bucket=asked.bucket, names=names).where(
                     *_conditions(source.table, asked.wanted),
                     *(
                         _text(source.table, name).in_(asked.values)
@@ -172,7 +189,7 @@ class UsageStore:
         groups = [parts.c.label, *(parts.c[name] for name in names)]
         # Without groups, a sum over no rows is a row of nulls.
         query = select(
-            *groups, *(func.sum(parts.c[name]).label(f"all_{name}") for name in summed)
+            *groups, *(func.sum(parts.c[name]).label(f"all_{name}") for name in UsageSums._fields)
         ).where(parts.c.requests > 0)
         return groups, query.group_by(*groups)
 
@@ -229,9 +246,7 @@ class UsageStore:
         row = found.one_or_none()
         return None if row is None else _record(row)
 
-    def _part(
-        self, source: "_Source", *, bucket: Bucket, names: Sequence[str], summed: Sequence[str]
-    ) -> Any:
+    def _part(self, source: "_Source", *, bucket: Bucket, names: Sequence[str]) -> Any:
         # Constants are part of the SQL text, so that PostgreSQL sees that both places are equal.
         groups = [_text(source.table, name).label(name) for name in names]
         if bucket is Bucket.TOTAL:
@@ -239,8 +254,9 @@ class UsageStore:
         else:
             label = self._label(source.time, bucket)
             # A text for each group of times, not for each sum.
-            groups.append(source.time if source.bucket is bucket else label.label("label"))
-        sums = [source.sums[name].label(name) for name in summed]
+            has_many = source.bucket is None or bucket is Bucket.MONTH
+            groups.append(label.label("label") if has_many else source.time)
+        sums = [source.sums[name].label(name) for name in UsageSums._fields]
         columns = [label.label("label"), *groups[: len(names)], *sums]
         return select(*columns).where(source.condition).group_by(*groups)
 
@@ -416,25 +432,16 @@ class UsageService:
         async with self._database.reading() as transaction:
             return dict((await transaction.execute(asked)).all())
 
-    async def series(
-        self, asked: ReportRequest, *, count: int, limit: int
-    ) -> tuple[list[UsageSlice], list[UsageSlice]]:
-        """Return the sums of each bucket, and those of the `count` largest values by cost.
+    async def largest(self, asked: ReportRequest, *, count: int) -> list[UsageSlice]:
+        """Return the sums of the `count` values of a dimension that cost the most, by bucket.
 
-        Both are of one snapshot. At most `limit` buckets are returned.
+        The slices without a value have the sums of all others.
         """
         async with self._database.snapshot() as transaction:
             store = UsageStore(transaction)
             dirty = await store.dirty_hours(asked.span)
             sources = choose_sources(asked.span, dirty, by_hour=asked.bucket is Bucket.HOUR)
-            whole = await store.report(
-                replace(asked, dimensions=()), sources, after=None, limit=limit
-            )
-            if not asked.dimensions:
-                return whole.slices, []
-            largest = replace(asked, values=tuple(await store.largest(asked, sources, count=count)))
-            parts = await store.report(largest, sources, after=None, limit=count * limit)
-        return whole.slices, parts.slices
+            return await store.largest(asked, sources, count=count)
 
     async def requests(
         self,

@@ -7,9 +7,9 @@ from fastapi import APIRouter, Request, Response
 
 from gateway.accounts.tenants.routes import Tenants
 from gateway.billing.usage.parts import Dimension, UsageFilter, add
-from gateway.billing.usage.periods import Span
+from gateway.billing.usage.periods import Bucket, Span
 from gateway.billing.usage.series import by_period
-from gateway.billing.usage.service import UsageService
+from gateway.billing.usage.service import ReportRequest, UsageService
 from gateway.console.charts import COST, REQUESTS, period_chart
 from gateway.console.formats import cents
 from gateway.console.operators.health import read_health
@@ -25,7 +25,6 @@ from gateway.platform.settings import Settings
 from gateway.records.times import month_start, utc_now
 
 TOP: Final = 10
-MOST_TENANTS: Final = 100_000
 
 router = APIRouter(route_class=OperatorRoute, include_in_schema=False)
 
@@ -35,29 +34,25 @@ async def overview(request: Request, services: AllServices, tenants: Tenants) ->
     """Show the health of the last day, and the money of today, this month and thirty days."""
     now, everything = utc_now(), UsageFilter(tenant_id=None)
     service = services.make(UsageService)
+    by_tenant = ReportRequest(
+        wanted=everything,
+        span=Span(month_start(now), now),
+        bucket=Bucket.TOTAL,
+        dimensions=(Dimension.TENANT,),
+    )
     # Concurrent queries, from which all sums of the page follow.
-    (sums, _), periods, health = await asyncio.gather(
-        service.by_dimension(
-            everything,
-            Span(month_start(now), now),
-            Dimension.TENANT,
-            after=None,
-            limit=MOST_TENANTS,
-        ),
+    sums, periods, health = await asyncio.gather(
+        service.largest(by_tenant, count=TOP),
         by_period(service, everything, last_days(now), Dimension.MODEL),
         read_health(services),
     )
-    month, today, name = add(each for _, each in sums), periods.sums[-1], f"{now:%B %Y}"
-    top = sorted(sums, key=lambda each: each[1].cost_micros, reverse=True)[:TOP]
+    month, today, name = add(each.sums for each in sums), periods.sums[-1], f"{now:%B %Y}"
+    top = [(each.values[Dimension.TENANT], each.sums) for each in sums if each.values]
+    top.sort(key=lambda each: each[1].cost_micros, reverse=True)
     names = await tenants.names([tenant_id for tenant_id, _ in top])
     money = [
-        Card(
-            title, cents(each.cost_micros), f"{each.requests:,} requests{of}", href="/console/money"
-        )
-        for title, each, of in (
-            ("Revenue today", today, ""),
-            (f"Revenue in {name}", month, f" of {len(sums):,} tenants"),
-        )
+        Card(title, cents(each.cost_micros), f"{each.requests:,} requests", href="/console/money")
+        for title, each in (("Revenue today", today), (f"Revenue in {name}", month))
     ]
     return page(
         request,

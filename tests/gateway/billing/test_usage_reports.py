@@ -3,8 +3,9 @@
 import asyncio
 import random
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import product
 from pathlib import Path
@@ -18,6 +19,7 @@ from gateway.accounts.tenants.service import TenantService
 from gateway.billing.invoices import InvoiceService
 from gateway.billing.ledger.rollups import Rollups
 from gateway.billing.usage.parts import Dimension, UsageFilter, UsageSums
+from gateway.billing.usage.parts import add as sum_of
 from gateway.billing.usage.periods import DAY, HOUR, Bucket, Span
 from gateway.billing.usage.service import (
     LatencyBody,
@@ -158,6 +160,19 @@ async def test_reports_equal_sums_over_rows(database: Database, number: int) -> 
         )
         found = await whole_report(service, asked, page=generator.choice([25, 1000]))
         assert by_key(asked, found) == expected(records, asked), asked
+        tiers = replace(asked, dimensions=(Dimension.SERVICE_TIER,))
+        sums = expected(records, tiers)
+        costs = Counter[str]()
+        for (_, tier), each in sums.items():
+            costs[tier] += each.cost_micros
+        largest = sorted(costs, key=lambda tier: (-costs[tier], tier))[:2]
+        shown = defaultdict[tuple[str, str], list[UsageSums]](list)
+        for (label, tier), each in sums.items():
+            shown[label, tier if tier in largest else ""].append(each)
+        slices = await service.largest(tiers, count=2)
+        others = {Dimension.SERVICE_TIER: ""}
+        slices = [replace(each, values=others | dict(each.values)) for each in slices]
+        assert by_key(tiers, slices) == {key: sum_of(parts) for key, parts in shown.items()}, tiers
 
 
 async def test_days_that_are_summed_up_are_not_read_again(database: Database) -> None:
