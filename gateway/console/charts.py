@@ -1,9 +1,8 @@
 """Charts as SVG, drawn on the server: a column for each period, stacked by series."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 from gateway.billing.usage.series import Periods
 from gateway.console.formats import cents, scale_count, scale_money
@@ -23,8 +22,7 @@ _LINES: Final = 5
 """Lines of the scale above zero, at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class Measure:
+class Measure(NamedTuple):
     """What a chart shows."""
 
     show: Callable[[int], str]
@@ -35,8 +33,7 @@ class Measure:
     """Returns a sum as lists have it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """One part of a column, in pixels of the chart."""
 
     y: float
@@ -45,8 +42,7 @@ class Part:
     """The last letter of its class in the stylesheet: the number of its series, or x."""
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     """One column, in pixels of the chart."""
 
     x: float
@@ -56,8 +52,7 @@ class Column:
     """What the column shows, exactly."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chart:
+class Chart(NamedTuple):
     """Columns, axes and legend."""
 
     title: str

@@ -61,18 +61,17 @@ def grouped(limits: Mapping[LimitName, LimitBody]) -> Mapping[str, list[tuple[st
     return {group: found for group, found in groups.items() if found}
 
 
-def labels_of(scope: LimitScope) -> dict[LimitName, str]:
-    """Return the labels of the fields for the limits that a holder can have."""
-    units = {name: f", {unit}" for name, unit in _UNITS.items()}
-    return {name: LABELS[name] + units.get(name, "") for name in names_of(scope)}
-
-
 def limit_group(
     scope: LimitScope, legend: str = "Limits", *, prefix: str = PREFIX, hint: str = HINT
 ) -> Group:
-    """Return the fields of a form for the limits of a holder."""
-    fields = [Field(f"{prefix}{name}", label) for name, label in labels_of(scope).items()]
-    return Group(legend, fields, hint)
+    """Return the fields of a form for the limits that a holder can have."""
+    units = {name: f", {unit}" for name, unit in _UNITS.items()}
+    fields = {
+        name: Field(f"{prefix}{name}", LABELS[name] + units.get(name, ""))
+        for name in names_of(scope)
+    }
+    common = [fields.pop(name) for name in COMMON if name in fields]
+    return Group(legend, common, hint, more=list(fields.values()))
 
 
 def fields_of(limits: LimitValues, prefix: str = PREFIX) -> dict[str, str]:

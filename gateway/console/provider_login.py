@@ -50,7 +50,6 @@ from gateway.records.errors import (
     PermissionDeniedError,
     shown,
 )
-from gateway.records.records import Member
 
 PROVIDER_LOGIN: Final = f"{LOGIN}/provider"
 CALLBACK: Final = f"{LOGIN}/callback"
@@ -120,7 +119,8 @@ async def choose_account(
 ) -> Response:
     """Let a person choose one of several accounts, with which the session continues."""
     login = _person_of(session)
-    memberships, wanted = await _memberships(services, login), form["tenant"]
+    person = services[Authenticator].person(login.issuer, login.subject)
+    memberships = await services.make(MemberService).of_person(person)
     if not form.is_sent:
         return page(
             request,
@@ -131,6 +131,7 @@ async def choose_account(
             csrf=session.csrf,
             following=safe_page(following),
         )
+    wanted = form["tenant"]
     if wanted not in {member.tenant_id for member, _ in memberships}:
         raise PermissionDeniedError(f"You are not a member of the account {shown(wanted)}.")
     token = request.cookies[cookie_name(request, session.audience)]
@@ -230,7 +231,7 @@ async def _customer(
     Raises PermissionDeniedError for a person without one.
     """
     person = services[Authenticator].person(login.issuer, login.subject)
-    found = await _members(services).log_in(person, identity.email)
+    found = await services.make(MemberService).log_in(person, identity.email)
     if not found:
         email = "no verified e-mail" if identity.email is None else f"the e-mail {identity.email}"
         raise PermissionDeniedError(
@@ -246,12 +247,3 @@ def _person_of(session: Session) -> PersonLogin:
     if isinstance(session.login, PersonLogin):
         return session.login
     raise NotFoundError("Only people who logged in at the identity provider have accounts.")
-
-
-async def _memberships(services: Services, login: PersonLogin) -> list[tuple[Member, str]]:
-    person = services[Authenticator].person(login.issuer, login.subject)
-    return await _members(services).of_person(person)
-
-
-def _members(services: Services) -> MemberService:
-    return services.make(MemberService)

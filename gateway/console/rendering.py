@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from gateway.console import formats
 from gateway.console.assets import PATHS
 from gateway.console.forms import concerns
-from gateway.console.limit_fields import COMMON, LABELS, grouped, shown_limit
+from gateway.console.limit_fields import LABELS, grouped, shown_limit
 from gateway.console.navigation import navigation
 from gateway.console.tables import Field, Group
 from gateway.http.services import services_of
@@ -58,7 +58,6 @@ _environment.filters |= {
 }
 _environment.globals |= {
     "assets": PATHS,
-    "common_limits": COMMON,
     "concerns": concerns,
     "grouped": grouped,
     "limit_labels": LABELS,
@@ -134,16 +133,19 @@ def confirmation(
         raise error
     return page(
         request,
-        "confirm.html",
+        "form.html",
         title=title,
         text=text,
         warning=warning,
         facts=facts,
         action=_address(request),
         button=button,
+        is_danger=True,
         back=back or _above(request),
-        fields=fields,
-        options=options,
+        hidden=fields,
+        fields=[Field(name, label, type="checkbox") for name, label in options.items()],
+        groups=(),
+        form=defaultdict(str),
     )
 
 

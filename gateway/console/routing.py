@@ -121,10 +121,6 @@ class Visitor:
         if not self.is_operator:
             self.principal.grant.require_whole_tenant()
 
-    def has_whole(self, *scopes: str) -> bool:
-        """Whether the credential has a scope and belongs to a whole tenant, not to a project."""
-        return self.principal.project_id is None and self.has(*scopes)
-
 
 class PageRoute(APIRoute):
     """A route whose errors are pages. Each response has the security headers."""

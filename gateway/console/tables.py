@@ -112,3 +112,5 @@ class Group(NamedTuple):
     fields: Sequence[Field]
     hint: str = ""
     is_folded: bool = False
+    more: Sequence[Field] = ()
+    """Rare fields, which are folded away."""

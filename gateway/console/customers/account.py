@@ -36,8 +36,8 @@ CREDIT_COLUMNS: Final = (
     Column("Time (UTC)", lambda each: each.created_at, "time"),
     Column("Change", lambda each: each.kind),
     Column("Amount", lambda each: each.amount_micros, "money"),
-    Column("Note", lambda each: each.note, "name"),
-    Column("Expires (UTC)", lambda each: each.expires_at, "time"),
+    Column("Note", lambda each: each.note, "name wide"),
+    Column("Expires (UTC)", lambda each: each.expires_at, "time wide"),
 )
 ACTION_FIELD: Final = Field("action", "Action", placeholder="key.revoke")
 CHANGE_COLUMNS: Final = (

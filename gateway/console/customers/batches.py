@@ -91,7 +91,7 @@ async def list_batches(
         Column("Failed", lambda each: each.failed, "num wide"),
         Column("Cost", lambda each: each.cost_micros, "money"),
         Column("Model", lambda each: ", ".join(each.models), "wide name"),
-        Column("Created (UTC)", lambda each: each.created_at, "time"),
+        Column("Created (UTC)", lambda each: each.created_at, "time wide"),
     )
     return page(
         request,
@@ -247,8 +247,8 @@ async def list_files(request: Request, files: Files, visitor: Runs, wanted: Newe
         Column("Size", lambda each: size(each.size), "num"),
         Column("Purpose", lambda each: each.purpose.value, "wide"),
         Column("Id", lambda each: shortened(each.id), "mono wide"),
-        Column("Created (UTC)", lambda each: each.created_at, "time"),
-        Column("Expires (UTC)", lambda each: each.expires_at, "time"),
+        Column("Created (UTC)", lambda each: each.created_at, "time wide"),
+        Column("Expires (UTC)", lambda each: each.expires_at, "time wide"),
         Column("", run),
         Column("", delete),
     )

@@ -17,7 +17,7 @@ from gateway.billing.usage.routes import own_usage
 from gateway.billing.usage.service import UsageService
 from gateway.console.formats import shortened, until
 from gateway.console.forms import Form, checked, number
-from gateway.console.limit_fields import fields_of, labels_of, read_limits
+from gateway.console.limit_fields import fields_of, limit_group, read_limits
 from gateway.console.lists import Newest, following
 from gateway.console.rendering import confirmation, form_page, page
 from gateway.console.routing import FORM, SentForm, TenantRoute, Visitor, needs, redirect
@@ -172,7 +172,7 @@ async def _key_form(
         use=use,
         form=defaultdict(str, form),
         notices=NOTICES,
-        limits=labels_of(LimitScope.KEY),
+        limits=limit_group(LimitScope.KEY),
         used_limits=used,
         scopes=pairs(each for each in Scope if each in scopes),
         models=pairs(_models(services, visitor, form["models"])),

@@ -56,7 +56,7 @@ async def overview(request: Request, services: AllServices, visitor: AnyVisitor)
         limits=limits,
         used=list(_used(limits)),
         charts=charts,
-        is_whole=visitor.has_whole(Scope.USAGE),
+        is_whole=visitor.has(Scope.USAGE) and not visitor.principal.project_id,
     )
 
 

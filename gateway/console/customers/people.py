@@ -11,7 +11,7 @@ from gateway.accounts.members import MemberAddition, MemberChange, Members
 from gateway.accounts.projects.routes import ProjectChange, ProjectCreation, Projects
 from gateway.accounts.shared import AfterId
 from gateway.console.forms import Form, checked
-from gateway.console.limit_fields import fields_of, labels_of, read_limits
+from gateway.console.limit_fields import fields_of, limit_group, read_limits
 from gateway.console.lists import ROWS, Newest, following
 from gateway.console.rendering import confirmation, page
 from gateway.console.routing import FORM, SentForm, TenantRoute, Visitor, needs, redirect
@@ -66,10 +66,10 @@ async def list_projects(
         return Cell(project.status, kind="warn" if _is_archived(project) else "good")
 
     columns = (
-        Column("Name", lambda each: Cell(each.name, f"{home}/{each.id}")),
-        Column("Id", lambda each: each.id, "mono"),
+        Column("Name", lambda each: Cell(each.name, f"{home}/{each.id}"), "name"),
+        Column("Id", lambda each: each.id, "mono wide"),
         Column("Status", status),
-        Column("Created (UTC)", lambda each: each.created_at, "time"),
+        Column("Created (UTC)", lambda each: each.created_at, "time wide"),
         Column("Usage", usage),
     )
     return page(
@@ -165,11 +165,11 @@ async def list_members(
         return redirect(home, done="added")
     found = await members.page(visitor.tenant_id, PageRequest(after, ROWS))
     columns = (
-        Column("Name", lambda each: Cell(each.name, f"{home}/{each.id}")),
-        Column("E-mail", lambda each: each.email),
-        Column("Subject", lambda each: each.subject or "not logged in yet", "mono"),
+        Column("Name", lambda each: Cell(each.name, f"{home}/{each.id}"), "name"),
+        Column("E-mail", lambda each: each.email, "wide"),
+        Column("Subject", lambda each: each.subject or "not logged in yet", "mono wide"),
         Column("Role", lambda each: each.role),
-        Column("Added (UTC)", lambda each: each.created_at, "time"),
+        Column("Added (UTC)", lambda each: each.created_at, "time wide"),
     )
     shown = form or Form.of({"role": Role.DEVELOPER.value})
     return page(
@@ -214,7 +214,7 @@ def _project_form(
         form=defaultdict(str, form),
         project=project,
         is_archived=project is not None and _is_archived(project),
-        limits=labels_of(LimitScope.PROJECT),
+        limits=limit_group(LimitScope.PROJECT),
     )
 
 

@@ -35,9 +35,11 @@ async def list_webhooks(
     if not form.is_sent:
         found = await webhooks.list_of_tenant(visitor.tenant_id)
         columns = (
-            Column("URL", lambda each: Cell(each.url, f"{visitor.home}/webhooks/{each.id}")),
-            Column("Thresholds of budgets", _thresholds),
-            Column("Created (UTC)", lambda each: each.created_at, "time"),
+            Column(
+                "URL", lambda each: Cell(each.url, f"{visitor.home}/webhooks/{each.id}"), "name"
+            ),
+            Column("Thresholds of budgets", _thresholds, "wide"),
+            Column("Created (UTC)", lambda each: each.created_at, "time wide"),
         )
         return page(
             request,

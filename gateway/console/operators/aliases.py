@@ -23,32 +23,12 @@ NOTICES: Final = {
 }
 STICKY: Final = [(Sticky.TENANT.value, "each tenant"), (Sticky.USER.value, "each user of a tenant")]
 FIELDS: Final = (
-    Field(
-        "name",
-        "Name",
-        "What requests name as the model. An alias of this name is replaced.",
-        is_required=True,
-    ),
-    Field(
-        "models",
-        "Models",
-        "MODEL=WEIGHT on each line. Callers are divided by weight.",
-        "textarea",
-        is_required=True,
-    ),
+    Field("name", "Name", "An alias of this name is replaced.", is_required=True),
+    Field("models", "Models", "MODEL=WEIGHT on each line.", "textarea", is_required=True),
     Field("sticky", "Same model for", options=STICKY),
     Field("fallback", "Fallback", "Model of requests whose own has no worker; empty: none."),
-    Field(
-        "sunset_at",
-        "Requests fail from (UTC)",
-        "Empty: never. Responses name the date before.",
-        "datetime-local",
-    ),
-    Field(
-        "replacement",
-        "Replacement",
-        "What the error then names; empty: the model with the largest weight.",
-    ),
+    Field("sunset_at", "Requests fail from (UTC)", "Empty: never.", "datetime-local"),
+    Field("replacement", "Replacement", "Named by that error; empty: the largest weight's model."),
 )
 _TIME: Final = "%Y-%m-%dT%H:%M:%S"
 

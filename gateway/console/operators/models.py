@@ -49,12 +49,12 @@ def models_table(settings: Settings, models: Sequence[ServedModel], workers: Wor
     columns = [
         Column("Model", lambda each: ", ".join([each.card.model, *each.card.aliases]), "name"),
         Column("State", _state),
-        Column("Workers", lambda each: each.status.ready_workers, "num"),
+        Column("Workers", lambda each: each.status.ready_workers, "num wide"),
         Column("Running", running, "num"),
         Column("Waiting", lambda each: each.status.waiting_jobs, "num"),
-        Column("Tenants waiting", lambda each: each.status.waiting_tenants, "num"),
-        Column("Oldest wait", _oldest_wait, "num"),
-        Column("Batch jobs waiting", lambda each: each.status.waiting_batch_jobs, "num"),
+        Column("Tenants waiting", lambda each: each.status.waiting_tenants, "num wide"),
+        Column("Oldest wait", _oldest_wait, "num wide"),
+        Column("Batch jobs waiting", lambda each: each.status.waiting_batch_jobs, "num wide"),
     ]
     if settings.model_dashboard_url:
         columns.append(Column("", dashboard))

@@ -204,13 +204,14 @@ def _columns(
         label = f"Remove the price of {each.price.model}"
         return Cell("Remove", f"{HOME}/remove?price={each.price.id}", label=label)
 
-    yield Column("Model", name)
-    yield Column("Tier", lambda each: each.price.service_tier)
+    yield Column("Model", name, "name")
+    yield Column("Tier", lambda each: each.price.service_tier, "wide")
     for (amount, _), title in zip(
         AMOUNTS, ("Prompt", "Cached", "Completion", "Audio"), strict=True
     ):
-        yield Column(title, attrgetter(f"price.{amount}"), "price")
-    yield Column("From (UTC)", lambda each: each.price.effective_at, "time")
+        kind = "price wide" if amount in OPTIONAL else "price"
+        yield Column(title, attrgetter(f"price.{amount}"), kind)
+    yield Column("From (UTC)", lambda each: each.price.effective_at, "time wide")
     yield Column("State", lambda each: each.state)
     if may_remove:
         yield Column("", removal)

@@ -232,8 +232,8 @@ def _limits(tenant: Tenant, plan: Plan | None, report: LimitsReport) -> Table:
             lambda each: None if each[1].used is None else shown_limit(each[0], each[1].used),
             "num",
         ),
-        Column("Resets (UTC)", lambda each: each[1].resets_at, "time"),
-        Column("Set by", set_by),
+        Column("Resets (UTC)", lambda each: each[1].resets_at, "time wide"),
+        Column("Set by", set_by, "wide"),
     )
     rows = [(name, body) for name, body in scope.limits.items() if body.limit is not None]
     return Table("Effective limits", columns, rows, "No limit applies to the tenant.")
@@ -243,31 +243,33 @@ def _parts(home: str, now: datetime, **rows: Sequence[Any]) -> Iterator[tuple[st
     """Yield the newest things that a tenant has, and the names of their pages below `home`."""
 
     def named(path: str, name: str = "name") -> Column:
-        return Column("Name", lambda each: Cell(getattr(each, name), f"{home}/{path}/{each.id}"))
+        return Column(
+            "Name", lambda each: Cell(getattr(each, name), f"{home}/{path}/{each.id}"), "name"
+        )
 
     columns = {
         "keys": (
             named("keys"),
-            Column("Key", lambda key: f"sk-{key.prefix}-…", "mono"),
-            Column("Scopes", lambda key: ", ".join(sorted(key.scopes))),
+            Column("Key", lambda key: f"sk-{key.prefix}-…", "mono wide"),
+            Column("Scopes", lambda key: ", ".join(sorted(key.scopes)), "wide"),
             Column("State", lambda key: key_state(key, now)),
         ),
         "members": (
             named("members"),
             Column("Role", lambda member: member.role),
-            Column("Subject", lambda member: member.subject or "not logged in yet"),
+            Column("Subject", lambda member: member.subject or "not logged in yet", "wide"),
         ),
         "projects": (named("projects"), Column("Status", lambda project: project.status)),
         "webhooks": (named("webhooks", "url"),),
         "batches": (
             Column("Batch", lambda batch: shortened(batch.id), "mono"),
             Column("Status", lambda batch: batch.status.replace("_", " ")),
-            Column("Lines", _lines),
+            Column("Lines", _lines, "wide"),
             Column("", lambda batch: _cancellation(home, batch)),
-            Column("Deadline (UTC)", lambda batch: batch.expires_at, "time"),
+            Column("Deadline (UTC)", lambda batch: batch.expires_at, "time wide"),
         ),
     }
-    created = Column("Created (UTC)", lambda each: each.created_at, "time")
+    created = Column("Created (UTC)", lambda each: each.created_at, "time wide")
     for name, known in columns.items():
         table = Table(f"Newest {name}", (*known, created), rows[name], f"There are no {name}.")
         yield "" if name == "batches" else name, table

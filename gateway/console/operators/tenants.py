@@ -50,14 +50,14 @@ async def list_tenants(
     """List tenants, newest first."""
     found = await tenants.page(wanted, text=search.replace("\0", ""))
     columns = (
-        Column("Name", lambda each: Cell(each.name, tenant_path(each.id))),
-        Column("Id", lambda each: each.id, "mono"),
+        Column("Name", lambda each: Cell(each.name, tenant_path(each.id)), "name"),
+        Column("Id", lambda each: each.id, "mono wide"),
         Column("Status", tenant_status),
-        Column("Plan", lambda each: each.plan_id),
-        Column("Payment", lambda each: each.billing),
-        Column("Tier", lambda each: each.service_tier),
-        Column("Weight", lambda each: f"{each.weight:g}", "num"),
-        Column("Created (UTC)", lambda each: each.created_at, "time"),
+        Column("Plan", lambda each: each.plan_id, "wide"),
+        Column("Payment", lambda each: each.billing, "wide"),
+        Column("Tier", lambda each: each.service_tier, "wide"),
+        Column("Weight", lambda each: f"{each.weight:g}", "num wide"),
+        Column("Created (UTC)", lambda each: each.created_at, "time wide"),
     )
     field = Field("search", "Id or name contains", type="search")
     return page(

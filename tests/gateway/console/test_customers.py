@@ -19,7 +19,7 @@ from gateway.accounts.keys.service import KeyService
 from gateway.accounts.tenants.service import TenantService
 from gateway.billing.credits.service import CreditService
 from gateway.billing.prices import PriceService
-from gateway.console.usage_pages import ROWS
+from gateway.console.lists import ROWS
 from gateway.models.catalogue import Catalogue
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
