@@ -5,7 +5,7 @@ import logging
 import re
 import secrets
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
@@ -17,11 +17,12 @@ from sqlalchemy import ColumnElement, and_, func, not_, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from common.object_store import S3_SCHEME
+from common.tasks import end_task
 from gateway.accounts.audit.log import SYSTEM
 from gateway.accounts.changes import changing
 from gateway.accounts.tenants.service import reading_of_tenant
 from gateway.adapters.checks import InvalidAdapterError
-from gateway.adapters.copying import AdapterCopier, UnreadableSourceError
+from gateway.adapters.copying import AdapterCopier, CopiedAdapter, UnreadableSourceError
 from gateway.models.catalogue import Catalogue
 from gateway.platform.blobs import Blobs
 from gateway.platform.changes import ChangeAnnouncer
@@ -54,6 +55,7 @@ AT_ONCE_OF_TENANT: Final = 2
 KEPT_AFTER_DELETION: Final = timedelta(days=1)
 """Time for which running requests may still need the files of a deleted adapter."""
 
+_IS_UNTRIED = AdapterRow.reason == ""
 _IS_LIVE = AdapterRow.state != AdapterState.DELETED
 _HAS_ENDED = AdapterRow.state.in_((AdapterState.FAILED, AdapterState.DELETED))
 
@@ -63,12 +65,14 @@ async def lock_new(
 ) -> list[AdapterRow]:
     """Lock adapters to validate, in turns of their tenants; see `claiming`.
 
-    The last free slot is for a tenant that has none, however slow the sources of the others are.
+    The last free slot is for a tenant that has none, and for an adapter that was never tried: so
+    its work is the first to give way (see `AdapterService.validate_new`).
     """
+    is_due = and_(AdapterRow.state == AdapterState.VALIDATING, AdapterRow.claimed_until <= now)
     return await lock_in_turns(
         transaction,
         AdapterRow,
-        is_due=and_(AdapterRow.state == AdapterState.VALIDATING, AdapterRow.claimed_until <= now),
+        is_due=is_due if limit > 1 else and_(is_due, _IS_UNTRIED),
         is_held=AdapterRow.id.in_(held),
         owners=(AdapterRow.tenant_id,),
         order=AdapterRow.claimed_until,
@@ -118,6 +122,10 @@ AT_ONCE: Final = 8
 """Adapters that one process validates at once, and that it removes at once."""
 SECONDS: Final = 900.0
 """Time for one validation."""
+LEAST_SECONDS: Final = 60.0
+"""Time for which a validation never gives way to those of other tenants."""
+LOOK_SECONDS: Final = 1.0
+"""How often a longer one checks whether it has to."""
 RUN_SECONDS: Final = 30.0
 """Time for which one run begins validations. They continue after it."""
 FIRST_PAUSE: Final = timedelta(seconds=5)
@@ -127,7 +135,7 @@ So the number of attempts grows with the logarithm of the time."""
 SOURCE_PATIENCE: Final = timedelta(minutes=1)
 """After this time, a validation that fails is not repeated ..."""
 PATIENCE: Final = timedelta(hours=1)
-"""... and after this time if a worker or the file store is missing."""
+"""... and after this time if a worker or the file store is missing, or others need its slot."""
 REMOVAL_CLAIM: Final = timedelta(minutes=10)
 """Longer than an object store takes to remove an adapter's files or to fail."""
 MAX_REASON_CHARACTERS: Final = 500
@@ -135,6 +143,13 @@ MAX_REASON_CHARACTERS: Final = 500
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 logger = logging.getLogger(__name__)
+
+
+class _GivenWayError(Exception):
+    """A validation ends because another tenant waits for its slot."""
+
+    def __init__(self) -> None:
+        super().__init__("The source is slow. The validation begins again later.")
 
 
 @dataclass(eq=False)
@@ -149,6 +164,8 @@ class AdapterService:
     def __post_init__(self) -> None:
         claim = partial(claiming, self._database, AdapterRow.claimed_until)
         self._validating = Slots(AT_ONCE, claim(lock_new), self._try_to_validate)
+        self._late: dict[str, None] = {}
+        """Adapters whose validations may have to give way, in the order of their age."""
         self._removing = Slots(AT_ONCE, claim(lock_unused, REMOVAL_CLAIM), self._remove)
 
     @classmethod
@@ -267,7 +284,11 @@ class AdapterService:
         return await self.get(tenant_id, adapter.id)
 
     async def validate_new(self) -> int:
-        """Begin to validate new adapters that no other process validates; return how many ended."""
+        """Begin to validate new adapters that no other process validates; return how many ended.
+
+        If all slots are used for long, one gives way to a tenant that has none. It begins again
+        later, and then has as much time as it has waited.
+        """
         return await self._validating.run(seconds=RUN_SECONDS)
 
     async def remove_ended(self) -> int:
@@ -290,6 +311,8 @@ class AdapterService:
         except UnreadableSourceError as error:
             logger.warning("the adapter %s: %s", adapter.id, error.__cause__ or error)
             reason = str(error)
+        except _GivenWayError as error:
+            patience, reason = PATIENCE, str(error)
         except InvalidAdapterError as error:
             patience, reason = timedelta(0), str(error)
         except ServiceUnavailableError as error:
@@ -324,7 +347,7 @@ class AdapterService:
 
         copying = self._copier.copy(adapter.source, adapter.base_model, note)
         try:
-            copied = await claim.hold(copying, seconds=SECONDS)
+            copied = await claim.hold(self._in_turn(adapter, copying), seconds=SECONDS)
         except TimeoutError:
             raise UnreadableSourceError(
                 f"The files were not copied within {SECONDS:.0f} seconds."
@@ -336,6 +359,38 @@ class AdapterService:
             target_modules=copied.format.target_modules,
             size=copied.size,
         )
+
+    async def _in_turn(
+        self, adapter: Adapter, copying: Coroutine[Any, Any, CopiedAdapter]
+    ) -> CopiedAdapter:
+        """Copy an adapter, but give way to other tenants. Raises _GivenWayError."""
+        waited = (utc_now() - adapter.created_at).total_seconds()
+        task = asyncio.create_task(copying)
+        try:
+            await asyncio.wait({task}, timeout=max(LEAST_SECONDS, waited))
+            self._late[adapter.id] = None
+            while not task.done():
+                if next(iter(self._late)) == adapter.id and await self._has_waiting_tenant():
+                    raise _GivenWayError
+                await asyncio.wait({task}, timeout=LOOK_SECONDS)
+            return task.result()
+        finally:
+            self._late.pop(adapter.id, None)
+            await end_task(task)
+
+    async def _has_waiting_tenant(self) -> bool:
+        """Whether a tenant without a slot has an adapter that was never tried."""
+        if not self._validating.is_full:
+            return False
+        owners = select(AdapterRow.tenant_id).where(AdapterRow.id.in_(self._validating.keys))
+        waiting = select(AdapterRow.id).where(
+            AdapterRow.state == AdapterState.VALIDATING,
+            AdapterRow.claimed_until <= utc_now(),
+            _IS_UNTRIED,
+            AdapterRow.tenant_id.not_in(owners),
+        )
+        async with self._database.reading() as transaction:
+            return await transaction.scalar(waiting.limit(1)) is not None
 
     async def _remove(self, item: tuple[AdapterRow, Claim]) -> bool:
         row, claim = item

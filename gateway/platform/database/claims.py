@@ -279,6 +279,16 @@ class Slots(Generic[Item]):
         self._succeeded = 0
         self._outage: StoreUnavailableError | None = None
 
+    @property
+    def keys(self) -> Collection[str]:
+        """The keys of the items in the slots."""
+        return self._running.keys()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no slot is free."""
+        return len(self._running) >= self._number
+
     async def run(self, *, seconds: float = TURN_SECONDS) -> int:
         """Begin due items until none is left or `seconds` are over.
 

@@ -163,6 +163,46 @@ async def test_slow_sources_of_four_tenants_leave_a_slot_to_another(
     assert max(Counter(each.tenant_id for each in rows).values()) == AT_ONCE_OF_TENANT
 
 
+async def test_slow_source_gives_way_to_a_tenant_without_a_slot(
+    redis: Redis,
+    service: AdapterService,
+    database: Database,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, seconds in (("RUN_SECONDS", 0.1), ("LEAST_SECONDS", 0.1), ("LOOK_SECONDS", 0.01)):
+        monkeypatch.setattr(service_module, name, seconds)
+    copy, ended = AdapterCopier.copy, list[str]()
+
+    async def slow(copier: AdapterCopier, source: str, *rest: Any) -> Any:
+        try:
+            if source.startswith(UNREACHABLE):
+                await asyncio.Event().wait()
+        finally:
+            ended.append(source)
+        return await copy(copier, source, *rest)
+
+    monkeypatch.setattr(AdapterCopier, "copy", slow)
+    for at in range(AT_ONCE):
+        tenant = f"slow-{at}"
+        await TenantService(database, ChangeAnnouncer(redis)).create("x", tenant_id=tenant)
+        await _register(service, tenant, "slow", f"{UNREACHABLE}/{at}")
+    await service.validate_new()
+    await asyncio.sleep(0.3)
+    await service.validate_new()
+    assert not ended, "nobody else needs a slot"
+    good = await _register(service, "other", "good", write_adapter(tmp_path / "good"))
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while (await _row(database, good)).state is not AdapterState.READY:
+            await service.validate_new()
+    assert [source.startswith(UNREACHABLE) for source in ended] == [True, False]
+    async with database.reading() as transaction:
+        tried = select(AdapterRow).where(AdapterRow.reason.startswith("The source is slow."))
+        [row] = (await transaction.scalars(tried)).all()
+    assert row.state is AdapterState.VALIDATING
+    assert row.claimed_until > utc_now()
+
+
 async def test_validation_that_takes_too_long_ends(
     service: AdapterService, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
