@@ -223,12 +223,12 @@ class SamplingSpec(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.temperature == 0.0
 
     @property
-    def bans(self) -> list[str]:
-        """Names of the parameters that forbid tokens."""
-        found = {
+    def bans(self) -> dict[str, object]:
+        """The parameters that forbid tokens, with their values; of `logit_bias`, the tokens."""
+        found: dict[str, object] = {
             "allowed_token_ids": self.allowed_token_ids,
             "bad_words": self.bad_words,
-            "logit_bias": -math.inf in self.logit_bias.values(),
+            "logit_bias": [each for each, bias in self.logit_bias.items() if bias == -math.inf],
             "min_tokens": self.min_tokens,
         }
-        return [name for name, forbids in found.items() if forbids]
+        return {name: value for name, value in found.items() if value}

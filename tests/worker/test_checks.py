@@ -108,7 +108,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (spec(stop_token_ids=list(range(3, 130)), min_tokens=1), "at most 128 if min_tokens"),
     (spec(allowed_token_ids=[2048]), "allowed_token_ids"),
     (spec(allowed_token_ids=[3] * 1025), "allowed_token_ids must have at most 1024"),
-    (spec(allowed_token_ids=[5], logit_bias={5: -math.inf}), "must allow at least one token"),
+    (
+        spec(allowed_token_ids=[5], logit_bias={5: -math.inf}),
+        "allow at least one token to begin with. Given: allowed_token_ids [5], logit_bias [5].",
+    ),
     (spec(allowed_token_ids=[1, 2], min_tokens=1), "must allow at least one token"),
     (
         spec(allowed_token_ids=[7], stop_token_ids=[7], min_tokens=1),
@@ -144,9 +147,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 @all_cases(("changes", "message"), REFUSED, ids=lambda value: str(value)[-40:])
 def test_job_that_no_engine_accepts_is_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidRequestError, match=message) as refused:
+    with pytest.raises(InvalidRequestError) as refused:
         check_job(make_job(**changes), INFO)
-    assert len(str(refused.value)) < 200
+    plain = str(refused.value).replace("'", "")
+    assert message in plain
+    assert (refused.value.param or "") in plain
+    assert len(plain) < 200
 
 
 TAKEN: dict[str, dict[str, Any]] = {

@@ -4,10 +4,11 @@ An engine handles sequences only: token ids in, token ids out, one `EngineStep` 
 batch. The worker handles text, stop strings, choices and jobs.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -23,6 +24,8 @@ from contract.messages import (
 from contract.sampling import SamplingSpec
 from worker.parsing.base import Parsers
 
+_MOST_SHOWN: Final = 80
+"""Maximum characters of a value in an error."""
 TokenScores = list[tuple[int, float]]
 """Log-probabilities at one position by token id: the actual token first, then the most likely."""
 
@@ -46,6 +49,21 @@ class InvalidRequestError(Exception):
         super().__init__(message)
         self.param = param
         self.excess = excess
+
+
+def nothing_allowed(spec: SamplingSpec) -> InvalidRequestError:
+    """Return the error of a request that forbids every token at its start."""
+    bans = spec.bans
+    given = ", ".join(f"'{name}' {_cut(json.dumps(value))}" for name, value in bans.items())
+    names = " and ".join(f"'{name}'" for name in bans)
+    return InvalidRequestError(
+        f"{names} must allow at least one token to begin with. Given: {given}.",
+        param=next(iter(bans), None),
+    )
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
 
 
 class AdapterRejectedError(Exception):

@@ -15,7 +15,7 @@ from contract.grammar import MAX_GRAMMAR_CHARACTERS
 from contract.messages import AUDIO_RATE, SAMPLE_BYTES, Feature, GenerationJob
 from contract.prompts import TokenIds
 from contract.sampling import Range, SamplerChain, SamplingSpec
-from worker.engine.base import EngineInfo, InvalidRequestError
+from worker.engine.base import EngineInfo, InvalidRequestError, nothing_allowed
 
 _PATTERN_TOKENS = Range(0, 4096)
 """Tokens of a repeated pattern, and its repetitions: vLLM compares that many after each token."""
@@ -76,7 +76,7 @@ def _check_length(job: GenerationJob, info: EngineInfo) -> None:
     _check_token_ids("prompt", job.prompt_token_ids, info)
     tokens = len(job.prompt_token_ids) if job.pooling is None else max(job.pooling.lengths)
     if not job.prompt_token_ids:
-        raise InvalidRequestError("prompt must not be empty.")
+        raise InvalidRequestError("'prompt' must not be empty.", param="prompt")
     if job.max_tokens < 0 or tokens + job.max_tokens > info.context_window:
         raise InvalidRequestError(
             f"prompt and max_tokens together must be at most {info.context_window} tokens. "
@@ -88,7 +88,8 @@ def _check_length(job: GenerationJob, info: EngineInfo) -> None:
 def _check_choices(job: GenerationJob) -> None:
     _check_range("n", job.n, ranges.N)
     if job.best_of < job.n:
-        raise InvalidRequestError(f"best_of must be at least n ({job.n}). Given: {job.best_of}")
+        message = f"'best_of' must be at least n ({job.n}). Given: {job.best_of}."
+        raise InvalidRequestError(message, param="best_of")
     _check_range("best_of", job.best_of, ranges.N)
     if job.logprobs is not None:
         _check_range("logprobs", job.logprobs, ranges.LOGPROBS)
@@ -112,7 +113,7 @@ def _check_resumption(job: GenerationJob, info: EngineInfo) -> None:
 
 def _check_stop(job: GenerationJob) -> None:
     if "" in job.stop:
-        raise InvalidRequestError("stop must not be an empty string.")
+        raise InvalidRequestError("'stop' must not be an empty string.", param="stop")
     _check_number("stop", job.stop, ranges.MAX_STOP_STRINGS)
     _check_characters("stop", job.stop, ranges.MAX_STOP_CHARACTERS)
 
@@ -178,7 +179,7 @@ def _check_bad_words(words: list[str]) -> None:
     _check_number("bad_words", words, ranges.MAX_BAD_WORDS)
     _check_characters("bad_words", words, ranges.MAX_BAD_WORD_CHARACTERS)
     if not all(word.strip() for word in words):
-        raise InvalidRequestError("bad_words must not be empty or blank.")
+        raise InvalidRequestError("'bad_words' must not be empty or blank.", param="bad_words")
 
 
 def _check_chain(chain: SamplerChain) -> None:
@@ -202,34 +203,36 @@ def _check_something_is_left(spec: SamplingSpec, info: EngineInfo) -> None:
         if len(ends) > ranges.MAX_STOP_TOKEN_IDS:
             raise InvalidRequestError(
                 f"stop_token_ids and the model's end-of-text tokens together must be at most "
-                f"{ranges.MAX_STOP_TOKEN_IDS} if min_tokens is given. Given: {len(ends)}"
+                f"{ranges.MAX_STOP_TOKEN_IDS} if min_tokens is given. Given: {len(ends)}.",
+                param="stop_token_ids",
             )
     if spec.allowed_token_ids:
         is_left = not forbidden.issuperset(spec.allowed_token_ids)
     else:
         is_left = len(forbidden) < info.vocabulary_size
     if not is_left:
-        raise InvalidRequestError(
-            "logit_bias, allowed_token_ids and min_tokens together must allow at least one token."
-        )
+        raise nothing_allowed(spec)
 
 
 def _check_number(name: str, values: "Sequence[object] | dict[int, float]", most: int) -> None:
     if len(values) > most:
-        raise InvalidRequestError(f"{name} must have at most {most} entries. Given: {len(values)}")
+        message = f"'{name}' must have at most {most} entries. Given: {len(values)}."
+        raise InvalidRequestError(message, param=name)
 
 
 def _check_characters(name: str, texts: Sequence[str], most: int) -> None:
     longest = max(map(len, texts), default=0)
     if longest > most:
-        raise InvalidRequestError(f"{name} must have at most {most} characters. Given: {longest}")
+        message = f"'{name}' must have at most {most} characters. Given: {longest}."
+        raise InvalidRequestError(message, param=name)
 
 
 def _check_range(name: str, value: float, bounds: Range) -> None:
     # Written so that NaN, which is neither above nor below, is rejected.
     if not bounds.minimum <= value <= bounds.maximum:
         raise InvalidRequestError(
-            f"{name} must be between {bounds.minimum} and {bounds.maximum}. Given: {value}"
+            f"'{name}' must be between {bounds.minimum} and {bounds.maximum}. Given: {value}.",
+            param=name,
         )
 
 
@@ -242,7 +245,7 @@ def _check_token_ids(name: str, token_ids: Sequence[int], info: EngineInfo) -> N
     if not is_valid:
         bad = next(each for each in token_ids if not 0 <= each <= highest)
         raise InvalidRequestError(
-            f"{name}: token ids must be between 0 and {highest}. Given: {bad}"
+            f"'{name}' must have token ids between 0 and {highest}. Given: {bad}.", param=name
         )
 
 

@@ -30,6 +30,7 @@ from worker.engine.base import (
     EngineStep,
     Held,
     InvalidRequestError,
+    nothing_allowed,
 )
 from worker.engine.vllm.arguments import engine_arguments, environment_variables, publishes_cache
 from worker.engine.vllm.bans import BannedOutputs, Bans
@@ -446,11 +447,7 @@ class VllmEngine:
         is_bounded = first.sampling.thinking_budget is not None
         bans = Bans(first, made.sampling_params, forced=self._forced if is_bounded else ())
         if not bans.leave_any(self.info.vocabulary_size):
-            names = first.sampling.bans
-            raise InvalidRequestError(
-                f"{' and '.join(names)} must allow at least one token to begin with.",
-                param=names[0],
-            )
+            raise nothing_allowed(first.sampling)
         return [made, *(self._sibling(made, each) for each in others)], bans
 
     def _check_output(self, request: EngineRequest, prompt_tokens: int, max_tokens: int) -> None:

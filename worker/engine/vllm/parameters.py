@@ -102,8 +102,9 @@ class ParameterFactory:
         tokens = sum(map(len, ids))
         if tokens > MAX_BAD_WORD_TOKENS:
             raise InvalidRequestError(
-                f"bad_words must have at most {MAX_BAD_WORD_TOKENS} tokens together. "
-                f"Given: {tokens}"
+                f"'bad_words' must have at most {MAX_BAD_WORD_TOKENS} tokens together. "
+                f"Given: {tokens}.",
+                param="bad_words",
             )
         params._bad_words_token_ids = [list(each) for each in sorted(ids) if each]
 
