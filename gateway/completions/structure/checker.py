@@ -51,13 +51,20 @@ class GrammarChecker:
         """
         if structure is None and (tool_use is None or not tool_use.is_constraint):
             return ""
-        param = structure.place if structure is not None else tool_use.param if tool_use else ""
-        encoded = _encoded(Constraint(structure, tool_use, reasoning), param)
-        verdict = await self._verdict(CompileTask(tokenizer.digest, encoded), tokenizer, tenant_id)
-        if verdict.refusal:
-            named = verdict.param or param
-            raise InvalidGrammarError(f"'{named}' was rejected: {verdict.refusal}.", param=named)
-        return verdict.grammar
+        constraint = Constraint(structure, tool_use, reasoning)
+        verdict = await self._verdict(constraint, tokenizer, tenant_id)
+        if not verdict.refusal:
+            return verdict.grammar
+        named = verdict.param
+        if not named and structure is not None:
+            named = structure.place
+            if tool_use is not None:
+                alone = Constraint(structure, None, reasoning)
+                is_sound = not (await self._verdict(alone, tokenizer, tenant_id)).refusal
+                named = tool_use.param if is_sound else named
+        elif not named and tool_use is not None:
+            named = tool_use.param
+        raise InvalidGrammarError(f"'{named}' was rejected: {verdict.refusal}.", param=named)
 
     async def try_template(self, source: str) -> str:
         """Return why a chat template is unusable, or "" if it works. Raises OverloadedError."""
@@ -77,8 +84,12 @@ class GrammarChecker:
         await self._pool.aclose()
 
     async def _verdict(
-        self, task: CompileTask, tokenizer: TokenizerSource, tenant_id: str
+        self, constraint: Constraint, tokenizer: TokenizerSource, tenant_id: str
     ) -> Verdict:
+        encoded = _encoded(constraint)
+        if isinstance(encoded, Verdict):
+            return encoded
+        task = CompileTask(tokenizer.digest, encoded)
         key = hashlib.sha256(messages.encode(task)).digest()
         verdict = self._verdicts.get(key)
         if verdict is None:
@@ -99,17 +110,15 @@ class GrammarChecker:
             ) from None
 
 
-def _encoded(constraint: Constraint, param: str) -> bytes:
+def _encoded(constraint: Constraint) -> bytes | Verdict:
+    """Return a constraint as the sandbox reads it, or why that is impossible."""
     try:
         encoded = messages.encode(constraint)
-    except (msgspec.MsgspecError, RecursionError, OverflowError, UnicodeEncodeError) as error:
-        reason = "it is nested too deeply, or a text is out of range"
-        if isinstance(error, OverflowError):
-            reason = "its integers must be from -2^63 to 2^64 - 1"
-        raise InvalidGrammarError(f"'{param}' was rejected: {reason}.", param=param) from None
+    except OverflowError:
+        return Verdict(refusal="its integers must be from -2^63 to 2^64 - 1")
+    except (msgspec.MsgspecError, RecursionError, UnicodeEncodeError):
+        return Verdict(refusal="it is nested too deeply, or a text is out of range")
     if len(encoded) > MAX_SOURCE_BYTES:
-        raise InvalidGrammarError(
-            f"'{param}' must have at most {MAX_SOURCE_BYTES} bytes. Given: {len(encoded)}.",
-            param=param,
-        )
+        size = len(encoded)
+        return Verdict(refusal=f"it must have at most {MAX_SOURCE_BYTES} bytes. Given: {size}")
     return encoded

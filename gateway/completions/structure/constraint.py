@@ -73,7 +73,8 @@ def _content(constraint: Constraint, token_ids: lark.TokenIds) -> lark.Part:
         return calls_in_text(tool_use, token_ids)
     structured = lark.nested("answer", to_lark(structure))
     if tool_use.mode is not ToolMode.AUTO:
-        raise RefusedError("it cannot be combined with a tool that must be called")
+        message = "it cannot be combined with a tool that must be called"
+        raise RefusedError(message, param=structure.place)
     calls = calls_alone(tool_use, token_ids)
     return lark.Part(
         f"{structured.expression} | {calls.expression}", structured.rules + calls.rules

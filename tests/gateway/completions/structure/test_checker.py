@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from gateway.completions.structure.checker import GrammarChecker
+from gateway.completions.structure.limits import MAX_SOURCE_BYTES
 from gateway.completions.structure.sandbox.pool import SandboxSettings, TokenizerSource
 from gateway.dialects.request import Reasoning, Structure, StructureKind, Tool, ToolMode, ToolUse
 from gateway.records.errors import InvalidGrammarError, OverloadedError, TenantQueueFullError
@@ -122,6 +123,20 @@ async def test_error_in_a_tool_names_its_schema(
                 )
             assert raised.value.message.startswith(f"'{place}' was rejected: ")
             assert raised.value.param == place
+
+
+async def test_error_of_tools_beside_a_structure_names_what_is_too_large(
+    checker: GrammarChecker, source: TokenizerSource
+) -> None:
+    long = {"enum": ["a" * MAX_SOURCE_BYTES]}
+    for answer, parameters, param in (({}, long, "tools"), (long, {}, "response_format")):
+        structure = Structure(StructureKind.JSON_SCHEMA, answer, "response_format")
+        use = ToolUse([Tool("f", parameters, is_strict=True)], ToolMode.AUTO)
+        with pytest.raises(InvalidGrammarError) as caught:
+            await checker.compile(structure, use, tenant_id="acme", tokenizer=source)
+        bound = f"'{param}' was rejected: it must have at most {MAX_SOURCE_BYTES} bytes. Given: "
+        assert caught.value.message.startswith(bound)
+        assert caught.value.param == param
 
 
 async def test_error_in_the_grammar_of_a_tool_names_its_place(
