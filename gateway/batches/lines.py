@@ -25,6 +25,10 @@ class InputLine(msgspec.Struct, frozen=True):
     body: msgspec.Raw
 
 
+class CheckedLine(InputLine, frozen=True, forbid_unknown_fields=True):
+    """A line when it is validated. One that an older version validated may have more members."""
+
+
 class _NamedLine(msgspec.Struct, frozen=True):
     custom_id: str
 

@@ -7,11 +7,12 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from gateway.batches.lines import MAX_CUSTOM_ID_CHARACTERS, InputLine, decode_line
+from contract.sampling import N
+from gateway.batches.lines import MAX_CUSTOM_ID_CHARACTERS, CheckedLine, InputLine
 from gateway.dialects.profile import ALL_THAT_FIT
 from gateway.dialects.wire import MAX_DEPTH
 from gateway.records.batches import Chunk
-from gateway.records.errors import MissingParameterError, shown
+from gateway.records.errors import MAX_SHOWN_CHARACTERS, MissingParameterError, printable, shown
 
 CHUNK_LINES: Final = 32
 CHUNK_BYTES: Final = 256 * 1024
@@ -28,6 +29,7 @@ _IS_NUMBER: Final = re.compile(rb"-?[0-9]").match
 _IS_NO_TEXT: Final = re.compile(rb"-?[0-9]|\{").match
 """Token ids, and the items of a response's `input`, are parts of one prompt."""
 _FIELD: Final = re.compile(r"`\$\.([a-z_]+)`")
+_UNKNOWN: Final = re.compile(r"unknown field `(.*)`", re.DOTALL)
 _MISSING: Final = re.compile(r"missing required field `([a-z_]+)`")
 
 
@@ -70,12 +72,15 @@ class _Body(msgspec.Struct, frozen=True):
             self.max_tokens, self.max_completion_tokens, self.max_output_tokens, self.n_predict
         )
         length = max(lengths, default=model.max_tokens)
+        # Other numbers concern one line only, which is refused when it runs.
         choices = max(_numbers(self.n, self.n_cmpl, self.best_of), default=1)
+        choices = min(max(choices, int(N.minimum)), int(N.maximum))
         most = prompts * window if b"image" in content else min(len(content), prompts * window)
         return most + prompts * choices * (window if length < 0 else min(length, window))
 
 
 _decode_body = msgspec.json.Decoder(_Body).decode
+_decode_line = msgspec.json.Decoder(CheckedLine).decode
 _decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
@@ -251,8 +256,15 @@ def _missing(param: str) -> LineError:
 
 def _read(line: bytes) -> InputLine:
     try:
-        return decode_line(line)
+        return _decode_line(line)
     except msgspec.ValidationError as error:
+        if (unknown := _UNKNOWN.search(str(error))) is not None:
+            names = ", ".join(CheckedLine.__struct_fields__)
+            raise LineError(
+                "unknown_parameter",
+                f"A line must have only the members {names}. Given: {shown(unknown[1])}.",
+                printable(unknown[1])[:MAX_SHOWN_CHARACTERS],
+            ) from None
         missing = _MISSING.search(str(error))
         if missing is not None:
             raise _missing(missing[1]) from None

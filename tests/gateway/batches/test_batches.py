@@ -197,6 +197,11 @@ BAD_LINES: list[tuple[bytes, str, str]] = [
     ),
     (jsonl(line("o") | {"url": 5})[:-1], "mismatched_url", f"batch, {COMPLETIONS}. Given: 5."),
     (jsonl(line("p", model=None))[:-1], "missing_required_parameter", "parameter: 'body.model'"),
+    (
+        b'{"custom_id":"o","method":"POST","url":"x","body":{},"priority":1}',
+        "unknown_parameter",
+        'only the members custom_id, method, url, body. Given: "priority".',
+    ),
     (b'{"custom_id":"n","method":"POST","url":"x"}', "missing_required_parameter", "'body'"),
     (b'{"custom_id":"","method":"POST","url":"x","body":{}}', "invalid_custom_id", "Given: 0."),
     (b'{"custom_id":1,"method":"POST","url":"x","body":{}}', "invalid_parameter", "'custom_id'"),
@@ -346,7 +351,10 @@ def test_tokens_of_running_batches_are_limited(stack: Stack) -> None:
         # Each line may take 1,500 tokens and one for each byte of its prompt.
         first = create(openai, *(line(f"r{each}", **LONG) for each in range(20)))
         wait_for(openai, first.id, "in_progress")
-        second = wait_for(openai, create(openai, *(line(f"r{each}") for each in range(60))).id)
+        # A number of choices that no request may have takes nothing away from the others.
+        odd = line("less", n=-1e300), line("more", n=1e300)
+        lines = *odd, *(line(f"r{each}") for each in range(60))
+        second = wait_for(openai, create(openai, *lines).id)
         openai.batches.cancel(first.id)
         wait_for(openai, first.id)
     assert second.status == "failed"
