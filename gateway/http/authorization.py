@@ -12,6 +12,7 @@ from gateway.dialects.profile import PROFILES, Profile
 from gateway.dialects.profile_choice import DIALECT_HEADER, dialect_of
 from gateway.http.allowances import FailedLogins, network_of
 from gateway.http.exchange import exchange_of
+from gateway.http.query import require_known_query
 from gateway.http.services import services_of
 from gateway.platform import tracing
 from gateway.platform.concurrency.fair_turns import LoopTurns
@@ -41,8 +42,8 @@ class Authorizer:
 
         Sets `tenant_id` and `cors_origins` of its exchange. With `model_decides`, the model may
         choose the dialect; the caller then calls `require_header_of`. Raises the errors of
-        `Authenticator.authenticate`, those of `require_header_of`, and PermissionDeniedError if the
-        principal has none of the scopes.
+        `Authenticator.authenticate`, of `require_header_of` and of `require_known_query`, and
+        PermissionDeniedError if the principal has none of the scopes.
         """
         client, failed_logins = request.client, self._failed_logins
         address = None if client is None else client.host
@@ -68,6 +69,8 @@ class Authorizer:
                 if dialect is not None or not model_decides:
                     require_header_of(request, PROFILES[dialect or self._settings.default_dialect])
             principal.require_scope(*scopes)
+        if request.scope["query_string"]:
+            require_known_query(request)
         tracing.note({TENANT_ID: principal.tenant_id})
         return principal
 

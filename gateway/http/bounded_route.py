@@ -11,7 +11,6 @@ from typing_extensions import override
 from gateway.dialects.wire import parse_object
 from gateway.http.body import BodyReader
 from gateway.http.services import services_of
-from gateway.records.errors import MAX_SHOWN_CHARACTERS, UnknownParameterError, shown
 
 MAX_BODY_BYTES: Final = 256 * 1024
 """Enough for the longest lists of a key; parsing this much does not block the event loop for
@@ -57,23 +56,3 @@ class _ParsedRequest(Request):
     @override
     async def json(self) -> dict[str, Any]:
         return self._parsed
-
-
-async def known_query(request: Request) -> None:
-    """Reject a query parameter that the route lacks. Raises UnknownParameterError."""
-    known = _query_names(request.scope["route"])
-    unknown = next((name for name in request.query_params if name not in known), None)
-    if unknown is not None:
-        names = ", ".join(known) or "none"
-        raise UnknownParameterError(
-            f"The query must have only known parameters: {names}. Given: {shown(unknown)}.",
-            param=unknown[:MAX_SHOWN_CHARACTERS],
-        )
-
-
-def _query_names(route: APIRoute) -> dict[str, None]:
-    dependants, names = [route.dependant], dict[str, None]()
-    for dependant in dependants:
-        names.update((field.alias, None) for field in dependant.query_params)
-        dependants += dependant.dependencies
-    return names

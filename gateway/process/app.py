@@ -33,7 +33,6 @@ from gateway.billing.usage import routes as usage
 from gateway.completions.endpoints import generation, models, native, stored, tokenize
 from gateway.console import routers as console
 from gateway.http import front_page
-from gateway.http.bounded_route import known_query
 from gateway.http.cors import CorsMiddleware
 from gateway.http.draining import Draining, DrainMiddleware
 from gateway.http.error_handlers import install_error_handlers
@@ -66,14 +65,6 @@ for own in (limits, usage, audit):
     customers.include_router(own.router)
 
 
-def _managed(*routers: APIRouter) -> APIRouter:
-    """Return one router of these, which rejects unknown parameters of the query."""
-    managed = APIRouter(dependencies=[Depends(known_query)])
-    for each in routers:
-        managed.include_router(each)
-    return managed
-
-
 _OPENAPI: Final = "/openapi.json"
 CUSTOMER_ROUTERS = (
     generation.router,
@@ -81,13 +72,19 @@ CUSTOMER_ROUTERS = (
     tokenize.router,
     native.router,
     models.router,
-    _managed(files.customers, batches.customers, adapters.customers, customers),
+    files.customers,
+    batches.customers,
+    adapters.customers,
+    customers,
     front_page.customer_router,
     health.customer_router,
     health.router,
 )
 OPERATOR_ROUTERS = (
-    _managed(operators, adapters.operators, files.operators, batches.operators),
+    operators,
+    adapters.operators,
+    files.operators,
+    batches.operators,
     front_page.operator_router,
     health.router,
     health.metrics_router,

@@ -10,6 +10,8 @@ from gateway.records.errors import invalid_header, must
 
 EVENT_IDS_HEADER: Final = "X-Event-Ids"
 LAST_EVENT_ID_HEADER: Final = "Last-Event-ID"
+POSITION_QUERY: Final = ("stream", "starting_after")
+"""Parameters of the query of a stored response."""
 REQUEST_ID: Final = re.compile(f"(?:{'|'.join(each.id_pattern for each in ENDPOINTS)})")
 
 _EVENT_ID = re.compile(rf"({REQUEST_ID.pattern}):([0-9]{{1,15}})")

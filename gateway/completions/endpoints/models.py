@@ -51,6 +51,7 @@ from gateway.records.errors import (
     NoWorkerError,
     ServiceUnavailableError,
     StoreUnavailableError,
+    invalid,
     must,
 )
 from gateway.records.principal import Principal
@@ -76,6 +77,7 @@ _OUTPUTS: Final = {"generate": "text", "embed": "embeddings", "classify": "reran
 _PAGE: Final = 20
 _MOST_OF_PAGE: Final = 1000
 """Default and largest `limit` of a page in Anthropic's form."""
+_OfAnthropic = Annotated[str | None, Query(description="Of pages in Anthropic's form.")]
 _CODEX_EFFORTS: Final = ("low", "medium", "high")
 _CODEX_INSTRUCTIONS: Final = (
     "You are a coding agent that works in the user's terminal. Read the files that matter before "
@@ -238,6 +240,9 @@ async def list_models(
     client_version: Annotated[
         str | None, Query(description="Sent by Codex, which reads its own catalogue in `models`.")
     ] = None,
+    limit: _OfAnthropic = None,
+    after_id: _OfAnthropic = None,
+    before_id: _OfAnthropic = None,
 ) -> dict[str, Any]:
     """Return every announced model that the principal may use."""
     services = services_of(request)
@@ -247,8 +252,14 @@ async def list_models(
         # What a model can do is unknown while its first worker loads it, and Codex keeps the list.
         listed = enumerate(body for body in models["data"] if body["features"])
         return models | {"models": [codex_body(body, number) for number, body in listed]}
+    page = {"limit": limit, "after_id": after_id, "before_id": before_id}
+    given = {name: text for name, text in page.items() if text is not None}
+    if form is None and is_anthropic(request.scope):
+        return _anthropic_page(given, models["data"])
+    if given:
+        raise invalid(next(iter(given)), "is a parameter of Anthropic's list of models only.")
     if form is None:
-        return _anthropic_page(request, models["data"]) if is_anthropic(request.scope) else models
+        return models
     details = services[Settings].openrouter_models
     return {"data": [openrouter_body(body, details) for body in models["data"]]}
 
@@ -265,9 +276,11 @@ async def get_model(request: Request, model_id: str) -> dict[str, Any]:
     return _anthropic_body(model) if is_anthropic(request.scope) else model
 
 
-def _anthropic_page(request: Request, models: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _anthropic_page(
+    query: Mapping[str, str], models: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
     """Return models as Anthropic's clients read them, after or before one, `limit` at most."""
-    query, bodies = request.query_params, [_anthropic_body(model) for model in models]
+    bodies = [_anthropic_body(model) for model in models]
     ids = [body["id"] for body in bodies]
     limit = query.get("limit", str(_PAGE))
     if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:5]) <= _MOST_OF_PAGE):

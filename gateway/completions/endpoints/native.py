@@ -16,6 +16,7 @@ from gateway.completions.prompt.chat_templates import ChatTemplates
 from gateway.dialects.endpoint import CHATS
 from gateway.dialects.native import default_settings
 from gateway.dialects.parameters import ignored_header
+from gateway.http.query import takes_query
 from gateway.http.services import services_of
 from gateway.models.catalogue import Catalogue
 from gateway.records.errors import queue_unavailable
@@ -32,6 +33,7 @@ async def native_models(request: Request) -> Response:
     return _respond(await services[ModelList].list(call.principal))
 
 
+@takes_query("model")
 async def props(request: Request) -> Response:
     """Return the properties of a model: of `model` in the query, else of the default model."""
     name, services = request.query_params.get("model"), services_of(request)

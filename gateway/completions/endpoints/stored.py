@@ -8,7 +8,12 @@ from typing import Any, Final
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from gateway.completions.endpoints.event_ids import Position, read_position, read_stream
+from gateway.completions.endpoints.event_ids import (
+    POSITION_QUERY,
+    Position,
+    read_position,
+    read_stream,
+)
 from gateway.completions.rendering.forms import collect
 from gateway.completions.rendering.responses import ResponseObjects
 from gateway.completions.sealing import Sealer
@@ -25,6 +30,7 @@ from gateway.http.allowances import UnpaidRequests
 from gateway.http.authorization import Authorizer
 from gateway.http.body import BodyReader
 from gateway.http.exchange import exchange_of
+from gateway.http.query import takes_query
 from gateway.http.services import services_of
 from gateway.records.errors import (
     ApiError,
@@ -188,6 +194,7 @@ def _headers(response: StoredResponse, subscription: StoredSubscription) -> dict
 def _add_route(
     method: str, path: str, serve: Callable[..., Awaitable[Response]], endpoint: Endpoint
 ) -> None:
+    @takes_query(*(POSITION_QUERY if method == "GET" else ()))
     async def route(request: Request) -> Response:
         measure = RequestMeasure(f"{endpoint.name}.{serve.__name__}", exchange_of(request.scope))
         completions = services_of(request)[StoredCompletions]

@@ -182,14 +182,30 @@ async def test_body_that_is_no_json_object_gets_400(
         message_of(response, status=400, kind=INVALID, code=code)
 
 
-@all_cases("path", ["/v1/usage", "/v1/batches"])
-async def test_unknown_parameter_of_a_query_gets_400_naming_it(
-    client: httpx.AsyncClient, path: str
+@all_cases(
+    ("method", "path", "known"),
+    [
+        ("GET", "/v1/usage", "limit"),
+        ("GET", "/v1/batches", "limit"),
+        ("GET", "/v1/models", "format"),
+        ("GET", "/v1/tokenizer_info", "model"),
+        ("GET", "/v1/completions/cmpl-x", "starting_after"),
+        ("POST", "/v1/completions", "none"),
+        ("POST", "/v1/responses/resp_x/cancel", "none"),
+        ("POST", "/v1/embeddings", "none"),
+        ("POST", "/v1/tokenize", "none"),
+    ],
+)
+async def test_unknown_or_repeated_parameter_of_a_query_gets_400_naming_it(
+    client: httpx.AsyncClient, method: str, path: str, known: str
 ) -> None:
-    response = await client.get(path, params={"limit": 1, "from": ""})
+    query = {"api-version": "preview", "beta": "true"}
+    response = await client.request(method, path, params={**query, "from": ""}, json={})
     code = "unknown_parameter"
     message = message_of(response, status=400, kind=INVALID, code=code, param="from")
-    assert "limit" in message
+    assert known in message
+    response = await client.request(method, f"{path}?beta=1&beta=1", json={})
+    message_of(response, status=400, kind=INVALID, code="invalid_value", param="beta")
 
 
 @all_cases(
@@ -211,6 +227,15 @@ async def test_unknown_parameter_of_a_query_gets_400_naming_it(
             {"max_tokens": 3000, "context_length_exceeded_behavior": "error"},
             "context_length_exceeded",
             "max_tokens",
+        ),
+        (
+            {
+                "max_tokens": None,
+                "max_completion_tokens": 3000,
+                "context_length_exceeded_behavior": "error",
+            },
+            "context_length_exceeded",
+            "max_completion_tokens",
         ),
     ],
 )
