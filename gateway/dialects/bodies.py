@@ -9,6 +9,7 @@ from gateway.dialects.choices import SharedChoiceParameters, read_prompt_logprob
 from gateway.dialects.fields import given_or, read_token_ids
 from gateway.dialects.lengths import (
     LengthParameters,
+    name_of_max_tokens,
     read_min_tokens,
     read_repetition_detection,
     read_stop,
@@ -41,6 +42,7 @@ from gateway.dialects.structured.structures import (
     StructureParameters,
     read_structure,
     unknown_options,
+    unread_format,
 )
 from gateway.records.errors import MissingParameterError, invalid, must
 
@@ -91,7 +93,7 @@ def _read_whole_sampling(
         read_sampling(body, profile),
         logit_bias=bias.ids,
         ignore_eos=bool(body.ignore_eos),
-        min_tokens=read_min_tokens(body, max_tokens=max_tokens),
+        min_tokens=read_min_tokens(body, profile, max_tokens=max_tokens),
         stop_token_ids=read_token_ids(
             body.stop_token_ids, "stop_token_ids", most=MAX_STOP_TOKEN_IDS
         ),
@@ -114,6 +116,7 @@ def read_shared(body: SharedParameters, profile: Profile, *, max_tokens: int) ->
         prompt_tokens_kept=read_prompt_tokens_kept(body),
         keeps_prompt_start=keeps_prompt_start(body),
         max_tokens=max_tokens,
+        max_tokens_param=name_of_max_tokens(body, profile),
         context_length_behavior=given_or(
             body.context_length_exceeded_behavior, profile.context_length_behavior
         ),
@@ -155,6 +158,7 @@ def shared_extra(body: SharedParameters) -> list[str]:
     if body.return_progress and not body.stream:
         ignored.append("return_progress")
     ignored += unread(unknown_options(body.structured_outputs), path="structured_outputs.")
+    ignored += unread(unread_format(body.response_format), path="response_format.")
     return ignored + unused_truncation(body)
 
 

@@ -43,7 +43,7 @@ class RepetitionDetectionParameters(Parameters):
     """Consecutive repetitions of the pattern that end the choice; at least 2."""
 
 
-MAX_TOKENS_NAMES: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
+MAX_TOKENS_NAMES: Final = ("max_output_tokens", "max_tokens", "max_completion_tokens", "n_predict")
 
 
 class LengthParameters(Parameters):
@@ -97,7 +97,7 @@ def read_max_tokens(body: LengthParameters, profile: Profile, *, is_echoed: bool
     given = _given_max_tokens(body, profile)
     max_tokens = profile.max_tokens if given is None else given
     if max_tokens == 0 and not is_echoed and not profile.allows_empty_completion:
-        raise must(_name_of_max_tokens(body), "be at least 1, unless 'echo' is true", 0)
+        raise must(name_of_max_tokens(body, profile), "be at least 1, unless 'echo' is true", 0)
     return max_tokens
 
 
@@ -106,7 +106,7 @@ def read_chat_max_tokens(body: LengthParameters, profile: Profile) -> int:
     given = _given_max_tokens(body, profile)
     max_tokens = profile.chat_max_tokens if given is None else given
     if max_tokens == 0 and not profile.allows_empty_completion:
-        raise must(_name_of_max_tokens(body), "be at least 1, or -1", 0)
+        raise must(name_of_max_tokens(body, profile), "be at least 1, or -1", 0)
     return max_tokens
 
 
@@ -120,19 +120,23 @@ def _given_max_tokens(body: LengthParameters, profile: Profile) -> int | None:
     )
 
 
-def _name_of_max_tokens(body: LengthParameters) -> str:
-    """Return the name under which the request gives `max_tokens`."""
-    return next((n for n in MAX_TOKENS_NAMES if getattr(body, n, None) is not None), "max_tokens")
+def name_of_max_tokens(body: LengthParameters, profile: Profile) -> str:
+    """Return the name under which the request gives `max_tokens`, or may give it."""
+    if profile.prefers_n_predict and body.n_predict is not None:
+        return "n_predict"
+    names = [name for name in MAX_TOKENS_NAMES if hasattr(body, name)]
+    return next((name for name in names if getattr(body, name) is not None), names[0])
 
 
-def read_min_tokens(body: LengthParameters, *, max_tokens: int) -> int:
+def read_min_tokens(body: LengthParameters, profile: Profile, *, max_tokens: int) -> int:
     """Return the minimum number of completion tokens.
 
     Raises InvalidParameterError if it is above `max_tokens`.
     """
     min_tokens = body.min_tokens or 0
     if 0 <= max_tokens < min_tokens:
-        raise must("min_tokens", f"be at most max_tokens ({max_tokens})", min_tokens)
+        name = name_of_max_tokens(body, profile)
+        raise must("min_tokens", f"be at most {name} ({max_tokens})", min_tokens)
     return min_tokens
 
 

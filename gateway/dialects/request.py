@@ -351,6 +351,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the first tokens of such a prompt are kept, and not the last ones."""
     max_tokens: int
     """Maximum completion tokens for each choice; -1 means all that fit."""
+    max_tokens_param: str = "max_tokens"
+    """The name by which the client gives `max_tokens`, for errors."""
     context_length_behavior: ContextLengthBehavior
     n: int = 1
     """Returned choices for each prompt."""

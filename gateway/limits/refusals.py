@@ -1,7 +1,8 @@
 """API errors for requests that a limit rejects."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from operator import methodcaller
 from typing import Final
 
 from gateway.limits.headers import dollars, headers_of
@@ -20,8 +21,9 @@ _CODES: Final = {
     LimitName.CONCURRENT_REQUESTS: "concurrency",
     LimitName.STORED_BYTES: "stored_bytes",
 }
+_MAX_TOKENS: Final = "'max_tokens'"
 _PROMPT_ADVICE: Final = "Shorten the prompt."
-_COMPLETION_ADVICE: Final = "Lower 'max_tokens', 'n' or 'best_of'."
+_COMPLETION_ADVICE: Final = f"Lower {_MAX_TOKENS}, 'n' or 'best_of'."
 _ADVICE: Final = {
     LimitName.TOKENS_PER_MINUTE: f"{_COMPLETION_ADVICE} {_PROMPT_ADVICE}",
     LimitName.TOKENS_PER_DAY: f"{_COMPLETION_ADVICE} {_PROMPT_ADVICE}",
@@ -33,19 +35,26 @@ _ADVICE: Final = {
 
 
 def refusal_error(
-    refused: Refused, *, is_openai: bool, is_anthropic: bool = False, sees: SeesUse = sees_all
+    refused: Refused,
+    *,
+    is_openai: bool,
+    is_anthropic: bool = False,
+    max_tokens_param: str = "max_tokens",
+    sees: SeesUse = sees_all,
 ) -> RateLimitError | InsufficientQuotaError:
     """Return the error of a rejection, whose headers may be Anthropic's.
 
     Lack of money has a separate status in the OpenAI dialect.
 
-    The message contains amounts of money only if the caller may see them.
+    The message contains amounts of money only if the caller may see them. It calls `max_tokens` by
+    the client's name.
     """
     headers = headers_of(refused, sees, is_anthropic=is_anthropic)
+    rename = methodcaller("replace", _MAX_TOKENS, f"'{max_tokens_param}'")
     if refused.limit is None or refused.limit is LimitName.BUDGET:
-        return _money_error(refused, headers, is_openai=is_openai, sees=sees)
+        return _money_error(refused, rename, headers, is_openai=is_openai, sees=sees)
     return RateLimitError(
-        _rate_message(refused, refused.limit),
+        rename(_rate_message(refused, refused.limit)),
         refusing=_refusing_limit(refused),
         code=_CODES.get(refused.limit, "tokens"),
         is_retryable=not refused.is_too_large,
@@ -54,7 +63,12 @@ def refusal_error(
 
 
 def _money_error(
-    refused: Refused, headers: Mapping[str, str], *, is_openai: bool, sees: SeesUse
+    refused: Refused,
+    rename: Callable[[str], str],
+    headers: Mapping[str, str],
+    *,
+    is_openai: bool,
+    sees: SeesUse,
 ) -> InsufficientQuotaError:
     is_credit = refused.limit is None
     refusing = _refusing_limit(refused)
@@ -64,7 +78,7 @@ def _money_error(
         message = _hidden_message(refused)
         refusing = replace(refusing, limit_value=None, used=None)
     return InsufficientQuotaError(
-        message,
+        rename(message),
         refusing=refusing,
         code="insufficient_credits" if is_credit else "budget_exceeded",
         is_openai=is_openai,
@@ -130,7 +144,8 @@ def _credit_message(refused: Refused) -> str:
     left = max(refused.value - refused.used, 0)
     return (
         f"The credit of {_holder(refused)} is insufficient: {dollars(left)} dollars remain, and "
-        f"the request may cost {dollars(refused.wanted)}. Buy credits or lower 'max_tokens'."
+        f"the request may cost {dollars(refused.wanted)}. Buy credits or "
+        f"lower {_MAX_TOKENS}."
     )
 
 

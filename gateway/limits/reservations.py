@@ -256,19 +256,27 @@ class Reservations:
         *,
         is_openai: bool,
         is_anthropic: bool = False,
+        max_tokens_param: str = "max_tokens",
         sees: SeesUse = sees_all,
     ) -> Admission:
         """Reserve the maximum usage of a request in all of its limits, or in none.
 
         Raises RateLimitError or InsufficientQuotaError; `is_openai` selects the status and code for
-        lack of money, `is_anthropic` the names of the headers. Raises StoreUnavailableError if the
+        lack of money, `is_anthropic` the names of the headers, and `max_tokens_param` is the
+        client's name of `max_tokens`. Raises StoreUnavailableError if the
         limits cannot be checked. After an error nothing is reserved.
         """
         reply = await self._ask(request)
         if isinstance(reply, NeedsSeed):
             reply = await self._seeded(request, reply, self._ask)
         if isinstance(reply, Refused):
-            raise refusal_error(reply, is_openai=is_openai, is_anthropic=is_anthropic, sees=sees)
+            raise refusal_error(
+                reply,
+                is_openai=is_openai,
+                is_anthropic=is_anthropic,
+                max_tokens_param=max_tokens_param,
+                sees=sees,
+            )
         if not isinstance(reply, Admitted):
             raise _unavailable()
         self._open[request.request_id] = request.tenant_id, request

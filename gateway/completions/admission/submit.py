@@ -236,6 +236,7 @@ class RequestSubmitter:
                     ReservationRequest.of(record, principal.limits, most),
                     is_openai=call.profile.name is Dialect.OPENAI,
                     is_anthropic=checked.endpoint.error_style is ErrorStyle.ANTHROPIC,
+                    max_tokens_param=checked.request.max_tokens_param,
                     sees=principal.sees_use_of,
                 )
         except (RateLimitError, InsufficientQuotaError) as error:

@@ -153,6 +153,7 @@ class _Preparation:
             window=window,
             behavior=request.context_length_behavior,
             param=param,
+            max_tokens_param=request.max_tokens_param,
         )
         shown = ""
         if request.echo:

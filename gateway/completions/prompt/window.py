@@ -80,22 +80,30 @@ def fit_max_tokens(
     window: int,
     behavior: ContextLengthBehavior,
     param: str = "prompt",
+    max_tokens_param: str = "max_tokens",
 ) -> int:
     """Return the maximum number of completion tokens, at most `max_tokens`.
 
     `max_tokens` -1 means all that fit. A prompt that leaves no room for one token is rejected
     in either behavior: the engine needs that room even to score the prompt. The prompt came in
-    `param`, such as `prompt[2]`. Raises ContextLengthExceededError.
+    `param`, such as `prompt[2]`, and the maximum in `max_tokens_param`. Raises
+    ContextLengthExceededError.
     """
     room = window - prompt_tokens
     is_strict = behavior is ContextLengthBehavior.ERROR
     if room < 1 or (max_tokens > room and is_strict):
-        raise too_long(prompt_tokens, max_tokens, window=window, param=param)
+        raise too_long(
+            prompt_tokens,
+            max_tokens,
+            window=window,
+            param=param,
+            max_tokens_param=max_tokens_param,
+        )
     return room if max_tokens == UNLIMITED else min(max_tokens, room)
 
 
 def too_long(
-    prompt_tokens: int, max_tokens: int, *, window: int, param: str
+    prompt_tokens: int, max_tokens: int, *, window: int, param: str, max_tokens_param: str
 ) -> ContextLengthExceededError:
     """Return the error for a prompt and a completion that exceed the window together."""
     room = window - prompt_tokens
@@ -105,11 +113,11 @@ def too_long(
     return ContextLengthExceededError(
         f"you requested {total} tokens ({prompt_tokens} in the {part}, {max_tokens} in the "
         "completion)",
-        advice=f"Please reduce the length of the {part} or completion. 'max_tokens' must be at "
-        f"most {room} for '{param}'. Given: {max_tokens}. To lower it, set "
+        advice=f"Please reduce the length of the {part} or completion. '{max_tokens_param}' must "
+        f"be at most {room} for '{param}'. Given: {max_tokens}. To lower it, set "
         "'context_length_exceeded_behavior' to truncate.",
         window=window,
-        param="max_tokens",
+        param=max_tokens_param,
         requested=str(total),
         n_prompt_tokens=prompt_tokens,
     )

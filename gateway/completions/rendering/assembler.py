@@ -56,7 +56,7 @@ class Assembler:
         elif isinstance(message, PromptScored):
             self.take_scores(reply.prompt_index, message)
         elif isinstance(message, JobFailed):
-            raise to_api_error(message)
+            raise to_api_error(message, max_tokens_param=self.completion.request.max_tokens_param)
 
     def add_delta(self, prompt_index: int, delta: Delta) -> None:
         """Add new text."""

@@ -165,7 +165,7 @@ class EventRenderer:
             self._take_scores(prompt_index, message)
         else:
             self._is_failed = message.code not in _ONLY_HERE
-            raise to_api_error(message)
+            raise to_api_error(message, max_tokens_param=self._completion.request.max_tokens_param)
 
     def _finish_job(self, prompt_index: int, finished: JobFinished, parts: list[bytes]) -> None:
         if self._completion.note_class(finished):

@@ -12,12 +12,14 @@ RETRY_AFTER_SECONDS = 1.0
 OVERLOADED_RETRY_AFTER_SECONDS = 5.0
 
 
-def to_api_error(failed: JobFailed) -> errors.ApiError:
-    """Return the error that the client receives."""
+def to_api_error(failed: JobFailed, *, max_tokens_param: str = "max_tokens") -> errors.ApiError:
+    """Return the error that the client receives, who gives `max_tokens` by this name."""
+    if failed.code is FailureCode.INVALID_REQUEST:
+        return _rejected(failed, max_tokens_param)
     return _ERRORS[failed.code](failed)
 
 
-def _rejected(failed: JobFailed) -> errors.BadRequestError:
+def _rejected(failed: JobFailed, max_tokens_param: str) -> errors.BadRequestError:
     if (excess := failed.excess) is None:
         return errors.BadRequestError(failed.message, param=failed.param)
     return too_long(
@@ -25,6 +27,7 @@ def _rejected(failed: JobFailed) -> errors.BadRequestError:
         excess.max_tokens,
         window=excess.window,
         param=failed.param or "prompt",
+        max_tokens_param=max_tokens_param,
     )
 
 
@@ -36,7 +39,6 @@ def _generation_failed(_: JobFailed) -> errors.GenerationFailedError:
 
 
 _ERRORS: Final[Mapping[FailureCode, Callable[[JobFailed], errors.ApiError]]] = {
-    FailureCode.INVALID_REQUEST: _rejected,
     FailureCode.DEADLINE_EXCEEDED: lambda _: errors.GenerationTimeoutError(
         "The request exceeded its time limit."
     ),
@@ -77,4 +79,4 @@ _ERRORS: Final[Mapping[FailureCode, Callable[[JobFailed], errors.ApiError]]] = {
     FailureCode.ENGINE_ERROR: _generation_failed,
     FailureCode.REPLIES_LOST: _generation_failed,
 }
-"""One error for each code."""
+"""One error for each code but that of an invalid request."""

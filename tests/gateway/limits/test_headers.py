@@ -174,9 +174,10 @@ def test_every_limit_has_a_readable_message(limit: LimitName, is_too_large: bool
 
 def test_too_large_request_gets_the_parameter_to_lower() -> None:
     answer = refused(LimitName.COMPLETION_TOKENS_PER_MINUTE, used=0, wanted=4096)
-    assert refusal_error(answer, is_openai=False).message == (
+    error = refusal_error(answer, is_openai=False, max_tokens_param="n_predict")
+    assert error.message == (
         "The request needs 4096, which exceeds the limit of 100 completion tokens per minute "
-        "of the key 'key_ab'. Lower 'max_tokens', 'n' or 'best_of'."
+        "of the key 'key_ab'. Lower 'n_predict', 'n' or 'best_of'."
     )
 
 

@@ -86,14 +86,15 @@ def test_reason_of_a_rejected_request_is_reported() -> None:
     ("excess", "param", "requested"),
     [
         (ContextExcess(70, 5, 64), "messages", "75 tokens (70 in the messages, 5"),
-        (ContextExcess(60, 5, 64), "max_tokens", "65 tokens (60 in the messages, 5"),
+        (ContextExcess(60, 5, 64), "n_predict", "65 tokens (60 in the messages, 5"),
     ],
 )
 def test_prompt_with_too_many_tokens_of_images_exceeds_the_window(
     excess: ContextExcess, param: str, requested: str
 ) -> None:
     code = FailureCode.INVALID_REQUEST
-    error = to_api_error(JobFailed(1, 1, code, "No.", param="messages", excess=excess))
+    failed = JobFailed(1, 1, code, "No.", param="messages", excess=excess)
+    error = to_api_error(failed, max_tokens_param="n_predict")
     assert (error.code, error.param) == ("context_length_exceeded", param)
     assert error.message.startswith(
         f"This model's maximum context length is 64 tokens. However, you requested {requested}"
