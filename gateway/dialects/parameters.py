@@ -35,7 +35,7 @@ MAX_NAMED: Final = 32
 UNSEEN_IMAGE: Final = "[An image, which this model cannot see.]"
 """Replaces an image in the result of a tool, for models without vision."""
 
-_SAFE_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_SAFE_NAME: Final = re.compile(r"[A-Za-z0-9_.\[\]-]{1,64}")
 _NOTHING: Final[tuple[Any, ...]] = (None, "", [], {})
 """Values that request nothing; so does false, except where true is accepted."""
 

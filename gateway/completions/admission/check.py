@@ -197,21 +197,24 @@ class RequestChecker:
         grammar = await self._grammar(chat, card, call.principal.tenant_id)
         return msgspec.structs.replace(checked, grammar=grammar)
 
-    async def prompt_tokens(self, call: Call, endpoint: Endpoint) -> int:
+    async def prompt_tokens(self, call: Call, endpoint: Endpoint) -> tuple[int, tuple[str, ...]]:
         """Return the tokens of a request's prompt, as they would be billed. Raises an ApiError.
 
-        They may exceed the context window. An image counts with the most tokens it may have.
+        They may exceed the context window. An image counts with the most tokens it may have. The
+        second value has the parameters without effect.
         """
         rendered = await self.render(call, endpoint)
+        ignored = rendered.chat.request.ignored_parameters
         try:
             _, prepared = await self._prepare(rendered, call)
         except ContextLengthExceededError as error:
             if error.n_prompt_tokens is None:
                 raise
-            return error.n_prompt_tokens
+            return error.n_prompt_tokens, ignored
         tier = call.principal.service_tier
         request, card = rendered.chat.request, rendered.card
-        return CheckedRequest(endpoint, request, card, prepared, "", tier).most.prompt_tokens
+        checked = CheckedRequest(endpoint, request, card, prepared, "", tier)
+        return checked.most.prompt_tokens, ignored
 
     async def render(self, call: Call, endpoint: Endpoint) -> RenderedRequest:
         """Check a request against its dialect and model, and render a chat. Raises an ApiError."""
@@ -478,9 +481,10 @@ def _check_size(request: GenerationRequest, prepared: PreparedRequest, *, most_b
     if held_bytes > most_bytes:
         raise InvalidParameterError(
             f"The response may need {held_bytes} bytes of memory ({tokens} tokens, {scores} "
-            f"log-probabilities each); the limit is {most_bytes} bytes. Reduce 'max_tokens' or the "
-            "number of choices or log-probabilities, or stream without 'best_of'.",
-            param="max_tokens",
+            f"log-probabilities each); the limit is {most_bytes} bytes. Reduce "
+            f"'{request.max_tokens_param}' or the number of choices or log-probabilities, or "
+            "stream without 'best_of'.",
+            param=request.max_tokens_param,
         )
 
 

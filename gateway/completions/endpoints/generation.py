@@ -104,12 +104,12 @@ class Completions:
         exchange = exchange_of(request.scope)
         exchange.error_style = exchange.error_style or endpoint.error_style
         call = await self._reader.read(request)
-        counted: dict[str, Any] = {
-            "input_tokens": await self._checker.prompt_tokens(call, endpoint)
-        }
+        tokens, ignored = await self._checker.prompt_tokens(call, endpoint)
+        counted: dict[str, Any] = {"input_tokens": tokens}
         if endpoint.form is ResponseForm.RESPONSES:
             counted = {"object": "response.input_tokens", **counted}
-        return Response(msgspec.json.encode(counted), media_type="application/json")
+        content, headers = msgspec.json.encode(counted), ignored_header(ignored)
+        return Response(content, media_type="application/json", headers=headers)
 
     async def _create(
         self,

@@ -70,6 +70,7 @@ _MEMBERS: Final = {
     "metadata": ("user_id",),
     "output_config": ("effort", "format"),
     "thinking": ("type", "budget_tokens", "display"),
+    "tool_choice": ("type", "name", "disable_parallel_tool_use"),
 }
 """The members of objects that are read."""
 _TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
@@ -182,7 +183,11 @@ def read_counted_message(
 ) -> GenerationRequest:
     """Return the request whose prompt is counted; `max_tokens` has no effect."""
     del max_prompts
-    return _read(validate(MessageRequest, body | {"max_tokens": None}), profile, max_tokens=1)
+    request = _read(validate(MessageRequest, body | {"max_tokens": None}), profile, max_tokens=1)
+    if body.get("max_tokens") is None:
+        return request
+    ignored = tuple(sorted({*request.ignored_parameters, "max_tokens"}))
+    return msgspec.structs.replace(request, ignored_parameters=ignored)
 
 
 def _read(wire: MessageRequest, profile: Profile, *, max_tokens: int) -> GenerationRequest:

@@ -12,7 +12,7 @@ from gateway.dialects.chat.messages import unread_members
 from gateway.dialects.chat.request import LabelParameters, check_metadata
 from gateway.dialects.chat.template_arguments import TemplateParameters, read_template_arguments
 from gateway.dialects.chat.thinking import EFFORTS, ThinkingParameters, read_thinking
-from gateway.dialects.fields import COUNT, agreed, bounded, one_of, optional_object, typed
+from gateway.dialects.fields import COUNT, agreed, bounded, integer, one_of, optional_object, typed
 from gateway.dialects.json_types import schema_of
 from gateway.dialects.lengths import read_chat_max_tokens
 from gateway.dialects.parameters import (
@@ -32,7 +32,13 @@ from gateway.dialects.request import (
     StructureKind,
 )
 from gateway.dialects.responses.items import read_input
-from gateway.dialects.responses.tools import CHOICE_SCHEMA, TOOLS_SCHEMA, Toolbox, read_use
+from gateway.dialects.responses.tools import (
+    CHOICE_MEMBERS,
+    CHOICE_SCHEMA,
+    TOOLS_SCHEMA,
+    Toolbox,
+    read_use,
+)
 from gateway.dialects.structured.structures import checked_schema
 from gateway.dialects.wire import INTEGRAL, validate
 from gateway.records.errors import invalid, must, unsupported
@@ -47,9 +53,12 @@ _TRUNCATIONS: Final = ("disabled", "auto")
 _NO_PROFILE: Final = PROFILES[Dialect.OPENAI]
 """The profile whose defaults are those of the API."""
 
+_FORMAT_MEMBERS: Final = ("type", "name", "description", "schema", "strict")
+_ONE_CHOICE: Final = ("n", "n_cmpl")
+_OF_CHATS: Final = ("logprobs", "n_probs")
 _UNSERVED: Final = frozenset(
     {
-        *("n", "n_cmpl", "logprobs", "n_probs", "prompt_logprobs"),
+        *(*_ONE_CHOICE, *_OF_CHATS, "prompt_logprobs"),
         *("return_token_ids", "return_tokens", "return_tokens_as_token_ids", "stream_options"),
         *("timings_per_token", "return_progress", "perf_metrics_in_response"),
         *("add_generation_prompt", "continue_final_message", "reasoning_effort"),
@@ -236,19 +245,23 @@ def _included(value: object) -> list[Any]:
 
 
 def _ignored(body: dict[str, Any], wire: ResponseRequest) -> list[str]:
-    for name in ("n", "n_cmpl"):
-        if body.get(name) not in (None, 1):
+    for name in _ONE_CHOICE:
+        if body.get(name) is not None and integer(body[name]) != 1:
             raise must(name, "be 1: a response has one choice", body[name])
-    for name in ("logprobs", "n_probs"):
+    for name in _OF_CHATS:
         if not is_nothing(body.get(name)) and body[name] != 0:
             raise unsupported(name, "is not supported here. Use 'top_logprobs'.")
     ignored = unread(wire.model_extra, REJECTED) + shared_extra(wire)
-    ignored += (name for name in _UNSERVED if not is_nothing(body.get(name)) and body[name] != 1)
+    others = _UNSERVED.difference(_ONE_CHOICE, _OF_CHATS)
+    ignored += (name for name in others if not is_nothing(body.get(name)))
     for path, value, known in (
         ("reasoning.", wire.reasoning, ("effort", "summary", "generate_summary")),
         ("text.", wire.text, ("format", "verbosity")),
+        ("text.format.", (wire.text or {}).get("format"), _FORMAT_MEMBERS),
+        ("tool_choice.", wire.tool_choice, CHOICE_MEMBERS),
     ):
-        ignored += (path + name for name in unread_members(value or {}, known))
+        members = value if isinstance(value, dict) else {}
+        ignored += (path + name for name in unread_members(members, known))
     ignored += (f"include.{each}" for each in _included(wire.include) if each not in _INCLUDED)
     if wire.truncation == "auto":
         ignored.append("truncation")

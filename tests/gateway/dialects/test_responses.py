@@ -48,6 +48,15 @@ def calls_of(message: dict[str, Any]) -> list[tuple[str, Any]]:
     return [(each["name"], each["arguments"]) for each in functions]
 
 
+def test_parameters_of_chats_are_named_and_types_are_strict() -> None:
+    ignored = read(return_token_ids=True, stream_options={}, n=1.0, logprobs=False)
+    assert ignored.ignored_parameters == ("return_token_ids",)
+    for name, value in (("n", True), ("n_cmpl", 2), ("tools", [{"type": {}}])):
+        with pytest.raises(BadRequestError) as caught:
+            read({name: value})
+        assert caught.value.param == name
+
+
 def test_items_of_one_turn_are_one_message() -> None:
     parts = [{"type": "output_text", "text": "b"}, {"type": "output_text", "text": "c"}]
     messages = messages_of(
