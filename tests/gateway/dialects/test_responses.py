@@ -49,8 +49,14 @@ def calls_of(message: dict[str, Any]) -> list[tuple[str, Any]]:
 
 
 def test_parameters_of_chats_are_named_and_types_are_strict() -> None:
-    ignored = read(return_token_ids=True, stream_options={}, n=1.0, logprobs=False)
-    assert ignored.ignored_parameters == ("return_token_ids",)
+    ignored = read(
+        {"return_token_ids": True, "stream_options": {}, "n": 1.0, "logprobs": False},
+        text={"format": {"type": "text", "x": 1}},
+        tools=[{**FUNCTION, "x": 1}],
+        tool_choice={"type": "function", "name": "f", "x": 1},
+    )
+    names = ("return_token_ids", "text.format.x", "tool_choice.x", "tools[0].x")
+    assert ignored.ignored_parameters == names
     for name, value in (("n", True), ("n_cmpl", 2), ("tools", [{"type": {}}])):
         with pytest.raises(BadRequestError) as caught:
             read({name: value})
