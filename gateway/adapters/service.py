@@ -163,7 +163,7 @@ class AdapterService:
 
     def __post_init__(self) -> None:
         claim = partial(claiming, self._database, AdapterRow.claimed_until)
-        self._validating = Slots(AT_ONCE, claim(lock_new), self._try_to_validate)
+        self._validating = Slots(AT_ONCE, claim(lock_new), self._validate_in_slot)
         self._late: dict[str, None] = {}
         """Adapters whose validations may have to give way, in the order of their age."""
         self._removing = Slots(AT_ONCE, claim(lock_unused, REMOVAL_CLAIM), self._remove)
@@ -300,12 +300,19 @@ class AdapterService:
         await self._validating.aclose()
         await self._removing.aclose()
 
+    async def _validate_in_slot(self, item: tuple[AdapterRow, Claim]) -> bool:
+        try:
+            return await self._try_to_validate(item)
+        finally:
+            # Not before: until its slot is free, no other validation gives way.
+            self._late.pop(item[1].key, None)
+
     async def _try_to_validate(self, item: tuple[AdapterRow, Claim]) -> bool:
         """Validate an adapter; if that fails, let it be repeated after a pause, or fail."""
         adapter, claim = item[0].to_record(), item[1]
         patience = SOURCE_PATIENCE
         try:
-            await self._validate(adapter, claim)
+            await self._validate(adapter, claim, gives_way=True)
         except LostClaimError:
             return False  # It was deleted meanwhile.
         except UnreadableSourceError as error:
@@ -337,7 +344,7 @@ class AdapterService:
             await claim.change(**columns)
         return False
 
-    async def _validate(self, adapter: Adapter, claim: Claim) -> None:
+    async def _validate(self, adapter: Adapter, claim: Claim, *, gives_way: bool = False) -> None:
         async def note(sha256: str) -> None:
             if adapter.sha256 not in ("", sha256):
                 raise InvalidAdapterError("The files have changed while they were copied.")
@@ -346,8 +353,9 @@ class AdapterService:
                     raise StoreUnavailableError("Old copies of the files are being removed.")
 
         copying = self._copier.copy(adapter.source, adapter.base_model, note)
+        work = self._in_turn(adapter, copying) if gives_way else copying
         try:
-            copied = await claim.hold(self._in_turn(adapter, copying), seconds=SECONDS)
+            copied = await claim.hold(work, seconds=SECONDS)
         except TimeoutError:
             raise UnreadableSourceError(
                 f"The files were not copied within {SECONDS:.0f} seconds."
@@ -375,7 +383,6 @@ class AdapterService:
                 await asyncio.wait({task}, timeout=LOOK_SECONDS)
             return task.result()
         finally:
-            self._late.pop(adapter.id, None)
             await end_task(task)
 
     async def _has_waiting_tenant(self) -> bool:

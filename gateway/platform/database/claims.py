@@ -287,7 +287,7 @@ class Slots(Generic[Item]):
     @property
     def is_full(self) -> bool:
         """Whether no slot is free."""
-        return len(self._running) >= self._number
+        return sum(not task.done() for task in self._running.values()) >= self._number
 
     async def run(self, *, seconds: float = TURN_SECONDS) -> int:
         """Begin due items until none is left or `seconds` are over.
