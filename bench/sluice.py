@@ -6,13 +6,11 @@ import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
-
-from redis.asyncio import Redis
 
 from bench.processes import descendants
 from bench.starting import (
@@ -24,11 +22,13 @@ from bench.starting import (
     start,
 )
 from bench.systems import ENGINE_GROUP, Deployment, Engine
+from common.redis_url import redis_client
 from gateway.accounts.keys.service import KeyService
 from gateway.accounts.tenants.service import TenantService
 from gateway.cli.launch.launch_plan import redis_server
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
+from gateway.records.limits import LimitChanges
 
 _REDIS_OPTIONS = (
     "--bind",
@@ -71,10 +71,9 @@ class Sluice:
         self._folder = folder
         self._repository = repository
         self.redis_port = port = free_port()
-        self._redis_url = f"redis://127.0.0.1:{port}/0"
         self.database_url = database_url or f"sqlite+aiosqlite:///{folder}/sluice.db"
         self._environment = {
-            "SLUICE_REDIS_URL": self._redis_url,
+            "SLUICE_REDIS_URL": f"redis://127.0.0.1:{port}/0",
             "SLUICE_DATABASE_URL": self.database_url,
             "SLUICE_CACHE_SALT_SECRET": secrets.token_hex(16),
             **settings,
@@ -84,12 +83,18 @@ class Sluice:
         self._operator_urls: list[str] = []
         self._workers: list[tuple[Server, str]] = []
         redis = [redis_server(), "--port", str(port), "--dir", str(folder)]
-        self._redis = start("redis", [*redis, *_REDIS_OPTIONS], folder=folder, environment={})
+        self.redis = start("redis", [*redis, *_REDIS_OPTIONS], folder=folder, environment={})
 
-    def open(self, deployment: Deployment, *, workers: int = 1) -> None:
-        """Start everything except the gateways, and wait until the workers are ready."""
+    def open(
+        self, deployment: Deployment, *, workers: int = 1, models: Sequence[str] = (MODEL,)
+    ) -> None:
+        """Start everything except the gateways, and wait until the workers of each model are
+        ready.
+        """
         self.command("db", "upgrade")
-        self._workers += [self._launch_worker(deployment) for _ in range(workers)]
+        self._workers += [
+            self._launch_worker(deployment, model) for model in models for _ in range(workers)
+        ]
         for worker, url in self._workers:
             worker.wait_until_ready(f"{url}/readyz", seconds=_ENGINE_READY_SECONDS)
 
@@ -99,12 +104,12 @@ class Sluice:
         worker.wait_until_ready(f"{url}/readyz", seconds=_ENGINE_READY_SECONDS)
         return worker, url
 
-    def _launch_worker(self, deployment: Deployment) -> tuple[Server, str]:
+    def _launch_worker(self, deployment: Deployment, model: str = MODEL) -> tuple[Server, str]:
         port = free_port()
         options = {
             "engine": deployment.engine.value,
             "model-path": str(deployment.checkpoint),
-            "model-name": MODEL,
+            "model-name": model,
             "max-sequences": str(deployment.max_sequences),
             "context-window": str(deployment.context_window),
             "scripted-step-seconds": str(deployment.step_seconds),
@@ -125,7 +130,7 @@ class Sluice:
             gateway.stop()
         for worker, _ in self._workers:
             worker.stop()
-        self._redis.stop()
+        self.redis.stop()
 
     def urls(self, number: int) -> list[str]:
         """Return base URLs of `number` gateways; starts missing ones."""
@@ -138,10 +143,16 @@ class Sluice:
         self.urls(1)
         return [*(url for _, url in self._workers), self._operator_urls[0]]
 
-    def key(self, tenant: str, *, weight: float = 1.0) -> str:
-        """Return an API key of a tenant, created on first use with a weight."""
+    def key(
+        self,
+        tenant: str,
+        *,
+        weight: float = 1.0,
+        limits: LimitChanges = MappingProxyType({}),
+    ) -> str:
+        """Return an API key of a tenant, created on first use with a weight and limits."""
         if tenant not in self._keys:
-            self._keys[tenant] = asyncio.run(self._create_key(tenant, weight))
+            self._keys[tenant] = asyncio.run(self._create_key(tenant, weight, limits))
         return self._keys[tenant]
 
     def groups(self, front_doors: int) -> dict[str, list[int]]:
@@ -150,7 +161,7 @@ class Sluice:
         groups = {
             "gateway": [gateway.pid for _, gateway in self._gateways[:front_doors]],
             "worker front": workers,
-            "redis": [self._redis.pid],
+            "redis": [self.redis.pid],
         }
         engine = [pid for worker in workers for pid in descendants(worker)]
         return groups | ({ENGINE_GROUP: engine} if engine else {})
@@ -199,12 +210,13 @@ class Sluice:
             repository=self._repository,
         )
 
-    async def _create_key(self, tenant: str, weight: float) -> str:
-        database, redis = Database(self.database_url), Redis.from_url(self._redis_url)
+    async def _create_key(self, tenant: str, weight: float, limits: LimitChanges) -> str:
+        database = Database(self.database_url)
+        redis = redis_client(self._environment["SLUICE_REDIS_URL"])
         announcer = ChangeAnnouncer(redis)
         try:
             tenants = TenantService(database, announcer)
-            await tenants.create(tenant, tenant_id=tenant, weight=weight)
+            await tenants.create(tenant, tenant_id=tenant, weight=weight, limits=limits)
             created = await KeyService(database, announcer).create(tenant, name="bench")
             key: str = created.key.reveal()
             return key

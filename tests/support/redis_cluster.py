@@ -5,8 +5,10 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 from redis import Redis
+from redis.crc import key_slot
 
 from tests.support.processes import wait_until
 from tests.support.redis_server import (
@@ -21,10 +23,14 @@ from tests.support.redis_server import (
 
 NODE_TIMEOUT_MS = 2_000
 """After which a master that does not respond is replaced."""
-_OPTIONS = ("--cluster-node-timeout", str(NODE_TIMEOUT_MS), "--repl-diskless-sync-delay", "0")
+_OPTIONS = (
+    *("--cluster-node-timeout", str(NODE_TIMEOUT_MS), "--repl-diskless-sync-delay", "0"),
+    *("--cluster-require-full-coverage", "no"),
+)
+_BY_HOSTNAME = ("--cluster-preferred-endpoint-type", "hostname")
 _ENCRYPTED = (
     *("--tls-cluster", "yes", "--tls-replication", "yes"),
-    *("--cluster-announce-hostname", "localhost", "--cluster-preferred-endpoint-type", "hostname"),
+    *("--cluster-announce-hostname", "localhost", *_BY_HOSTNAME),
 )
 _MOVED_AT_ONCE = 64
 
@@ -39,6 +45,9 @@ class RedisClusterServers:
         executable: BUNDLED or SYSTEM.
         certificate: file of a key and its certificate for `localhost`. Clients, and servers among
             each other, then use TLS; only the tests' commands do not. Needs SYSTEM.
+        announced: address at which clients reach the servers; they reach each other at 127.0.0.1.
+            Needs SYSTEM.
+        append: when they flush their append-only files; without one, each start begins empty.
     """
 
     def __init__(
@@ -47,9 +56,13 @@ class RedisClusterServers:
         masters: int = 3,
         executable: str = SYSTEM or BUNDLED,
         certificate: Path | None = None,
+        announced: str = "",
+        append: Literal["always", "everysec"] | None = None,
     ) -> None:
         self._executable = executable
         self._certificate = certificate
+        self._announced = announced
+        self._append: Literal["always", "everysec"] | None = append
         self._encrypted_ports: dict[int, int] = {}
         bounds = [HASH_SLOTS * number // masters for number in range(masters + 1)]
         self.masters = [self._server(range(first, end)) for first, end in pairwise(bounds)]
@@ -93,6 +106,21 @@ class RedisClusterServers:
         self._meet([server, self.masters[0]])
         return server
 
+    def remove(self, server: RedisServer, *, heir: RedisServer) -> None:
+        """Move the slots of a master without replicas to another one, and stop it."""
+        client = _client(server)
+        own = client.execute_command("CLUSTER", "MYID")
+        self.move(_slots_of(client), to=heir)
+        self.masters.remove(server)
+        for each in self.servers:
+            each.command(f"CLUSTER FORGET {own.decode()}")
+        server.close()
+
+    def used_slots(self, server: RedisServer) -> dict[int, bytes]:
+        """Return the slots of a server that have keys, each with one of them."""
+        names: list[bytes] = _client(server).execute_command("KEYS", "*")
+        return {key_slot(name): name for name in names}
+
     def move(self, slots: Sequence[int], *, to: RedisServer) -> None:
         """Move slots with their keys, as `redis-cli --cluster reshard` does."""
         target = _client(to)
@@ -125,10 +153,26 @@ class RedisClusterServers:
 
     def fail_over(self, number: int) -> None:
         """Kill a master and wait until its replica has its slots."""
-        replica = self.replicas[number]
         self.masters[number].kill()
+        self._promoted(number)
+
+    def switch_over(self, number: int) -> None:
+        """Let a master and its replica change roles; no write is lost."""
+        self.replicas[number].command("CLUSTER FAILOVER")
+        self._promoted(number)
+        self.settle(number)
+
+    def _promoted(self, number: int) -> None:
+        replica = self.replicas[number]
         wait_until(lambda: _is_master(replica) and replica.is_ready(), what="the promotion")
         self.masters[number], self.replicas[number] = replica, self.masters[number]
+
+    def settle(self, number: int) -> None:
+        """Wait until one of a master and its replica replicates the other, whichever it is."""
+        pair = self.masters[number], self.replicas[number]
+        wait_until(lambda: any(map(_is_connected, pair)), what="the replica's connection")
+        if _is_connected(pair[0]):
+            self.masters[number], self.replicas[number] = pair[1], pair[0]
 
     def restart_replica(self, number: int) -> None:
         """Start a killed server, and wait until it replicates the one that was promoted."""
@@ -147,7 +191,13 @@ class RedisClusterServers:
 
     def _server(self, slots: range) -> RedisServer:
         if self._certificate is None:
-            return RedisServer(self._executable, cluster=True, slots=slots, options=_OPTIONS)
+            options: tuple[str, ...] = _OPTIONS
+            if self._announced:
+                options += ("--bind", "127.0.0.1", self._announced)
+                options += ("--cluster-announce-hostname", self._announced, *_BY_HOSTNAME)
+            return RedisServer(
+                self._executable, cluster=True, slots=slots, append=self._append, options=options
+            )
         encryption = Encryption(free_cluster_port(), self._certificate)
         options = (*_OPTIONS, *encryption.options, *_ENCRYPTED)
         options += ("--tls-ca-cert-file", str(self._certificate))
@@ -179,12 +229,17 @@ def _knows(server: RedisServer, number: int) -> bool:
 
 
 def _has(server: RedisServer, slot: int) -> bool:
-    client = _client(server)
+    return slot in _slots_of(_client(server))
+
+
+def _slots_of(client: "Redis") -> list[int]:
     own = client.execute_command("CLUSTER", "MYID")
-    return any(
-        first <= slot <= last and master[2] == own
+    return [
+        slot
         for first, last, master, *_ in client.execute_command("CLUSTER", "SLOTS")
-    )
+        if master[2] == own
+        for slot in range(first, last + 1)
+    ]
 
 
 def _is_connected(server: RedisServer) -> bool:

@@ -23,6 +23,7 @@ def main() -> int:
         seed=arguments.seed,
         seconds=arguments.minutes * 60,
         database=arguments.database,
+        is_cluster=arguments.cluster,
         size=Size(gateways=arguments.gateways, workers=arguments.workers),
         lines=arguments.lines,
         clients=arguments.clients,
@@ -52,6 +53,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--minutes", type=float, default=2, help="how long faults are injected")
     parser.add_argument("--seed", type=int, default=1, help="the same seed gives the same faults")
     parser.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite")
+    parser.add_argument(
+        "--cluster", action="store_true", help="three masters of Redis with a replica each"
+    )
     parser.add_argument("--gateways", type=int, default=2)
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--lines", type=int, default=0, help="of batches beside the requests")

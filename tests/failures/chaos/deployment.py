@@ -16,9 +16,10 @@ from urllib.parse import urlsplit
 
 from tests.failures.chaos import plants, program
 from tests.failures.chaos.clock_library import clock_variables
-from tests.failures.chaos.proxy import Proxy
+from tests.failures.chaos.proxy import Links
 from tests.support.postgres_server import PostgresServer
 from tests.support.processes import free_port
+from tests.support.redis_cluster import RedisClusterServers
 from tests.support.redis_server import RedisServer
 from tests.support.stack import CHECKPOINT, MODEL, Stack, http_status, metric
 
@@ -55,7 +56,7 @@ class Member:
     role: str
     arguments: list[str]
     environment: dict[str, str]
-    proxy: Proxy
+    links: Links
     url: str = ""
     """Base URL of its health endpoints; empty if it has none."""
     metrics_url: str = ""
@@ -82,6 +83,8 @@ class Deployment:
 
     stack: Stack
     redis: RedisServer
+    """The only Redis, or Celery's beside a cluster."""
+    cluster: RedisClusterServers | None
     postgres: PostgresServer | None
     clocked: Collection[str] = CLOCKED
     """Roles whose last process has a clock that can be set."""
@@ -100,12 +103,11 @@ class Deployment:
         return {member.name: member.url for member in self.named("gateway")}
 
     async def add(self, role: str, number: int | None, environment: Mapping[str, str]) -> Member:
-        """Add a process with its own proxy to Redis, and start it."""
+        """Add a process with its own proxies to Redis, and start it."""
         name = role if number is None else f"{role}-{number}"
-        proxy = Proxy(self.redis.port)
-        await proxy.start()
+        links = Links(len(self.members))
         arguments, url, metrics_url = [], "", ""
-        variables = {"SLUICE_REDIS_URL": proxy.url, **environment}
+        variables = {**await self._connect(links), **environment}
         if role == "gateway":
             port, operators = free_port(), free_port()
             arguments = ["--port", str(port), "--operator-port", str(operators)]
@@ -119,10 +121,23 @@ class Deployment:
             variables |= _worker_variables(port)
         variables[program.STATE_FILE] = str(self._state_file(name))
         member = self.members[name] = Member(
-            name, role, arguments, variables, proxy, url, metrics_url
+            name, role, arguments, variables, links, url, metrics_url
         )
         self.start(member)
         return member
+
+    async def _connect(self, links: Links) -> dict[str, str]:
+        """Open the proxies of a process; return its variables."""
+        url = await links.open(self.redis.port)
+        if self.cluster is None:
+            return {"SLUICE_REDIS_URL": url}
+        for server in self.cluster.servers:
+            await links.open(server.port)
+        seeds = ",".join(f"{links.address}:{server.port}" for server in self.cluster.masters)
+        return {
+            "SLUICE_REDIS_URL": f"redis://{seeds}?cluster=true",
+            "SLUICE_CELERY_BROKER_URL": url,
+        }
 
     def start(self, member: Member) -> None:
         """Start a process that is not running."""
@@ -152,7 +167,7 @@ class Deployment:
         if not self.is_running(member):
             return False
         if not member.url:
-            return member.proxy.is_used
+            return member.links.is_used
         return await asyncio.to_thread(http_status, f"{member.url}/readyz") == 200
 
     def is_running(self, member: Member) -> bool:
@@ -239,11 +254,11 @@ class Deployment:
         """Stop all processes and proxies."""
         self.is_closing = True
         for member in self.members.values():
-            member.proxy.clear()
+            member.links.clear()
             self.signal(member, signal.SIGCONT)
             await self.kill(member)
         for member in self.members.values():
-            await member.proxy.aclose()
+            await member.links.aclose()
 
     @property
     def armed_file(self) -> Path:
@@ -271,6 +286,7 @@ async def deployed(
     stack: Stack,
     redis: RedisServer,
     *,
+    cluster: RedisClusterServers | None = None,
     size: Size,
     clocked: Collection[str] = CLOCKED,
     postgres: PostgresServer | None = None,
@@ -282,7 +298,7 @@ async def deployed(
     The last process of each role in `clocked` has a clock that can be set. On request, the
     processes have all defects, each disarmed, or reservations that expire soon.
     """
-    deployment = Deployment(stack, redis, postgres, clocked)
+    deployment = Deployment(stack, redis, cluster, postgres, clocked)
     common: dict[str, str] = {}
     if is_planted:
         common |= {program.PLANTS: "1", plants.ARMED_FILE: str(deployment.armed_file)}

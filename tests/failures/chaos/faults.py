@@ -8,15 +8,25 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from tests.failures.chaos.clock_library import HINT, library, set_clock
 from tests.failures.chaos.deployment import CLOCKED, LOOK_SECONDS, Deployment, Member
+from tests.failures.proofs.differences import difference
+from tests.support.redis_cluster import RedisClusterServers
+from tests.support.redis_server import RedisServer
 
 FULL_DISK_BYTES = 4096
 """Limit of file sizes while the disk is "full"."""
 STARTING_SECONDS = 15.0
 """Start time of a process on a busy machine."""
+MASTERS = 3
+"""Of a cluster, each with a replica."""
+MOVED_RESPONSES = 10
+"""Slots with stored responses that are moved at once; each response has its own."""
+REDIS = "redis"
+"""The only Redis; with a number, a master and its replica."""
 
 
 class Kind(StrEnum):
@@ -41,7 +51,17 @@ class Kind(StrEnum):
     STOP_DATABASE = "PostgreSQL stopped"
     FULL_DISK = "disk full"
     SET_CLOCK = "clock set"
+    KILL_BEHIND = "Redis killed while its replica is behind"
+    FAIL_OVER = "Redis failed over as planned"
+    CUT_SERVER = "gateways cut off from one Redis"
+    MOVE_SLOTS = "slots moved"
+    ADD_SERVER = "Redis added, used and removed"
 
+
+CLUSTERED = frozenset(
+    {Kind.KILL_BEHIND, Kind.FAIL_OVER, Kind.CUT_SERVER, Kind.MOVE_SLOTS, Kind.ADD_SERVER}
+)
+"""Faults that only a cluster has."""
 
 WEIGHTS = {
     Kind.KILL_WORKER: 5,
@@ -62,6 +82,11 @@ WEIGHTS = {
     Kind.STOP_DATABASE: 1,
     Kind.FULL_DISK: 1,
     Kind.SET_CLOCK: 1,
+    Kind.KILL_BEHIND: 2,
+    Kind.FAIL_OVER: 2,
+    Kind.CUT_SERVER: 3,
+    Kind.MOVE_SLOTS: 2,
+    Kind.ADD_SERVER: 1,
 }
 
 
@@ -86,6 +111,10 @@ class Fault:
     ended: float = 0.0
     """0 until its target serves again."""
     note: str = ""
+    lost: dict[str, int] = field(default_factory=dict)
+    """Confirmed writes that were lost, by kind."""
+    lost_until: float = 0.0
+    """Confirmed writes between `began` and this time were lost; 0: none."""
 
     def reported(self, since: float) -> str:
         """Return one line of the log."""
@@ -130,6 +159,8 @@ class FaultInjector:
             self.skipped[Kind.FULL_DISK] = "the database is PostgreSQL"
         if library() is None:
             self.skipped[Kind.SET_CLOCK] = HINT
+        if self.deployment.cluster is None:
+            self.skipped |= dict.fromkeys(CLUSTERED, "Redis is no cluster")
         return [kind for kind in WEIGHTS if kind not in self.skipped]
 
     async def run(
@@ -285,11 +316,11 @@ async def _partition(injector: FaultInjector, planned: Planned, member: Member) 
     is_reset = planned.choice * 1000 % 1 < 0.5
     note = f"for {seconds:.1f} s, then {'reset' if is_reset else 'healed'}"
     with injector.noting_member(planned.kind, member, note):
-        member.proxy.silence()
+        member.links.silence()
         await asyncio.sleep(seconds)
         if is_reset:
-            member.proxy.reset()
-        member.proxy.clear()
+            member.links.reset()
+        member.links.clear()
         await injector.deployment.ready(member)
 
 
@@ -298,37 +329,145 @@ async def _slow(injector: FaultInjector, planned: Planned, member: Member) -> No
     with injector.noting_member(
         planned.kind, member, f"{delay * 1000:.0f} ms for {planned.seconds:.1f} s"
     ):
-        member.proxy.delay_seconds = delay
+        member.links.delay(delay)
         await asyncio.sleep(planned.seconds)
-        member.proxy.delay_seconds = 0.0
+        member.links.delay(0.0)
         await injector.deployment.ready(member)
 
 
 async def _lossy(injector: FaultInjector, planned: Planned, member: Member) -> None:
     seconds = planned.seconds / 3
     with injector.noting_member(planned.kind, member, f"for {seconds:.1f} s"):
-        member.proxy.silence()
+        member.links.silence()
         await asyncio.sleep(seconds)
-        member.proxy.cut()
+        member.links.cut()
         await asyncio.sleep(0.3)
-        member.proxy.clear()
+        member.links.clear()
         await injector.deployment.ready(member)
 
 
 async def _kill_redis(injector: FaultInjector, planned: Planned) -> None:
-    redis = injector.deployment.redis
-    with injector.noting_store(planned.kind, "redis", f"for {planned.seconds:.1f} s"):
-        await asyncio.to_thread(redis.kill)
+    server, name, settle = _redis(injector, planned)
+    with injector.noting_store(planned.kind, name, f"for {planned.seconds:.1f} s"):
+        await asyncio.to_thread(server.kill)
         await asyncio.sleep(planned.seconds)
-        await asyncio.to_thread(redis.start)
+        await asyncio.to_thread(server.start)
+        await asyncio.to_thread(settle)
 
 
 async def _stop_redis(injector: FaultInjector, planned: Planned) -> None:
-    redis = injector.deployment.redis
-    with injector.noting_store(planned.kind, "redis", f"for {planned.seconds:.1f} s"):
-        redis.freeze()
+    server, name, settle = _redis(injector, planned)
+    with injector.noting_store(planned.kind, name, f"for {planned.seconds:.1f} s"):
+        server.freeze()
         await asyncio.sleep(planned.seconds)
-        redis.thaw()
+        server.thaw()
+        await asyncio.to_thread(settle)
+
+
+def _redis(
+    injector: FaultInjector, planned: Planned
+) -> tuple[RedisServer, str, Callable[[], None]]:
+    """Return the only Redis, or a master, with its name, and what waits until it has a replica."""
+    cluster = injector.deployment.cluster
+    if cluster is None:
+        return injector.deployment.redis, REDIS, lambda: None
+    number = _master(planned)
+    return cluster.masters[number], f"{REDIS} {number}", partial(cluster.settle, number)
+
+
+def _master(planned: Planned) -> int:
+    """Return the number of a master that has a replica."""
+    return int(planned.choice * MASTERS)
+
+
+def _to_cluster(
+    act: Callable[[FaultInjector, Planned, RedisClusterServers, int], Coroutine[Any, Any, None]],
+) -> Act:
+    def begin(injector: FaultInjector, planned: Planned) -> Coroutine[Any, Any, None]:
+        assert injector.deployment.cluster is not None
+        return act(injector, planned, injector.deployment.cluster, _master(planned))
+
+    return _to_store(begin)
+
+
+async def _kill_behind(
+    injector: FaultInjector, planned: Planned, cluster: RedisClusterServers, number: int
+) -> None:
+    """Let a replica lag, count what it lacks, and kill its master."""
+    server, seconds = cluster.masters[number], planned.seconds / 3
+    with injector.noting_store(planned.kind, f"{REDIS} {number}") as fault:
+        await asyncio.to_thread(cluster.cut_replication, number)
+        await asyncio.sleep(seconds)
+        # Until the count, no write is confirmed.
+        server.command("CLIENT PAUSE 60000 WRITE")
+        fault.lost_until = time.monotonic()
+        found = await asyncio.to_thread(difference, server, cluster.replicas[number])
+        fault.lost = found.lost
+        fault.note = (
+            f"after {fault.lost_until - fault.began:.1f} s; lost {found.lost}, "
+            f"removed in vain {found.revived}"
+        )
+        await asyncio.to_thread(cluster.fail_over, number)
+        await asyncio.to_thread(cluster.restart_replica, number)
+
+
+async def _fail_over(
+    injector: FaultInjector, planned: Planned, cluster: RedisClusterServers, number: int
+) -> None:
+    with injector.noting_store(planned.kind, f"{REDIS} {number}"):
+        await asyncio.to_thread(cluster.switch_over, number)
+
+
+async def _cut_server(
+    injector: FaultInjector, planned: Planned, cluster: RedisClusterServers, number: int
+) -> None:
+    """Silence the network between all gateways and a master, which the others reach."""
+    seconds, port = planned.seconds * 1.5, cluster.masters[number].port
+    is_reset = planned.choice * 1000 % 1 < 0.5
+    note = f"for {seconds:.1f} s, then {'reset' if is_reset else 'healed'}"
+    gateways = injector.deployment.named("gateway")
+    with injector.noting_store(planned.kind, f"{REDIS} {number}", note):
+        for gateway in gateways:
+            gateway.links.lose(port)
+        await asyncio.sleep(seconds)
+        for gateway in gateways:
+            gateway.links.regain(port, is_reset=is_reset)
+
+
+async def _move_slots(
+    injector: FaultInjector, planned: Planned, cluster: RedisClusterServers, number: int
+) -> None:
+    source, target = cluster.masters[number], cluster.masters[(number + 1) % MASTERS]
+    with injector.noting_store(planned.kind, f"{REDIS} {number}") as fault:
+        slots = await asyncio.to_thread(_slots_to_move, cluster, source)
+        fault.note = f"{len(slots)} to {REDIS} {(number + 1) % MASTERS}"
+        await asyncio.to_thread(cluster.move, slots, to=target)
+
+
+async def _add_server(
+    injector: FaultInjector, planned: Planned, cluster: RedisClusterServers, number: int
+) -> None:
+    """Add a master, move slots to it, and after some seconds to the next one; remove it."""
+    members = injector.deployment.members.values()
+    with injector.noting_store(planned.kind, f"{REDIS} {number}") as fault:
+        slots = await asyncio.to_thread(_slots_to_move, cluster, cluster.masters[number])
+        fault.note = f"with {len(slots)} slots for {planned.seconds:.1f} s"
+        added = await asyncio.to_thread(cluster.add)
+        for member in members:
+            await member.links.open(added.port)
+        await asyncio.to_thread(cluster.move, slots, to=added)
+        await asyncio.sleep(planned.seconds)
+        heir = cluster.masters[(number + 1) % MASTERS]
+        await asyncio.to_thread(cluster.remove, added, heir=heir)
+        for member in members:
+            await member.links.close(added.port)
+
+
+def _slots_to_move(cluster: RedisClusterServers, server: RedisServer) -> list[int]:
+    """Return slots of a server in use: of queues, limits and gateways, and of some responses."""
+    used = cluster.used_slots(server)
+    responses = [slot for slot, name in used.items() if name.startswith(b"{r:")]
+    return [slot for slot in used if slot not in responses] + responses[:MOVED_RESPONSES]
 
 
 async def _stop_database(injector: FaultInjector, planned: Planned) -> None:
@@ -389,4 +528,9 @@ _ACTS: dict[Kind, Act] = {
     Kind.STOP_DATABASE: _to_store(_stop_database),
     Kind.FULL_DISK: _to_store(_fill_disk),
     Kind.SET_CLOCK: _set_clock,
+    Kind.KILL_BEHIND: _to_cluster(_kill_behind),
+    Kind.FAIL_OVER: _to_cluster(_fail_over),
+    Kind.CUT_SERVER: _to_cluster(_cut_server),
+    Kind.MOVE_SLOTS: _to_cluster(_move_slots),
+    Kind.ADD_SERVER: _to_cluster(_add_server),
 }

@@ -7,7 +7,7 @@ from typing import Final
 
 from gateway.billing.ledger.store import LATE
 from gateway.records.usage_record import Outcome
-from tests.failures.chaos.faults import Fault, Kind
+from tests.failures.chaos.faults import REDIS, Fault, Kind
 from tests.failures.chaos.history import Behaviour, Ending, History, Stretch
 from tests.failures.chaos.machine import Standstill
 from tests.failures.proofs.ledger import Row
@@ -20,7 +20,9 @@ _BREAKS_CONNECTIONS: Final = frozenset(
 )
 """Faults of a gateway that may break a client's connection."""
 
-_AWAY: Final = _BREAKS_CONNECTIONS | {Kind.KILL_REDIS, Kind.STOP_REDIS, Kind.LOSSY_NETWORK}
+_AWAY: Final = _BREAKS_CONNECTIONS | {
+    *(Kind.KILL_REDIS, Kind.STOP_REDIS, Kind.LOSSY_NETWORK, Kind.KILL_BEHIND, Kind.CUT_SERVER)
+}
 """Faults that stop all progress while they last: those of Redis, and of the stream's gateway."""
 REFUSE_SECONDS: Final = 2.0
 """Time limit of a refusal while Redis is unavailable."""
@@ -86,10 +88,15 @@ def _longest_pause(
         overlap = min(ended, fault.ended or ended) - max(began - RESUME_SECONDS, fault.began)
         if overlap < 0:
             continue
-        if fault.kind in _AWAY and fault.target in {"redis", *gateways}:
+        if _is_away(fault, gateways):
             allowed += overlap
         allowed += RESUME_SECONDS
     return allowed
+
+
+def _is_away(fault: Fault, gateways: Collection[str]) -> bool:
+    """Whether a fault stops all progress of a request at these gateways."""
+    return fault.kind in _AWAY and (fault.target.startswith(REDIS) or fault.target in gateways)
 
 
 def _longest_refusal(
@@ -205,8 +212,7 @@ def _gateway_died_before_settlement(history: History, faults: Sequence[Fault]) -
     """
     gateways = {stretch.gateway for stretch in history.stretches}
     return any(
-        away.kind in _AWAY
-        and away.target in {"redis", *gateways}
+        _is_away(away, gateways)
         and away.began - GRACE_SECONDS
         <= history.ended
         <= (away.ended or history.ended) + GRACE_SECONDS

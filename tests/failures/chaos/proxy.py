@@ -1,4 +1,4 @@
-"""A TCP proxy between one process and Redis, which can delay, hold back or reset its traffic."""
+"""TCP proxies between one process and Redis, which can delay, hold back or reset its traffic."""
 
 import asyncio
 from collections import deque
@@ -8,6 +8,10 @@ from typing import cast
 from typing_extensions import override
 
 LOOPBACK = "127.0.0.1"
+ANNOUNCED = "127.100.100.100"
+"""Address that the servers of a cluster announce. Nothing disturbs the connections to it."""
+FIRST = 101
+"""The last byte of the first process's address; the others follow."""
 
 
 class Weather(StrEnum):
@@ -18,22 +22,91 @@ class Weather(StrEnum):
     REFUSING = "refusing"  # Reset new connections.
 
 
-class Proxy:
-    """Listens on a port of loopback and connects to another one."""
+class Links:
+    """The proxies between one process and each server, together and one by one.
 
-    def __init__(self, target_port: int) -> None:
-        self.port = 0
+    Each process has an address of its own, at which every server has the same port as at
+    `LOOPBACK`. Where a server of a cluster refers to another one, its proxy replaces the announced
+    address by that of the process.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.address = f"{ANNOUNCED.rpartition('.')[0]}.{FIRST + number}"
+        self._proxies: dict[int, Proxy] = {}
+        self._lost: set[int] = set()
+
+    @property
+    def is_used(self) -> bool:
+        """Whether a connection is open."""
+        return any(proxy.is_used for proxy in self._proxies.values())
+
+    async def open(self, port: int) -> str:
+        """Start the proxy to a server. Return its URL for the process."""
+        self._proxies[port] = proxy = Proxy(port, self.address)
+        await proxy.start()
+        return f"redis://{self.address}:{port}/0"
+
+    async def close(self, port: int) -> None:
+        """End the proxy to a server."""
+        await self._proxies.pop(port).aclose()
+
+    def delay(self, seconds: float) -> None:
+        """Add a delay to every chunk of data, in both directions."""
+        for proxy in self._proxies.values():
+            proxy.delay_seconds = seconds
+
+    def silence(self) -> None:
+        """Cut the process off from all servers: forward nothing more, but close nothing."""
+        for proxy in self._proxies.values():
+            proxy.silence()
+
+    def lose(self, port: int) -> None:
+        """Cut the process off from one server, until `regain`."""
+        self._lost.add(port)
+        self._proxies[port].silence()
+
+    def regain(self, port: int, *, is_reset: bool) -> None:
+        """Connect the process with one server again; on request, reset its connections."""
+        self._lost.discard(port)
+        if is_reset:
+            self._proxies[port].reset()
+        self._proxies[port].clear()
+
+    def clear(self) -> None:
+        """Forward everything again, except to lost servers."""
+        for port, proxy in self._proxies.items():
+            if port not in self._lost:
+                proxy.clear()
+            else:
+                proxy.silence()
+
+    def cut(self) -> None:
+        """Reset every connection, and every new one."""
+        for proxy in self._proxies.values():
+            proxy.cut()
+
+    def reset(self) -> None:
+        """Reset every connection; what it held back is lost."""
+        for proxy in self._proxies.values():
+            proxy.reset()
+
+    async def aclose(self) -> None:
+        """End all proxies."""
+        for port in list(self._proxies):
+            await self.close(port)
+
+
+class Proxy:
+    """Listens at an address, on the port that its server has at `LOOPBACK`."""
+
+    def __init__(self, port: int, address: str) -> None:
+        self.port = port
+        self.address = address
         self.delay_seconds = 0.0
         """Added to every chunk of data, in both directions."""
         self.weather = Weather.CLEAR
-        self._target_port = target_port
         self._server: asyncio.Server | None = None
         self._pipes: set[_Pipe] = set()
-
-    @property
-    def url(self) -> str:
-        """URL at which the proxy serves Redis."""
-        return f"redis://{LOOPBACK}:{self.port}/0"
 
     @property
     def is_used(self) -> bool:
@@ -43,8 +116,7 @@ class Proxy:
     async def start(self) -> None:
         """Start listening."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._accept, LOOPBACK, 0)
-        self.port = self._server.sockets[0].getsockname()[1]
+        self._server = await loop.create_server(self._accept, self.address, self.port)
 
     async def aclose(self) -> None:
         """Stop listening and reset every connection."""
@@ -76,8 +148,7 @@ class Proxy:
             pipe.abort()
 
     def _accept(self) -> asyncio.Protocol:
-        pipe = _Pipe(self, self._target_port)
-        return pipe.near
+        return _Pipe(self).near
 
     def opened(self, pipe: "_Pipe") -> bool:
         """Register a connection. Return whether it is accepted."""
@@ -94,11 +165,10 @@ class Proxy:
 class _Pipe:
     """One connection: its ends to the process and to Redis."""
 
-    def __init__(self, proxy: Proxy, target_port: int) -> None:
+    def __init__(self, proxy: Proxy) -> None:
         self.proxy = proxy
         self.near = _End(self)
         self._far = _End(self)
-        self._target_port = target_port
         self._connecting: asyncio.Task[None] | None = None
 
     def other(self, end: "_End") -> "_End":
@@ -139,7 +209,7 @@ class _Pipe:
     async def _reach_target(self) -> None:
         loop = asyncio.get_running_loop()
         try:
-            await loop.create_connection(lambda: self._far, LOOPBACK, self._target_port)
+            await loop.create_connection(lambda: self._far, LOOPBACK, self.proxy.port)
         except OSError:
             self.abort()
             return
@@ -156,6 +226,8 @@ class _End(asyncio.Protocol):
         self._is_held = False
         self._unsent: deque[tuple[float, bytes]] = deque()
         """Data to write to this end, and when."""
+        self._incomplete = b""
+        """The beginning of an address, whose rest has not been read."""
         self._timer: asyncio.TimerHandle | None = None
 
     @override
@@ -166,7 +238,10 @@ class _End(asyncio.Protocol):
 
     @override
     def data_received(self, data: bytes) -> None:
-        self._pipe.other(self).write(data, self._pipe.proxy.delay_seconds)
+        proxy = self._pipe.proxy
+        if self is not self._pipe.near:
+            data, self._incomplete = _renamed(self._incomplete + data, proxy.address)
+        self._pipe.other(self).write(data, proxy.delay_seconds)
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
@@ -214,3 +289,16 @@ class _End(asyncio.Protocol):
             self._timer = None
         if self._unsent:
             self._timer = loop.call_at(self._unsent[0][0], self._flush)
+
+
+def _renamed(data: bytes, address: str) -> tuple[bytes, bytes]:
+    """Replace announced addresses. Return the beginning of one at the end of the data, too."""
+    announced = ANNOUNCED.encode()
+    data, end = data.replace(announced, address.encode()), len(data)
+    # A reply ends with a line.
+    if not data.endswith(b"\n"):
+        for length in range(len(announced) - 1, 0, -1):
+            if data.endswith(announced[:length]):
+                end -= length
+                break
+    return data[:end], data[end:]

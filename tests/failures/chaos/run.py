@@ -15,7 +15,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
@@ -24,7 +24,7 @@ from gateway.platform.database import schema
 from gateway.records.records import Billing
 from tests.failures.chaos.batches import Batches
 from tests.failures.chaos.deployment import CLOCKED, Deployment, Member, Size, deployed
-from tests.failures.chaos.faults import FaultInjector, Kind, each_once, schedule
+from tests.failures.chaos.faults import MASTERS, FaultInjector, Kind, each_once, schedule
 from tests.failures.chaos.figures import Figures, figures_of
 from tests.failures.chaos.history import Behaviour, Ending, History
 from tests.failures.chaos.judge import (
@@ -38,10 +38,12 @@ from tests.failures.chaos.judge import (
 from tests.failures.chaos.load import BEHAVIOURS, PATIENCE_SECONDS, Load, record_response
 from tests.failures.chaos.machine import Standstill, watched_machine
 from tests.failures.chaos.plants import Plant, arm
+from tests.failures.chaos.proxy import ANNOUNCED
 from tests.failures.chaos.recipes import Recipe, first_recipes, stopped_recipes
 from tests.failures.proofs.accounts import Accounts, open_accounts
 from tests.failures.proofs.ledger import Books, open_books
 from tests.support.postgres_server import PostgresServer
+from tests.support.redis_cluster import RedisClusterServers
 from tests.support.redis_server import BUNDLED, SYSTEM, RedisServer
 from tests.support.stack import Stack
 
@@ -90,6 +92,8 @@ class Options:
     """Lines of batches that run beside the load; the faults last at least until they have ended."""
     database: str = "sqlite"
     """`sqlite` or `postgresql`."""
+    is_cluster: bool = False
+    """Whether Redis is a cluster of three masters with a replica each."""
     size: Size = field(default_factory=Size)
     clocked: tuple[str, ...] = CLOCKED
     """Roles whose last process has a clock that can be set, and therefore starts slowly."""
@@ -171,14 +175,18 @@ async def running(
     options: Options, *, say: Callable[[str], None] = lambda _: None
 ) -> AsyncIterator["Run"]:
     """Start everything for the length of a block, and record the correct responses."""
-    with tempfile.TemporaryDirectory(prefix="sluice-chaos-") as folder, _redis() as redis:
+    with tempfile.TemporaryDirectory(prefix="sluice-chaos-") as folder, ExitStack() as exits:
+        redis, cluster = exits.enter_context(_redis()), None
+        if options.is_cluster:
+            cluster = exits.enter_context(_cluster())
         async with _database(options.database, Path(folder)) as (postgres, url):
             await schema.upgrade(url)
-            stack = Stack(Path(folder), redis, {"SLUICE_DATABASE_URL": url})
+            stack = Stack(Path(folder), cluster or redis, {"SLUICE_DATABASE_URL": url})
             async with (
                 deployed(
                     stack,
                     redis,
+                    cluster=cluster,
                     size=options.size,
                     clocked=options.clocked,
                     postgres=postgres,
@@ -219,6 +227,18 @@ def _redis() -> Iterator[RedisServer]:
         yield server
     finally:
         server.close()
+
+
+@contextmanager
+def _cluster() -> Iterator[RedisClusterServers]:
+    """Run a cluster whose servers reach each other when processes do not reach them."""
+    assert SYSTEM is not None, "a cluster needs redis-server 7 (Debian's redis-server package)"
+    cluster = RedisClusterServers(masters=MASTERS, announced=ANNOUNCED, append="always")
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.close()
 
 
 def keep_logs(stack: Stack) -> None:
@@ -412,12 +432,11 @@ class Run:
         """Return keys of responses and of dead gateways that have no expiry."""
         redis, found = self.books.redis, []
         living = await self.books.living_gateways()
-        async for name in redis.scan_iter("{[rg]:*", count=1000):
-            text = name.decode()
+        for text in await self.books.keys("{[rg]:*"):
             owner = text[len("{g:") : text.index("}")]
             if text.startswith("{g:") and owner in living:
                 continue
-            if await redis.pttl(name) == -1:
+            if await redis.pttl(text) == -1:
                 found.append(f"{text} has no expiry")
         return found
 

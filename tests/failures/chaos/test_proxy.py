@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 from typing_extensions import override
 
-from tests.failures.chaos.proxy import LOOPBACK, Proxy
+from tests.failures.chaos.proxy import ANNOUNCED, LOOPBACK, Links, Proxy
 from tests.support.patience import PATIENCE_SECONDS
 
 
@@ -27,20 +27,27 @@ class Echo(asyncio.Protocol):
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-@pytest.fixture
-async def proxy() -> AsyncIterator[Proxy]:
-    """A proxy before a server that sends everything back."""
+@asynccontextmanager
+async def echoing() -> AsyncIterator[int]:
+    """Run a server that sends everything back; yield its port."""
     server = await asyncio.get_running_loop().create_server(Echo, LOOPBACK, 0)
-    proxy = Proxy(server.sockets[0].getsockname()[1])
-    await proxy.start()
-    yield proxy
-    await proxy.aclose()
+    yield server.sockets[0].getsockname()[1]
     server.close()
     await server.wait_closed()
 
 
+@pytest.fixture
+async def proxy() -> AsyncIterator[Proxy]:
+    """A proxy before a server that sends everything back."""
+    async with echoing() as port:
+        proxy = Proxy(port, Links(0).address)
+        await proxy.start()
+        yield proxy
+        await proxy.aclose()
+
+
 async def connect(proxy: Proxy) -> Streams:
-    return await asyncio.open_connection(LOOPBACK, proxy.port)
+    return await asyncio.open_connection(proxy.address, proxy.port)
 
 
 async def exchange(streams: Streams, data: bytes) -> bytes:
@@ -117,3 +124,33 @@ async def test_cut_resets_old_and_new_connections(proxy: Proxy) -> None:
     streams = await connect(proxy)
     assert await exchange(streams, b"back") == b"back"
     streams[1].close()
+
+
+async def test_a_process_reaches_other_servers_through_its_own_proxies(proxy: Proxy) -> None:
+    reader, writer = await connect(proxy)
+    moved = f"-MOVED 1 {ANNOUNCED}:7\r\n".encode()
+    for part in (moved[:20], moved[20:] + moved):
+        writer.write(part)
+        await asyncio.sleep(0.02)
+    replies = [await asyncio.wait_for(reader.readline(), PATIENCE_SECONDS) for _ in range(2)]
+    assert replies == 2 * [f"-MOVED 1 {proxy.address}:7\r\n".encode()]
+    writer.close()
+
+
+async def test_a_lost_server_stays_lost_when_the_network_heals() -> None:
+    async with echoing() as first, echoing() as second:
+        links = Links(0)
+        for port in (first, second):
+            await links.open(port)
+        streams = [await asyncio.open_connection(links.address, port) for port in (first, second)]
+        links.lose(first)
+        links.silence()
+        links.clear()
+        assert await exchange(streams[1], b"x") == b"x"
+        streams[0][1].write(b"held")
+        assert await is_silent(streams[0][0])
+        links.regain(first, is_reset=False)
+        assert await streams[0][0].readexactly(4) == b"held"
+        for _, writer in streams:
+            writer.close()
+        await links.aclose()

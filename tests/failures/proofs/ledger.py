@@ -88,13 +88,13 @@ class Books:
     async def leftovers(self) -> list[str]:
         """Return everything in Redis that only an open request may have there."""
         found = [f"open: {request_id}" for request_id in await self.open_requests()]
-        for name in await self._keys("{b:*}:reservation:*"):
+        for name in await self.keys("{b:*}:reservation:*"):
             # A release that comes before its reservation leaves a marker for two minutes.
             is_mark = await self.redis.hexists(name, "released")
             found += [f"reservation: {name}"] * (not is_mark)
-        for name in await self._keys("{b:*}:running:*"):
+        for name in await self.keys("{b:*}:running:*"):
             found += [f"{name}: {each!r}" for each in await self.redis.zrange(name, 0, -1)]
-        for name in await self._keys("{b:*}:subject:*"):
+        for name in await self.keys("{b:*}:subject:*"):
             fields: Any = await self.redis.hmget(name, FIELD, AUDIO_FIELD)
             packed, audio = fields
             account = AccountNumbers() if packed is None else AccountNumbers.decode(packed, audio)
@@ -104,7 +104,7 @@ class Books:
 
     async def _jobs(self) -> list[str]:
         found = []
-        for name in await self._keys(f"{keys.job.prefix(MODEL)}*"):
+        for name in await self.keys(f"{keys.job.prefix(MODEL)}*"):
             has_ended, lives_ms = (
                 await self.redis.hexists(name, "ended"),
                 await self.redis.pttl(name),
@@ -118,9 +118,10 @@ class Books:
 
     async def living_gateways(self) -> set[str]:
         """Return the ids of the gateways that are alive."""
-        return {name[len("{g:") : -len("}:alive")] for name in await self._keys("{g:*}:alive")}
+        return {name[len("{g:") : -len("}:alive")] for name in await self.keys("{g:*}:alive")}
 
-    async def _keys(self, pattern: str) -> list[str]:
+    async def keys(self, pattern: str) -> list[str]:
+        """Return the names of all keys that match a pattern, on every server."""
         every = getattr(self.redis, "servers", None)
         servers = [self.redis] if every is None else await every()
         return [

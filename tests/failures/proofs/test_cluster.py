@@ -6,10 +6,8 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 import pytest
-from redis import Redis
 from redis.crc import key_slot
 
 from contract import keys
@@ -17,11 +15,12 @@ from gateway.billing.ledger.reconcile import reconcile
 from tests.failures.proofs.accounts import Credential, open_accounts
 from tests.failures.proofs.clients import Clients, wishes
 from tests.failures.proofs.conftest import deployed
+from tests.failures.proofs.differences import difference
 from tests.failures.proofs.ledger import LEASE_AND_SWEEP_SECONDS, Books, open_books
 from tests.failures.proofs.test_outages import CLIENTS, LIMITS, served_again, serving
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.redis_cluster import RedisClusterServers
-from tests.support.redis_server import RedisServer, running_redis
+from tests.support.redis_server import running_redis
 from tests.support.stack import MODEL, Stack
 
 
@@ -107,44 +106,6 @@ async def test_requests_continue_on_the_replica_of_a_killed_master(
         (503, "store_unavailable")
     }
     await check_each_is_counted_once(clients, books)
-
-
-@dataclass(slots=True)
-class Difference:
-    """What only one of two servers has, by kind."""
-
-    lost: dict[str, int]
-    """What only the master has: written since the replica received nothing."""
-    revived: dict[str, int]
-    """What only the replica has: its removal is lost."""
-
-
-def difference(master: RedisServer, replica: RedisServer) -> Difference:
-    """Compare reservations, jobs, usage records and reply frames of a master and its replica."""
-    here, there = contents(master), contents(replica)
-    return Difference(
-        {kind: len(here[kind] - there[kind]) for kind in here},
-        {kind: len(there[kind] - here[kind]) for kind in here},
-    )
-
-
-def contents(server: RedisServer) -> dict[str, set[bytes]]:
-    """Return the names of everything of these kinds."""
-    patterns = {
-        "reservations": "{b:*}:reservation:*",
-        "records": "{b:*}:usage",
-        "jobs": "{m:*}:job:*",
-        "frames": "{g:*}:replies",
-    }
-    with Redis(port=server.port) as client:
-        client.execute_command("READONLY")
-        found = {kind: set(client.keys(pattern)) for kind, pattern in patterns.items()}
-        for kind in ("records", "frames"):
-            # A stream has entries.
-            found[kind] = {
-                b"%s %s" % (name, entry) for name in found[kind] for entry, _ in client.xrange(name)
-            }
-        return found
 
 
 async def only_receipts_left(books: Books) -> None:

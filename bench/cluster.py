@@ -1,0 +1,187 @@
+"""CPU of each Redis for a request, with one Redis and with a cluster: `python -m bench.cluster`.
+
+Two deployments with the scripted engine take turns with the same load, of many tenants with limits
+and many models. One has a single Redis, the other a cluster of three masters. No Redis has a
+replica.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+import uvloop
+from redis import Redis
+
+from bench import client
+from bench.client import Lane, Request
+from bench.measure import TIMEOUT_SECONDS, MeasureError
+from bench.processes import Meter
+from bench.scenarios import prompts
+from bench.sluice import Sluice
+from bench.starting import Server, StartError, free_port, start
+from bench.systems import Deployment, Engine
+from bench.tables import table
+from gateway.cli.launch.launch_plan import redis_server
+from gateway.records.limits import LimitName
+
+_MASTERS: Final = 3
+_SLOTS: Final = 16_384
+_BUS_PORTS: Final = 10_000
+"""Distance between the port of a server and that of its cluster bus."""
+_PORTS: Final = 65_536 - _BUS_PORTS
+_READY_SECONDS: Final = 30.0
+_MODELS: Final = tuple(f"model-{number}" for number in range(12))
+_GATEWAYS: Final = 6
+_CONNECTIONS: Final = 72
+"""Each of another tenant. The models and gateways of all pairs are different."""
+_WORDS: Final = 100
+_TOKENS: Final = 32
+_STEP_SECONDS: Final = 0.02
+_ENOUGH: Final = 10**12
+"""A limit that no measurement reaches."""
+_LIMITS: Final = dict.fromkeys(
+    (
+        LimitName.REQUESTS_PER_MINUTE,
+        LimitName.TOKENS_PER_MINUTE,
+        LimitName.REQUESTS_PER_DAY,
+        LimitName.TOKENS_PER_DAY,
+        LimitName.CONCURRENT_REQUESTS,
+    ),
+    _ENOUGH,
+)
+_DEPLOYMENT: Final = Deployment(
+    engine=Engine.SCRIPTED,
+    max_sequences=256,
+    context_window=1024,
+    step_seconds=_STEP_SECONDS,
+    gathers=True,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _System:
+    name: str
+    sluice: Sluice
+    servers: Sequence[Server]
+    """Of Redis, except the one that only Celery uses."""
+
+    def microseconds(self, requests: int, seed: str) -> list[float]:
+        """Send so many requests on each connection; return the CPU of each Redis for a request."""
+        urls, texts = self.sluice.urls(_GATEWAYS), prompts(seed, _WORDS)
+        lanes = []
+        for number in range(_CONNECTIONS):
+            model = _MODELS[number % len(_MODELS)]
+            sent = [
+                Request(model=model, prompt=next(texts), completion_tokens=_TOKENS, streamed=True)
+                for _ in range(requests)
+            ]
+            url = urls[number // len(_MODELS) % _GATEWAYS]
+            key = self.sluice.key(f"tenant-{number}", limits=_LIMITS)
+            lanes.append(Lane(url, key, sent))
+        meter = Meter({server.name: [server.pid] for server in self.servers})
+        answers, used = uvloop.run(client.run(lanes, meter=meter, timeout_seconds=TIMEOUT_SECONDS))
+        if errors := [answer.error for answer in answers if answer.error]:
+            raise MeasureError(f"{len(errors)} of {len(answers)} failed: {errors[0]}")
+        return [1e6 * used.cpu_seconds[each.name] / len(answers) for each in self.servers]
+
+
+@contextmanager
+def _cluster(folder: Path) -> Iterator[tuple[str, list[Server]]]:
+    """Run a cluster of masters; yield its URL and its servers."""
+    with ExitStack() as stack:
+        ports = [_cluster_port() for _ in range(_MASTERS)]
+        servers = []
+        for number, port in enumerate(ports):
+            own = folder / str(number)
+            own.mkdir(parents=True)
+            command = [redis_server(), "--port", str(port), "--save", "", "--dir", str(own)]
+            server = start(
+                f"Redis {number + 1}",
+                [*command, "--bind", "127.0.0.1", "--cluster-enabled", "yes"],
+                folder=own,
+                environment={},
+            )
+            stack.callback(server.stop)
+            servers.append(server)
+        _divide(ports)
+        hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
+        yield f"redis://{hosts}?cluster=true", servers
+
+
+def _cluster_port() -> int:
+    while (port := free_port()) >= _PORTS:
+        pass
+    return port
+
+
+def _divide(ports: Sequence[int]) -> None:
+    """Give each server the same number of slots, and wait until all know each other."""
+    time.sleep(1.0)
+    bounds = [_SLOTS * number // len(ports) for number in range(len(ports) + 1)]
+    clients = [Redis(port=port) for port in ports]
+    for each, (first, end) in zip(clients, pairwise(bounds), strict=True):
+        each.execute_command("CLUSTER", "ADDSLOTS", *range(first, end))
+        clients[0].execute_command("CLUSTER", "MEET", "127.0.0.1", ports[clients.index(each)])
+    deadline = time.monotonic() + _READY_SECONDS
+    while not all(
+        b"cluster_state:ok" in (info := each.execute_command("CLUSTER", "INFO"))
+        and b"cluster_known_nodes:%d" % len(ports) in info
+        for each in clients
+    ):
+        if time.monotonic() > deadline:
+            raise StartError(f"the cluster was not ready after {_READY_SECONDS:.0f} s")
+        time.sleep(0.1)
+
+
+def main() -> None:
+    """Measure and print the table."""
+    parser = argparse.ArgumentParser(prog="python -m bench.cluster", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=15, help="of each connection in a round")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as name, ExitStack() as stack:
+        folder = Path(name)
+        url, servers = stack.enter_context(_cluster(folder / "servers"))
+        systems = []
+        for kind in ("one", "cluster"):
+            (folder / kind).mkdir()
+            settings = {"SLUICE_UNPAID_REQUESTS_PER_MINUTE": "0"}
+            if kind == "cluster":
+                settings["SLUICE_REDIS_URL"] = url
+            sluice = Sluice(folder / kind, settings=settings)
+            stack.callback(sluice.close)
+            sluice.open(_DEPLOYMENT, models=_MODELS)
+            systems.append(_System(kind, sluice, servers if kind == "cluster" else [sluice.redis]))
+        spent: dict[str, list[list[float]]] = {system.name: [] for system in systems}
+        for system in systems:
+            system.microseconds(2, "warm-up")
+        for number in range(options.rounds):
+            for system in systems if number % 2 else reversed(systems):
+                spent[system.name].append(system.microseconds(options.requests, str(number)))
+    rows = [
+        [
+            str(number + 1),
+            f"{one[0]:.0f}",
+            " / ".join(f"{each:.0f}" for each in several),
+            f"{max(several) / one[0]:.2f}",
+        ]
+        for number, (one, several) in enumerate(zip(spent["one"], spent["cluster"], strict=True))
+    ]
+    ratios = [
+        max(several) / one[0] for one, several in zip(spent["one"], spent["cluster"], strict=True)
+    ]
+    headings = ["round", "one Redis, us a request", "each of three", "busiest of three / one"]
+    text = "\n".join([*table(headings, rows), "", f"Median: {median(ratios):.2f}"])
+    sys.stdout.write(f"{text}\n")
+
+
+if __name__ == "__main__":
+    main()
