@@ -6,9 +6,11 @@ replica.
 """
 
 import argparse
+import json
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -27,7 +29,6 @@ from bench.processes import Meter
 from bench.scenarios import prompts
 from bench.sluice import Sluice
 from bench.starting import Server, StartError, free_port, start
-from bench.systems import Deployment, Engine
 from bench.tables import table
 from gateway.cli.launch.launch_plan import redis_server
 from gateway.records.limits import LimitName
@@ -37,11 +38,13 @@ _SLOTS: Final = 16_384
 _BUS_PORTS: Final = 10_000
 """Distance between the port of a server and that of its cluster bus."""
 _PORTS: Final = 65_536 - _BUS_PORTS
-_READY_SECONDS: Final = 30.0
-_MODELS: Final = tuple(f"model-{number}" for number in range(12))
+_READY_SECONDS: Final = 60.0
+_MODELS: Final = tuple(f"model-{number}" for number in range(48))
 _GATEWAYS: Final = 6
-_CONNECTIONS: Final = 72
-"""Each of another tenant. The models and gateways of all pairs are different."""
+_LANES: Final = 8
+"""Consecutive connections that share a gateway."""
+_CONNECTIONS: Final = 96
+"""Each of another tenant."""
 _WORDS: Final = 100
 _TOKENS: Final = 32
 _STEP_SECONDS: Final = 0.02
@@ -57,13 +60,6 @@ _LIMITS: Final = dict.fromkeys(
     ),
     _ENOUGH,
 )
-_DEPLOYMENT: Final = Deployment(
-    engine=Engine.SCRIPTED,
-    max_sequences=256,
-    context_window=1024,
-    step_seconds=_STEP_SECONDS,
-    gathers=True,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +68,21 @@ class _System:
     sluice: Sluice
     servers: Sequence[Server]
     """Of Redis, except the one that only Celery uses."""
+
+    def wait_for_models(self) -> None:
+        """Wait until each gateway lists all models. Raises StartError."""
+        deadline = time.monotonic() + _READY_SECONDS
+        for url in self.sluice.urls(_GATEWAYS):
+            request = urllib.request.Request(  # noqa: S310  (our own server)
+                f"{url}/v1/models", headers={"authorization": f"Bearer {self._key(0)}"}
+            )
+            while len(json.load(urllib.request.urlopen(request))["data"]) < len(_MODELS):  # noqa: S310
+                if time.monotonic() > deadline:
+                    raise StartError(f"{url} did not list all models in {_READY_SECONDS:.0f} s")
+                time.sleep(0.2)
+
+    def _key(self, number: int) -> str:
+        return self.sluice.key(f"tenant-{number}", limits=_LIMITS)
 
     def microseconds(self, requests: int, seed: str) -> list[float]:
         """Send so many requests on each connection; return the CPU of each Redis for a request."""
@@ -83,9 +94,8 @@ class _System:
                 Request(model=model, prompt=next(texts), completion_tokens=_TOKENS, streamed=True)
                 for _ in range(requests)
             ]
-            url = urls[number // len(_MODELS) % _GATEWAYS]
-            key = self.sluice.key(f"tenant-{number}", limits=_LIMITS)
-            lanes.append(Lane(url, key, sent))
+            url = urls[number // _LANES % _GATEWAYS]
+            lanes.append(Lane(url, self._key(number), sent))
         meter = Meter({server.name: [server.pid] for server in self.servers})
         answers, used = uvloop.run(client.run(lanes, meter=meter, timeout_seconds=TIMEOUT_SECONDS))
         if errors := [answer.error for answer in answers if answer.error]:
@@ -158,10 +168,13 @@ def main() -> None:
                 settings["SLUICE_REDIS_URL"] = url
             sluice = Sluice(folder / kind, settings=settings)
             stack.callback(sluice.close)
-            sluice.open(_DEPLOYMENT, models=_MODELS)
-            systems.append(_System(kind, sluice, servers if kind == "cluster" else [sluice.redis]))
+            sluice.command("db", "upgrade")
+            stack.callback(sluice.start_scripted_workers(_MODELS, _STEP_SECONDS).stop)
+            own = servers if kind == "cluster" else [sluice.redis]
+            systems.append(_System(kind, sluice, own))
         spent: dict[str, list[list[float]]] = {system.name: [] for system in systems}
         for system in systems:
+            system.wait_for_models()
             system.microseconds(2, "warm-up")
         for number in range(options.rounds):
             for system in systems if number % 2 else reversed(systems):

@@ -14,6 +14,7 @@ from typing import Any
 
 from bench.processes import descendants
 from bench.starting import (
+    CHECKPOINT,
     MODEL,
     REPOSITORY,
     Server,
@@ -85,16 +86,10 @@ class Sluice:
         redis = [redis_server(), "--port", str(port), "--dir", str(folder)]
         self.redis = start("redis", [*redis, *_REDIS_OPTIONS], folder=folder, environment={})
 
-    def open(
-        self, deployment: Deployment, *, workers: int = 1, models: Sequence[str] = (MODEL,)
-    ) -> None:
-        """Start everything except the gateways, and wait until the workers of each model are
-        ready.
-        """
+    def open(self, deployment: Deployment, *, workers: int = 1) -> None:
+        """Start everything except the gateways, and wait until the workers are ready."""
         self.command("db", "upgrade")
-        self._workers += [
-            self._launch_worker(deployment, model) for model in models for _ in range(workers)
-        ]
+        self._workers += [self._launch_worker(deployment) for _ in range(workers)]
         for worker, url in self._workers:
             worker.wait_until_ready(f"{url}/readyz", seconds=_ENGINE_READY_SECONDS)
 
@@ -104,12 +99,12 @@ class Sluice:
         worker.wait_until_ready(f"{url}/readyz", seconds=_ENGINE_READY_SECONDS)
         return worker, url
 
-    def _launch_worker(self, deployment: Deployment, model: str = MODEL) -> tuple[Server, str]:
+    def _launch_worker(self, deployment: Deployment) -> tuple[Server, str]:
         port = free_port()
         options = {
             "engine": deployment.engine.value,
             "model-path": str(deployment.checkpoint),
-            "model-name": model,
+            "model-name": MODEL,
             "max-sequences": str(deployment.max_sequences),
             "context-window": str(deployment.context_window),
             "scripted-step-seconds": str(deployment.step_seconds),
@@ -187,6 +182,16 @@ class Sluice:
     def start_command(self, *arguments: str) -> Server:
         """Start `sluice` with arguments as a part that runs until the caller stops it."""
         return self._start(arguments[0], [*_PROGRAM, *arguments])
+
+    def start_scripted_workers(self, models: Sequence[str], step_seconds: float) -> Server:
+        """Start a worker of each model in one process, which the caller stops."""
+        settings = {
+            "SLUICE_ENGINE": Engine.SCRIPTED.value,
+            "SLUICE_MODEL_PATH": str(CHECKPOINT),
+            "SLUICE_SCRIPTED_STEP_SECONDS": str(step_seconds),
+        }
+        command = [sys.executable, "-m", "bench.scripted_workers", *models]
+        return self._start("workers", command, settings)
 
     def _start_gateway(self, number: int) -> tuple[str, Server]:
         port, operator_port = free_port(), free_port()

@@ -181,7 +181,7 @@ def _unpaid(history: History, rows: Sequence[Row]) -> str:
 
 def _judge_row(history: History, rows: Sequence[Row], faults: Sequence[Fault]) -> list[str]:
     if not rows:
-        return ["it has no row in the ledger"]
+        return [] if _is_lost(history, faults) else ["it has no row in the ledger"]
     prompt = sum(row["prompt_tokens"] for row in rows)
     completion = sum(row["completion_tokens"] for row in rows)
     if history.ending is Ending.COMPLETE:
@@ -224,6 +224,16 @@ def _gateway_died_before_settlement(history: History, faults: Sequence[Fault]) -
         for away in faults
         for killed in faults
     )
+
+
+def _is_lost(history: History, faults: Sequence[Fault]) -> bool:
+    """Whether a failover lost a request's reservation and its settlement, and its gateway was
+    killed before it sent the settlement again.
+    """
+    is_reserved_in_vain = any(
+        fault.began - GRACE_SECONDS <= history.began <= fault.lost_until for fault in faults
+    )
+    return is_reserved_in_vain and _gateway_died_before_settlement(history, faults)
 
 
 def judge_growth(

@@ -381,6 +381,27 @@ def test_only_a_gateway_that_died_without_redis_may_skip_settlement(
     faults = [Fault(Kind.KILL_REDIS, "redis", 99.9, 104), killed]
     found = judge_rows([reported], [row(Outcome.LOST)], faults)
     assert [each.invariant for each in found] == ([] if is_excused else ["one record"])
+    assert [each.invariant for each in judge_rows([reported], [], faults)] == ["one record"]
+
+
+@pytest.mark.parametrize(
+    ("began", "killed", "is_excused"),
+    [
+        (100, Fault(Kind.KILL_GATEWAY, "gateway-1", 102, 105), True),
+        (90, Fault(Kind.KILL_GATEWAY, "gateway-1", 102, 105), False),
+        (100, Fault(Kind.KILL_GATEWAY, "gateway-1", 120, 125), False),
+    ],
+    ids=["lost", "reserved-before", "gateway-lives"],
+)
+def test_only_a_failover_and_its_gateways_death_may_lose_a_request(
+    began: float, killed: Fault, is_excused: bool
+) -> None:
+    reported = complete()
+    reported.stretches.append(Stretch("gateway-1", began, 101, is_broken=False))
+    reported.began, reported.ended = began, 101
+    faults = [Fault(Kind.KILL_BEHIND, "redis 1", 99.9, 104, lost_until=101.5), killed]
+    found = judge_rows([reported], [], faults)
+    assert [each.invariant for each in found] == ([] if is_excused else ["one record"])
 
 
 @pytest.mark.parametrize(
