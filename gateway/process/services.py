@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -38,6 +37,7 @@ from gateway.completions.prompt.images.fetcher import ImageFetcher
 from gateway.completions.prompt.segments import SegmentCache
 from gateway.completions.prompt.tokenizers import TokenizerStore
 from gateway.completions.queue.dispatcher import Dispatcher
+from gateway.completions.queue.presence import new_gateway
 from gateway.completions.sealing import Sealer
 from gateway.completions.sending.respond import ResponseSender
 from gateway.completions.settlement import SettlementService
@@ -160,7 +160,7 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> Services:
     stack.push_async_callback(executor.aclose)
     catalogue = Catalogue(executor)
     dispatcher = Dispatcher(
-        gateway=f"gw-{secrets.token_hex(6)}",
+        gateway=await new_gateway(redis),
         client=redis,
         catalogue=catalogue,
         max_waiting_jobs=settings.max_waiting_jobs,

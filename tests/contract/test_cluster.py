@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -21,6 +22,7 @@ from contract import keys
 from contract.queue import MISSING_MS, JobQueue
 from contract.scripts.cluster import ClusterConnection, server_id, shared_connection
 from contract.scripts.executor import SharedConnection
+from gateway.completions.queue.presence import new_gateway
 from gateway.platform.redis_client import connect, observe_servers
 from gateway.platform.redis_client import shared_connection as shared_measured
 from tests.support.certificates import self_signed
@@ -225,6 +227,18 @@ async def test_workers_are_not_gone_because_their_queue_moved(
         assert await client.zcard(keys.watched_workers(model))
     finally:
         await beat.aclose()
+
+
+async def test_new_gateways_divide_evenly_among_the_servers(
+    cluster: RedisClusterServers, client: "Redis"
+) -> None:
+    slots = slot_map_of(client)
+    assert slots is not None
+    await client.delete(keys.GATEWAYS)
+    await client.zadd(keys.GATEWAYS, {f"dead {number}": 0 for number in range(20)})
+    names = [await new_gateway(client) for _ in range(3 * len(slots.masters))]
+    owners = Counter(slots.owner(key_slot(keys.replies(name).encode())) for name in names)
+    assert owners == dict.fromkeys(slots.masters, 3)
 
 
 async def test_commands_fail_if_no_server_responds() -> None:

@@ -1,11 +1,18 @@
 """Presence: the gateway's heartbeat in Redis, and outages of Redis."""
 
+import asyncio
+import logging
+import secrets
 import time
-from typing import Any
+from collections import Counter
+from typing import Any, Final
 
 from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
 from common import clock
+from common.redis_cluster import Address, slot_map_of, slot_of_key
+from common.redis_parts import parts_of
 from common.tasks import tolerating_outage
 from contract import keys
 from contract.scripts.cluster import server_id
@@ -16,6 +23,9 @@ LISTED_MS = 3_600_000
 """How long `known_gateways` has a gateway that did not deregister."""
 LEFT_SECONDS = 60
 """Lifetime of the reply stream of a gateway that has stopped."""
+_PLACING_SECONDS: Final = 2.0
+
+_log = logging.getLogger(__name__)
 
 
 class Presence:
@@ -84,6 +94,51 @@ class Presence:
         pipeline.execute_command("SET", keys.gateway_alive(self.gateway), 1, "EX", ALIVE_SECONDS)
         pipeline.execute_command("EXPIRE", keys.replies(self.gateway), keys.REPLIES_SECONDS)
         return pipeline
+
+
+async def new_gateway(client: "Redis") -> str:
+    """Return a name for a new gateway.
+
+    In a cluster, the server with the fewest gateways has its keys. Replies are most of the work of
+    Redis, and gateways are few: by chance, one of three servers has half of nine gateways. Without
+    a reply from Redis, the name is any.
+    """
+    name = _any_name()
+    try:
+        async with asyncio.timeout(_PLACING_SECONDS):
+            return await _placed(client, name)
+    except (RedisError, OSError) as error:
+        _log.warning("cannot choose a server for the replies: %s", type(error).__name__)
+        return name
+
+
+async def _placed(client: "Redis", name: str) -> str:
+    parts = parts_of(client)
+    slots = slot_map_of(client if parts is None else parts.of_key(keys.replies(name)))
+    if slots is None:
+        return name
+    await slots.ready()
+
+    def owner(gateway: str) -> Address:
+        return slots.owner(slot_of_key(keys.replies(gateway)))
+
+    now_ms = clock.now_ms()
+    counts = Counter(
+        owner(gateway)
+        for gateway, at_ms in (await known_gateways(client)).items()
+        if at_ms > now_ms - ALIVE_SECONDS * 1000
+    )
+    # Gateways that start at once see the same counts.
+    masters = secrets.SystemRandom().sample(slots.masters, len(slots.masters))
+    fewest = min(masters, key=counts.__getitem__)
+    while owner(name) != fewest:
+        name = _any_name()
+    await client.zadd(keys.GATEWAYS, {name: now_ms})
+    return name
+
+
+def _any_name() -> str:
+    return f"gw-{secrets.token_hex(6)}"
 
 
 async def known_gateways(client: "Redis") -> dict[str, int]:
