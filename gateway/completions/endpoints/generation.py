@@ -161,7 +161,9 @@ class Completions:
         self._unpaid.use(exchange.caller, -1)
         is_streamed = submission.checked.request.stream
         recipient = Recipient(request, measure, is_streamed=is_streamed, has_ids=has_ids)
-        return await self._respond(endpoint, submission, recipient)
+        return await self._respond(
+            endpoint, submission, recipient, is_idempotent=idempotent is not None
+        )
 
     async def _submit(
         self,
@@ -200,7 +202,12 @@ class Completions:
         return await self._stored.resend(response, recipient, headers=headers)
 
     async def _respond(
-        self, endpoint: Endpoint, submission: Submission, recipient: Recipient
+        self,
+        endpoint: Endpoint,
+        submission: Submission,
+        recipient: Recipient,
+        *,
+        is_idempotent: bool,
     ) -> Response:
         headers = {
             **submission.settlement.admission.headers,
@@ -209,6 +216,7 @@ class Completions:
         responses, response = self._responses, submission.response
         if response is not None and response.head.is_background:
             responses.of(submission.settlement).leave()
+            await responses.require_stored(response.id, is_findable=is_idempotent)
             return await self._replay(endpoint, response, recipient, headers)
         subscription = InitialSubscription(
             submission.completion, submission.generation, responses, submission.settlement

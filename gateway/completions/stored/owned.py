@@ -221,6 +221,11 @@ class OwnedResponse:
         self.generation.on_reply = self.on_reply
         self.generation.journal = self._pending
 
+    @property
+    def is_stored(self) -> bool:
+        """Whether other gateways can find it in Redis, unless Redis has lost it since."""
+        return self._written is not None or self._state is LOST
+
     # -- replies ---------------------------------------------------------------------------------
 
     def on_reply(self, prompt_index: int, message: JobMessage) -> None:

@@ -36,6 +36,7 @@ from gateway.completions.stored.store import (
 from gateway.completions.stored.takeover import Takeovers
 from gateway.platform.concurrency.fair_turns import LoopTurns
 from gateway.platform.settings import Settings
+from gateway.records.errors import queue_unavailable
 from gateway.records.usage_record import Counts
 
 BACKGROUND_SECONDS: Final = 3.0
@@ -90,6 +91,21 @@ class Responses:
         response.write_soon()
         gateway = self.dispatcher.gateway
         return StoredResponse(head, gateway, 1, status, gateway, 0, [])
+
+    async def require_stored(self, request_id: str, *, is_findable: bool) -> None:
+        """Wait until every gateway can find a response of this gateway.
+
+        Raises StoreUnavailableError if Redis does not store it. Unless its client can find it by
+        an Idempotency-Key then, it is cancelled.
+        """
+        owned = self._owned.by_id.get(request_id)
+        if owned is None or owned.is_stored:
+            return
+        await owned.write()
+        if not owned.is_stored:
+            if not is_findable:
+                owned.cancel()
+            raise queue_unavailable()
 
     def discard(self, request_id: str) -> None:
         """Delete a response whose jobs were not enqueued. Does nothing if it is not stored."""

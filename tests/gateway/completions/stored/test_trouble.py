@@ -2,9 +2,11 @@
 
 import asyncio
 from itertools import product
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from contract import keys
 from contract.queue import JobQueue
@@ -12,9 +14,9 @@ from gateway.billing.ledger.sweep import Sweep
 from gateway.completions.queue.generation import REPLIES_AT_ONCE, Generation
 from gateway.completions.stored import reader as reading
 from gateway.completions.stored.owned import OwnedState
-from gateway.completions.stored.store import ResponseState
+from gateway.completions.stored.store import ResponseState, ResponseStore
 from gateway.limits.store import QuotaStore
-from gateway.records.errors import SlowReaderError
+from gateway.records.errors import SlowReaderError, StoreUnavailableError
 from gateway.records.usage_record import Outcome, UsageRecord
 from tests.gateway.completions.stored.conftest import OpenHouse
 from tests.gateway.completions.stored.house import (
@@ -59,6 +61,24 @@ async def test_owned_response_never_returns_to_an_earlier_state(first: House) ->
         # A late notice or settlement, which may come in any state.
         response._enter(after)
         assert response._state is (after if to > at else before)
+
+
+@pytest.mark.parametrize("is_findable", [True, False], ids=["with-a-key", "without"])
+async def test_background_response_that_is_not_stored_runs_only_if_its_client_can_find_it(
+    first: House, monkeypatch: pytest.MonkeyPatch, is_findable: bool
+) -> None:
+    async def fail(*_: Any, **__: Any) -> None:
+        raise RedisConnectionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ResponseStore, "open", fail)
+        request = await first.submit(is_background=True)
+        with pytest.raises(StoreUnavailableError):
+            await first.responses.require_stored(request.id, is_findable=is_findable)
+    await first.responses.require_stored(request.id, is_findable=is_findable)
+    await state_is(
+        first, request.id, ResponseState.RUNNING if is_findable else ResponseState.CANCELLED
+    )
 
 
 async def test_reader_of_a_lost_response_gets_an_error(
