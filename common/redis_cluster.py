@@ -157,11 +157,15 @@ class SlotMap:
         for address in dict.fromkeys([*self.masters, *self._seeds]):
             try:
                 ranges = await self.client(address).execute_command("CLUSTER", "SLOTS")
-                self._owners = _owners(ranges, address)
+                before, self._owners = self.masters, _owners(ranges, address)
             except (RedisError, OSError) as error:
                 last_error = error
                 continue
             self._refreshed_at = monotonic()
+            for former in ({*before} - {*self.masters}) & self._clients.keys():
+                # The replies to running commands still come.
+                pool = self._clients[former].connection_pool
+                await pool.disconnect(inuse_connections=False)
             return
         raise last_error
 
