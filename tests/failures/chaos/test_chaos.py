@@ -1,6 +1,6 @@
 """`make chaos` as a test: each kind of fault once, or a quarter of an hour on each database.
 
-In the long form, batches run beside the requests.
+The default run has a cluster of Redis. In the long form, batches run beside the requests.
 """
 
 import pytest
@@ -8,6 +8,7 @@ import uvloop
 
 from tests.failures.chaos.faults import Kind
 from tests.failures.chaos.run import Options, Report, completed, run
+from tests.support.redis_server import SYSTEM
 
 pytestmark = [pytest.mark.load, pytest.mark.timeout(1_800)]
 
@@ -40,20 +41,30 @@ CLOCKED = ("gateway",)
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(("sqlite", 7), marks=pytest.mark.long), ("postgresql", 8)],
-    ids=lambda pair: pair[0],
+    params=[
+        pytest.param(("sqlite", 7, False), marks=pytest.mark.long),
+        pytest.param(("postgresql", 8, False), marks=pytest.mark.long),
+        ("postgresql", 9, SYSTEM is not None),
+    ],
+    ids=lambda each: f"{each[0]}, {'a cluster' if each[2] else 'one Redis'}",
 )
 def report(request: pytest.FixtureRequest) -> Report:
     """The report of one run."""
-    database, seed = request.param
+    database, seed, is_cluster = request.param
     if request.config.getoption("--long"):
         options = Options(
-            seed=seed, database=database, seconds=LONG_SECONDS, clients=CLIENTS, lines=LONG_LINES
+            seed=seed,
+            database=database,
+            is_cluster=is_cluster,
+            seconds=LONG_SECONDS,
+            clients=CLIENTS,
+            lines=LONG_LINES,
         )
     else:
         options = Options(
             seed=seed,
             database=database,
+            is_cluster=is_cluster,
             seconds=None,
             every=EVERY_SECONDS,
             clients=FEW_CLIENTS,
