@@ -6,15 +6,17 @@ All data of a tenant is in its bucket, so one script can check every limit of a 
 import asyncio
 import math
 import struct
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any, Final
+from itertools import chain
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from contract import keys
-from contract.scripts import CommandExecutor, LuaScript
+from contract.scripts import Argument, CommandExecutor, LuaScript
 from contract.scripts.cluster import server_id
+from contract.scripts.turns import SharedRuns
 from gateway.limits.accounts import FIELD, AccountNumbers
 from gateway.limits.replies import (
     Admitted,
@@ -36,6 +38,9 @@ MOST_OPEN: Final = 20_000
 """Open reservations of a bucket that a search for one tenant reads at most."""
 OPEN_AT_ONCE: Final = 500
 """Reservations that one script reads, and accounts that are read at once: more would delay other
+commands."""
+MOST_SHARED: Final = 32
+"""Requests of one turn of the event loop that one script reserves or ends: more would delay other
 commands."""
 USAGE_PAGE: Final = 200
 """Usage records per read, so that reading many of them does not block other work."""
@@ -64,6 +69,8 @@ class QuotaStore:
 
     def __init__(self, executor: CommandExecutor) -> None:
         self._executor = executor
+        self._reserving = SharedRuns(self._reserve, most=MOST_SHARED)
+        self._ending = SharedRuns(self._end_all, most=MOST_SHARED)
 
     async def reserve(
         self, request: ReservationRequest, *, lease_ms: int, extends: bool = False
@@ -73,27 +80,42 @@ class QuotaStore:
         For a request that is already admitted, it reserves nothing and returns the first reply
         again; if it `extends` the reservation, it adds the tokens that are not yet reserved.
         """
-        bucket = keys.bucket_of(request.tenant_id)
-        described, *limits = _packed(request.subjects, is_prepaid=request.is_prepaid)
-        reply = await _RESERVE.run(
+        packed = _packed(request.subjects, is_prepaid=request.is_prepaid)
+        # A gateway of release 0.3.0 has seeded accounts without audio, which only audio needs.
+        kind = _Kind(request.tenant_id, packed, lease_ms, request.audio_seconds > 0, extends)
+        return await self._reserving.add(kind, request)
+
+    async def _reserve(
+        self, kind: "_Kind", requests: Sequence[ReservationRequest]
+    ) -> list[ReserveReply]:
+        bucket = keys.bucket_of(kind.tenant_id)
+        described, *limits = kind.packed
+        arguments: list[Argument] = [*limits]
+        for each in requests:
+            arguments += (
+                each.request_id,
+                each.prompt_tokens,
+                each.completion_tokens,
+                each.audio_seconds,
+                each.cost_micros,
+                each.record,
+            )
+        replies = await _RESERVE.run(
             self._executor,
-            reservation=keys.reservation(bucket, request.request_id),
             open_reservations=keys.open_reservations(bucket),
-            id=request.request_id,
-            lease_ms=lease_ms,
-            prompt=request.prompt_tokens,
-            completion=request.completion_tokens,
-            audio=request.audio_seconds,
-            cost=request.cost_micros,
-            record=request.record,
-            extends=int(extends),
+            keys=[keys.reservation(bucket, each.request_id) for each in requests],
+            lease_ms=kind.lease_ms,
+            extends=int(kind.extends),
             window_prefix=keys.window.prefix(bucket),
             running_prefix=keys.running.prefix(bucket),
             account_prefix=keys.account.prefix(bucket),
-            request=described,
-            arguments=limits,
+            described=described,
+            arguments=arguments,
         )
-        return _reserve_reply(request, reply, is_extension=extends)
+        return [
+            _reserve_reply(request, reply, is_extension=kind.extends)
+            for request, reply in zip(requests, replies, strict=True)
+        ]
 
     async def server_id(self) -> str:
         """Return the id of the Redis process, or of all processes of a cluster.
@@ -102,38 +124,36 @@ class QuotaStore:
         """
         return await server_id(self._executor)
 
-    def settle(
-        self, record: UsageRecord, *, expired_ms: int | None = None
-    ) -> Coroutine[Any, Any, bool]:
+    async def settle(self, record: UsageRecord, *, expired_ms: int | None = None) -> bool:
         """Settle a reservation with the actual usage, and append the record for the ledger.
 
         Return False if the reservation was not open any more. The record is then still appended,
         and the ledger keeps the first one of the request. With `expired_ms`, only end a reservation
         whose lease expired at that time and was not renewed since; otherwise do nothing.
         """
-        subjects = [subject_of(scope, id_) for scope, id_ in record.owners if id_ is not None]
-        return self._end(
-            record.tenant_id,
+        ending = _Ending(
             record.request_id,
-            expired_ms,
+            "" if expired_ms is None else expired_ms,
             requests=1,
             prompt=record.prompt_tokens,
             completion=record.completion_tokens,
             audio=record.audio_seconds,
             cost=record.cost_micros,
             record=encode_usage(record),
-            subjects=subjects,
+            owners=_encoded_owners(record.owners),
         )
+        return await self._ending.add(record.tenant_id, ending)
 
-    def release(
+    async def release(
         self, tenant_id: str, request_id: str, *, expired_ms: int | None = None
-    ) -> Coroutine[Any, Any, bool]:
+    ) -> bool:
         """Release a reservation as if it had never existed.
 
         Return False if it was not open. A reservation that arrives after its release reserves
         nothing. `expired_ms` as for `settle`.
         """
-        return self._end(tenant_id, request_id, expired_ms)
+        ending = _Ending(request_id, "" if expired_ms is None else expired_ms)
+        return await self._ending.add(tenant_id, ending)
 
     async def withdraw(self, tenant_id: str, request_id: str) -> bool:
         """Keep a request from being admitted; return False if its reservation is open.
@@ -146,40 +166,19 @@ class QuotaStore:
         expiry = await self._executor.execute_command("ZSCORE", open_reservations, request_id)
         return expiry is None
 
-    async def _end(
-        self,
-        tenant_id: str,
-        request_id: str,
-        expired_ms: int | None,
-        *,
-        requests: int = 0,
-        prompt: int = 0,
-        completion: int = 0,
-        audio: int = 0,
-        cost: int = 0,
-        record: bytes = b"",
-        subjects: Sequence[str] = (),
-    ) -> bool:
+    async def _end_all(self, tenant_id: str, endings: Sequence["_Ending"]) -> list[bool]:
         bucket = keys.bucket_of(tenant_id)
         ended = await _END.run(
             self._executor,
-            reservation=keys.reservation(bucket, request_id),
             open_reservations=keys.open_reservations(bucket),
             usage_records=keys.usage(bucket),
-            id=request_id,
+            keys=[keys.reservation(bucket, each.request_id) for each in endings],
             window_prefix=keys.window.prefix(bucket),
             running_prefix=keys.running.prefix(bucket),
             account_prefix=keys.account.prefix(bucket),
-            requests=requests,
-            prompt=prompt,
-            completion=completion,
-            audio=audio,
-            cost=cost,
-            record=record,
-            expired_at="" if expired_ms is None else expired_ms,
-            arguments=subjects,
+            arguments=chain.from_iterable(endings),
         )
-        return bool(ended)
+        return [bool(each) for each in ended]
 
     async def renew(self, bucket: int, request_ids: Iterable[str], *, lease_ms: int) -> list[str]:
         """Renew the leases of reservations. Return the ids of those that are not open."""
@@ -360,6 +359,38 @@ class QuotaStore:
         )
         records = [record for _, fields in page if (record := readable_usage(fields.get(b"u")))]
         return records, f"({page[-1][0].decode()}" if len(page) == USAGE_PAGE else None
+
+
+class _Kind(NamedTuple):
+    """What requests have in common that one run reserves together."""
+
+    tenant_id: str
+    packed: tuple[bytes, ...]
+    """Their subjects and limits."""
+    lease_ms: int
+    has_audio: bool
+    extends: bool
+
+
+class _Ending(NamedTuple):
+    """The arguments of `quota_end` for a request."""
+
+    request_id: str
+    expired_at: int | str
+    requests: int = 0
+    prompt: int = 0
+    completion: int = 0
+    audio: int = 0
+    cost: int = 0
+    record: bytes = b""
+    owners: bytes = b""
+
+
+@lru_cache(maxsize=10_000)
+def _encoded_owners(owners: tuple[tuple[LimitScope, str | None], ...]) -> bytes:
+    return msgspec.msgpack.encode(
+        [subject_of(scope, id_) for scope, id_ in owners if id_ is not None]
+    )
 
 
 def _keys_of(bucket: int, subject: str) -> tuple[str, str, str]:

@@ -67,12 +67,32 @@ local function store_numbers(s)
   end
 end
 
--- Append what is left of the metered limits, after `taken` if it is given.
-local function append_remaining(out, s, taken)
+-- Reserve what a request wants in the limits of a subject. What is of another day or month than the
+-- current one, such as more tokens of an older reservation, does not count in those.
+local function reserve(s, wanted, is_same_day, is_same_month)
+  local a, m, used = s.account, s.minute, s.used
+  for limit = 1, CREDIT do used[limit] = used[limit] + wanted[limit] end
+  if a then
+    if is_same_day then
+      a.held_requests, a.held_tokens = a.held_requests + wanted[1], a.held_tokens + wanted[2]
+    end
+    if is_same_month then a.held_cost = a.held_cost + wanted[CREDIT] end
+    if s.is_payer then a.held_credit = a.held_credit + wanted[CREDIT] end
+    s.audio = s.audio + wanted[AUDIO_DAY]
+  end
+  if m then
+    m.r, m.p, m.c = m.r + wanted[1], m.p + wanted[3], m.c + wanted[4]
+    m.sr, m.sp, m.sc = m.sr + wanted[1], m.sp + wanted[3], m.sc + wanted[4]
+  end
+  s.is_changed = true
+end
+
+-- Append what is left of the metered limits.
+local function append_remaining(out, s)
   local at, limits, used = #out, s.limits, s.used
   for i = 1, #METERED do
     local limit = METERED[i]
-    local left = limits[limit] - used[limit] - (taken and taken[limit] or 0)
+    local left = limits[limit] - used[limit]
     out[at + i] = (left == math.huge or s.is_unseeded) and -1 or left > 0 and left or 0
   end
 end

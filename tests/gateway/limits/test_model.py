@@ -265,25 +265,30 @@ class History:
         return action
 
     async def reserve(self) -> None:
+        """Reserve for some requests in one turn of the event loop, which share runs of a script."""
+        audio = self.rng.choice(((0,), (10, 30)))
+        requests = [self._request(audio) for _ in range(self.rng.choice((1, 1, 2, 4)))]
+        if unseeded := await self._reserve(requests):
+            await Seeder(self.desk.store, self.ledger).seed(TENANT, unseeded)
+            self.model.seeded |= {s.subject for s in unseeded}
+            assert not await self._reserve(requests)
+
+    def _request(self, audio: tuple[int, ...]) -> ReservationRequest:
         self.number += 1
-        request = self.desk.request(
+        return self.desk.request(
             f"r{self.number}",
             prompt=self.rng.randint(0, 60),
             completion=self.rng.randint(0, 60),
-            audio=self.rng.choice((0, 0, 10, 30)),
+            audio=self.rng.choice(audio),
             cost=self.rng.randint(0, 200),
         )
-        store = self.desk.store
-        expected, answer = (
-            self.model.reserve(request),
-            await store.reserve(request, lease_ms=LEASE_MS),
-        )
-        assert reported(answer) == expected
-        if isinstance(answer, NeedsSeed):
-            await Seeder(store, self.ledger).seed(TENANT, answer.subjects)
-            self.model.seeded |= {s.subject for s in answer.subjects}
-            again = await store.reserve(request, lease_ms=LEASE_MS)
-            assert reported(again) == self.model.reserve(request)
+
+    async def _reserve(self, requests: list[ReservationRequest]) -> tuple[SubjectLimits, ...]:
+        """Compare the replies, and return the subjects that must be seeded first."""
+        reserve = self.desk.store.reserve
+        answers = await asyncio.gather(*(reserve(each, lease_ms=LEASE_MS) for each in requests))
+        assert list(map(reported, answers)) == [self.model.reserve(each) for each in requests]
+        return answers[0].subjects if isinstance(answers[0], NeedsSeed) else ()
 
     async def advance(self) -> None:
         kind = self.rng.random()
@@ -300,8 +305,11 @@ class History:
         self.model.now_ms = self.clock.now_ms
 
     def _known(self, *, is_open: bool) -> str | None:
-        known = [id_ for id_, used in self.model.requests.items() if used.is_open is is_open]
+        known = self._all_known(is_open=is_open)
         return self.rng.choice(known) if known else None
+
+    def _all_known(self, *, is_open: bool) -> list[str]:
+        return [id_ for id_, used in self.model.requests.items() if used.is_open is is_open]
 
     async def _settle(
         self, request_id: str, *, created_ms: int, most: tuple[int, int, int, int]
@@ -319,10 +327,16 @@ class History:
         assert await self.desk.store.settle(ended) is self.model.settle(ended)
 
     async def settle(self) -> None:
-        if request_id := self._known(is_open=True):
-            used = self.model.requests[request_id]
-            most = (used.prompt, used.completion, used.audio, used.cost)
-            await self._settle(request_id, created_ms=used.created_ms, most=most)
+        """Settle some open requests in one turn, sometimes beside one that Redis does not know."""
+        known = self._all_known(is_open=True)
+        some = self.rng.sample(known, min(len(known), self.rng.choice((1, 1, 3))))
+        beside = [self.lost()] if self.rng.random() < 0.1 else []
+        await asyncio.gather(*beside, *map(self._settle_open, some))
+
+    async def _settle_open(self, request_id: str) -> None:
+        used = self.model.requests[request_id]
+        most = (used.prompt, used.completion, used.audio, used.cost)
+        await self._settle(request_id, created_ms=used.created_ms, most=most)
 
     async def again(self) -> None:
         if request_id := self._known(is_open=False):
@@ -401,10 +415,8 @@ async def test_scripts_equal_the_model_on_a_random_history(
         action = await history.step()
         if action != "reserve":
             await history.check()
-    for request_id, used in list(model.requests.items()):
-        if used.is_open:
-            most = (used.prompt, used.completion, used.audio, used.cost)
-            await history._settle(request_id, created_ms=used.created_ms, most=most)
+    for request_id in history._all_known(is_open=True):
+        await history._settle_open(request_id)
     await history.check()
     for waiting in await usage(any_redis):
         ledger.records.setdefault(waiting.request_id, waiting)
