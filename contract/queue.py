@@ -35,6 +35,7 @@ from contract.messages import GenerationJob, WorkerCard, WorkerState
 from contract.outcomes import JobReceipt, JobState
 from contract.prompts import chunk_names, joined
 from contract.scripts import Argument, CommandExecutor, LuaScript
+from contract.scripts.turns import SharedRuns
 from contract.tier import TIER_BOOSTS, TIER_RANKS, Lane, ServiceTier, lane_of
 
 _log = logging.getLogger(__name__)
@@ -67,6 +68,9 @@ for.
 
 AFFINITY_QUANTUM: Final = 2_048
 """Service units by which other tenants may overtake one whose jobs are kept for other workers."""
+
+_NOT_TOGETHER: Final = -4
+"""Code of `job_enqueue`."""
 
 _LANES = {1: Lane.REQUESTS, 2: Lane.BATCH}
 """By the code of `job_claim`."""
@@ -297,6 +301,14 @@ class ModelStatus(NamedTuple):
     """The numbers above count requests, except that leased jobs include batch jobs."""
 
 
+class _Bounds(NamedTuple):
+    """What bounds a queue: numbers of jobs, and milliseconds."""
+
+    most_waiting: int
+    most_waiting_of_tenant: int
+    longest_wait: int
+
+
 class JobQueue:
     """Operations on the queue of one model."""
 
@@ -319,6 +331,7 @@ class JobQueue:
             for lane in Lane
         }
         """Of the tenants' queues and paces in every lane."""
+        self._enqueuing = SharedRuns(self._enqueue_single, most=JOBS_AT_ONCE)
         self._enqueue_names = lru_cache(maxsize=10_000)(self._names_to_enqueue)
         names = ("queue_prefix", "pace_prefix", "batch_queue_prefix", "batch_pace_prefix")
         self._claim_names = {
@@ -349,14 +362,13 @@ class JobQueue:
         `weight` is the tenant's; this method applies the tier's boost. The caller must notify the
         gateways of shed jobs.
         """
+        bounds = _Bounds(most_waiting, most_waiting_of_tenant, int(longest_wait_seconds * 1000))
+        if len(jobs) == 1 and len(jobs[0].prompt_token_ids) <= LONG_PROMPT_TOKENS:
+            job = jobs[0]
+            return await self._enqueuing.add((job.tenant, job.service_tier, weight, bounds), job)
         first, *others = [
             jobs[start : start + JOBS_AT_ONCE] for start in range(0, len(jobs), JOBS_AT_ONCE)
         ]
-        bounds = {
-            "most_waiting": most_waiting,
-            "most_waiting_of_tenant": most_waiting_of_tenant,
-            "longest_wait": int(longest_wait_seconds * 1000),
-        }
         report = await self._enqueue(first, weight, bounds, admitted=len(jobs))
         for part in others:
             if report.result not in (EnqueueResult.ENQUEUED, EnqueueResult.DUPLICATE):
@@ -365,14 +377,32 @@ class JobQueue:
             report = report._replace(waiting_jobs=later.waiting_jobs)
         return report
 
+    async def _enqueue_single(
+        self, kind: tuple[str, ServiceTier, float, "_Bounds"], jobs: Sequence[GenerationJob]
+    ) -> list[EnqueueReport]:
+        """Enqueue the only jobs of requests, together if all of them have room without a wait."""
+        _, _, weight, bounds = kind
+        if len(jobs) > 1:
+            reply = await self._send(jobs, weight, bounds, admitted=len(jobs), is_shared=True)
+            if reply[0] != _NOT_TOGETHER:
+                return [_enqueue_report(reply)] * len(jobs)
+        alone = (self._enqueue([job], weight, bounds, admitted=1) for job in jobs)
+        return list(await asyncio.gather(*alone))
+
     async def _enqueue(
+        self, jobs: Sequence[GenerationJob], weight: float, bounds: "_Bounds", *, admitted: int
+    ) -> EnqueueReport:
+        return _enqueue_report(await self._send(jobs, weight, bounds, admitted=admitted))
+
+    async def _send(
         self,
         jobs: Sequence[GenerationJob],
         weight: float,
-        bounds: Mapping[str, int],
+        bounds: "_Bounds",
         *,
         admitted: int,
-    ) -> EnqueueReport:
+        is_shared: bool = False,
+    ) -> list[Any]:
         tenant, tier = jobs[0].tenant, jobs[0].service_tier
         lane = lane_of(tier)
         deadline_ms = max(job.deadline_ms for job in jobs)
@@ -392,21 +422,19 @@ class JobQueue:
             ]
             await let_others_run(job)
         names, tenant_keys = self._enqueue_names(tenant, lane)
-        code, waiting_jobs, retry_ms, *rows = await _ENQUEUE.run(
+        reply: list[Any] = await _ENQUEUE.run(
             self._executor,
             **names,
             keys=[*tenant_keys, *self._jobs([job.id for job in jobs])],
             weight=weight * TIER_BOOSTS[tier],
             rank=TIER_RANKS[tier],
-            **bounds,
+            **bounds._asdict(),
             expires_ms=_expires_ms(deadline_ms),
             admitted=admitted,
+            is_shared=int(is_shared),
             arguments=arguments,
         )
-        shed = [ShedJob(gateway.decode(), int(handle)) for gateway, handle in _grouped(rows, 2)]
-        return EnqueueReport(
-            EnqueueResult(code), waiting_jobs, retry_ms / 1000 if retry_ms else None, shed
-        )
+        return reply
 
     async def claim(
         self,
@@ -842,6 +870,14 @@ class JobQueue:
 
     def _jobs(self, job_ids: Sequence[str]) -> list[str]:
         return [self._job_prefix + job_id for job_id in job_ids]
+
+
+def _enqueue_report(reply: Sequence[Any]) -> EnqueueReport:
+    code, waiting_jobs, retry_ms, *rows = reply
+    shed = [ShedJob(gateway.decode(), int(handle)) for gateway, handle in _grouped(rows, 2)]
+    return EnqueueReport(
+        EnqueueResult(code), waiting_jobs, retry_ms / 1000 if retry_ms else None, shed
+    )
 
 
 def _lane_keys(model: str, lane: Lane) -> list[str]:

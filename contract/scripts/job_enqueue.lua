@@ -1,4 +1,5 @@
--- Enqueue all jobs of one request or none: its first part is admitted for all of them.
+-- Enqueue all jobs of one request or none: its first part is admitted for all of them. Jobs of
+-- several requests are enqueued together only if that needs no decision about one of them.
 --
 -- Jobs of one tenant are ordered by the rank of their tier, then those that started before, then by
 -- arrival.
@@ -14,19 +15,20 @@
 --   most_waiting, most_waiting_of_tenant: jobs  longest_wait: in milliseconds
 --   expires_ms: milliseconds after which an abandoned job disappears
 --   admitted: jobs that need room, including later parts; 0: they were admitted with an earlier part
+--   is_shared: 1 for one job of each of several requests, else 0
 --   then for each job: id, prompt tokens, sequences, KV-cache tokens needed, gateway, handle,
 --   payload, affinity (see contract.affinity), digest of its adapter; empty: none, model share of
 --   its tenant in percent
 -- Output {code, waiting jobs of the model, milliseconds after which to retry, gateway, handle,
--- ...}: code 1 enqueued, 0 duplicate, -1 model full, -2 tenant full, -3 would wait too long; 0
--- milliseconds if the pace is unknown; gateway and handle of each job that was shed, to which the
--- milliseconds then apply
+-- ...}: code 1 enqueued, 0 duplicate, -1 model full, -2 tenant full, -3 would wait too long, -4
+-- nothing is done: the requests must be enqueued one by one; 0 milliseconds if the pace is unknown;
+-- gateway and handle of each job that was shed, to which the milliseconds then apply
 -- @include promises
 -- @include shedding
 local sequence, promises, tenant_promises = unpack(KEYS, 1, 3)
 local tenant, weight, rank, most_waiting, most_waiting_of_tenant, longest_wait, expires_ms, admitted,
-  job_prefix, queue_prefix, pace_prefix = unpack(ARGV, 1, 11)
-local first_job, first_argument, fields = 14, 12, 10
+  job_prefix, queue_prefix, pace_prefix, is_shared = unpack(ARGV, 1, 12)
+local first_job, first_argument, fields = 14, 13, 10
 local lane, jobs = lane_at(4), #KEYS - first_job
 local queue, first_id = lane.queue, ARGV[first_argument]
 rank, admitted, most_waiting = tonumber(rank), tonumber(admitted), tonumber(most_waiting)
@@ -36,8 +38,11 @@ local depth = tonumber(call('GET', lane.waiting) or '0')
 local tenant_depth = call('ZCARD', queue)
 local now = now_ms()
 
--- One command for three keys that usually are absent.
-local has_promises = call('EXISTS', KEYS[first_job + 1], promises, tenant_promises) > 0
+-- One command for keys that usually are absent.
+is_shared = is_shared == '1'
+local has_promises = call('EXISTS', promises, tenant_promises,
+  unpack(KEYS, first_job + 1, is_shared and #KEYS or first_job + 1)) > 0
+if is_shared and has_promises then return {-4, depth, 0} end
 if has_promises and call('EXISTS', KEYS[first_job + 1]) == 1 then return {0, depth, 0} end
 
 -- Return the pace of the tenant: the measured one, unless its share of the model's is higher.
@@ -60,6 +65,7 @@ if not is_later_part then
   excess, tenant_excess = depth + admitted - most_waiting,
     tenant_depth + admitted - most_waiting_of_tenant
 end
+if is_shared and math.max(excess, tenant_excess) > 0 then return {-4, depth, 0} end
 if tenant_excess + tenant_held > 0 and count_own(lane, rank) < math.max(tenant_excess, 1) then
   return {-2, depth, promise(lane.tenant_pace, tenant_promises, first_id, admitted, now,
     pace_of_tenant())}
@@ -79,6 +85,7 @@ if tenant_depth > 0 and not is_later_part then
   if ahead > 0 then rate, gap, seconds = pace_of_tenant() end
   local wait = seconds >= enough_seconds and (ahead + admitted - 1) / rate or 0
   if wait > tonumber(longest_wait) then
+    if is_shared then return {-4, depth, 0} end
     return {-3, depth, math.ceil(wait - longest_wait + gap)}
   end
 end
@@ -106,6 +113,7 @@ end
 local was_empty = tenant_depth == 0 or call('ZCARD', queue) == 0
 if was_empty then begin_waiting(lane, tenant) end
 
+local placed, arrived = {}, {}
 local before = rank * tier_span + call('INCRBY', sequence, jobs) - jobs
 for i = 1, jobs do
   local a = first_argument + (i - 1) * fields
@@ -120,9 +128,11 @@ for i = 1, jobs do
   if adapter ~= '' then call('HSET', key, 'adapter', adapter) end
   if share ~= '100' then call('HSET', key, 'share', share) end
   call('PEXPIRE', key, expires_ms)
-  call('ZADD', queue, before + begun_span + i, id)
-  call('ZADD', lane.arrivals, now, id)
+  placed[2 * i - 1], placed[2 * i] = before + begun_span + i, id
+  arrived[2 * i - 1], arrived[2 * i] = now, id
 end
+call('ZADD', queue, unpack(placed))
+call('ZADD', lane.arrivals, unpack(arrived))
 if was_empty then
   call('ZADD', lane.sheddable, rank * tier_span + jobs, rank .. ' ' .. tenant)
 else

@@ -179,6 +179,20 @@ async def test_enqueue_beyond_a_bound_takes_no_job_of_the_request(
     assert await enqueue(queue, job("j2"), **limits) is EnqueueResult.ENQUEUED
 
 
+async def test_requests_of_one_turn_that_have_no_room_together_are_enqueued_one_by_one(
+    queue: JobQueue,
+) -> None:
+    ids = [f"j{number}" for number in range(5)]
+    results = await asyncio.gather(*(enqueue(queue, job(each), most_waiting=3) for each in ids))
+    taken = [each for each, result in zip(ids, results, strict=True) if result.value == 1]
+    assert sorted(each.name for each in results) == ["ENQUEUED"] * 3 + ["MODEL_FULL"] * 2
+
+    again = await asyncio.gather(enqueue(queue, job(taken[0])), enqueue(queue, job("j9")))
+
+    assert list(again) == [EnqueueResult.DUPLICATE, EnqueueResult.ENQUEUED]
+    assert sorted(await claim_ids(queue)) == [*taken, "j9"]
+
+
 @every_redis
 async def test_two_workers_claiming_at_once_share_the_jobs(
     any_redis_server: Any, queue: JobQueue
