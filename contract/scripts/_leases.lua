@@ -9,6 +9,8 @@
 --   changed: tiers of tenants of which fewer jobs can be shed
 --   capped: the counters of tenants that wait for their shares (see _shares)
 --   reached: the counter of the tenant that was claimed from last, or waits for room
+--   debtor, debt: the only tenant that waits, and what it is charged: once, since no order depends on
+--     it before
 -- @include places
 -- @include counters
 -- @include pace
@@ -18,30 +20,35 @@
 
 local function begin_lane(lane)
   lane.jobs, lane.leased, lane.removed, lane.waits, lane.changed = {}, {}, {}, {}, {}
-  lane.capped, lane.reached = {}, 0
+  lane.capped, lane.reached, lane.debtor, lane.debt = {}, 0, nil, 0
   return lane
 end
 
--- Lease a job of a tenant; `cached` of its prompt tokens are in the worker's cache. Return what the
--- engine lacks, if so.
-local function lease(claim, lane, tenant, id, cached, is_last)
+-- Lease a job of a tenant, which is the only one that waits or not; `cached` of its prompt tokens are
+-- in the worker's cache. Return what the engine lacks, if so.
+local function lease(claim, lane, tenant, id, cached, is_last, is_only)
   local key, out, room = claim.job_prefix .. id, claim.out, claim.room
-  local need_tokens, sequences, prompt_tokens, weight, payload, reported, adapter, records, share =
-    unpack(call('HMGET', key, 'need_tokens', 'sequences', 'prompt_tokens', 'weight', 'payload',
-      'reported', 'adapter', 'affinity', 'share'))
+  local need_tokens, sequences, prompt_tokens, weight, payload, reported, adapter, records, share,
+    attempt = unpack(call('HMGET', key, 'need_tokens', 'sequences', 'prompt_tokens', 'weight',
+      'payload', 'reported', 'adapter', 'affinity', 'share', 'attempt'))
   -- A job without a hash has expired: its id is dropped without a charge.
   if not need_tokens then return nil end
   local lacks = take(room, tenant, tonumber(need_tokens), tonumber(sequences),
     tonumber(prompt_tokens), adapter, share)
   if lacks then return lacks end
-  local attempt = call('HINCRBY', key, 'attempt', 1)
+  attempt = attempt + 1
   if attempt == 1 then
     local uncached = prompt_tokens - cached
-    call('HSET', key, 'worker', claim.worker, 'engine', claim.engine, 'uncached', uncached)
-    charge(not is_last and lane.active, lane.counters, tenant,
-      claim.prompt_cost * uncached / weight)
+    call('HSET', key, 'attempt', attempt, 'worker', claim.worker, 'engine', claim.engine, 'uncached',
+      uncached)
+    local cost = claim.prompt_cost * uncached / weight
+    if is_only then
+      lane.debtor, lane.debt = tenant, lane.debt + cost
+    else
+      charge(not is_last and lane.active, lane.counters, tenant, cost)
+    end
   else
-    call('HSET', key, 'worker', claim.worker, 'engine', claim.engine)
+    call('HSET', key, 'attempt', attempt, 'worker', claim.worker, 'engine', claim.engine)
   end
   if reported then call('HDEL', key, 'reported') end
   if claim.has_affinity then note_session(claim, tenant, records) end
@@ -92,6 +99,7 @@ end
 -- End the claim from a lane, in which jobs are left or not, that all may wait for another worker or
 -- their shares, or not. Return whether jobs wait for room or slots.
 local function end_lane(claim, lane, code, has_more, may_wait)
+  if lane.debtor then charge(has_more and lane.active, lane.counters, lane.debtor, lane.debt) end
   local is_backlog, is_capped = has_more and not may_wait, may_wait and next(lane.capped)
   for tenant, counter in pairs(lane.capped) do
     if counter < lane.reached then

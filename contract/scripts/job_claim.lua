@@ -104,7 +104,7 @@ local function claim_from(lane, code, may_keep)
     local entries = call('ZRANGE', queue, 0, 1, 'WITHSCORES')
     local id, place, cached, is_last, lacks = entries[1], entries[2], 0, not entries[3], nil
     if affinity and id then id, place, cached = choose(affinity, queue, entries, room, may_keep) end
-    if id then lacks = lease(claim, lane, tenant, id, cached, is_last) end
+    if id then lacks = lease(claim, lane, tenant, id, cached, is_last, is_only) end
     if entries[1] and not id then
       ceiling = math.min(ceiling, counter + math.max(quantum, prompt_cost * affinity.moved))
       index, kept = index + 1, kept + place

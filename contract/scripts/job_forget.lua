@@ -2,13 +2,13 @@
 --
 -- KEYS jobs
 -- Output how many receipts were dropped
-local dropped = 0
-for _, key in ipairs(KEYS) do
-  local worker, ended = unpack(redis.call('HMGET', key, 'worker', 'ended'))
-  if ended then
-    dropped = dropped + redis.call('DEL', key)
+local call, ended = redis.call, {}
+for i = 1, #KEYS do
+  local worker, has_ended = unpack(call('HMGET', KEYS[i], 'worker', 'ended'))
+  if has_ended then
+    ended[#ended + 1] = KEYS[i]
   elseif worker then
-    redis.call('HSET', key, 'settled', 1)
+    call('HSET', KEYS[i], 'settled', 1)
   end
 end
-return dropped
+return #ended > 0 and call('DEL', unpack(ended)) or 0
