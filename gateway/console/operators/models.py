@@ -50,7 +50,7 @@ def models_table(settings: Settings, models: Sequence[ServedModel], workers: Wor
         Column("Model", lambda each: ", ".join([each.card.model, *each.card.aliases]), "name"),
         Column("State", _state),
         Column("Workers", lambda each: each.status.ready_workers, "num wide"),
-        Column("Running", running, "num"),
+        Column("Running", running, "num wide"),
         Column("Waiting", lambda each: each.status.waiting_jobs, "num"),
         Column("Tenants waiting", lambda each: each.status.waiting_tenants, "num wide"),
         Column("Oldest wait", _oldest_wait, "num wide"),
