@@ -279,10 +279,10 @@ async def test_host_survives_failed_starts_and_cards_that_it_cannot_decode(
     def failing_once(name: str) -> Any:
         original = getattr(HostedWorker, name)
 
-        async def fail_once(*arguments: Any) -> Any:
+        async def fail_once(*arguments: Any, **options: Any) -> Any:
             if error := faults.pop(name, None):
                 raise error
-            return await original(*arguments)
+            return await original(*arguments, **options)
 
         return fail_once
 
