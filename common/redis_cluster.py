@@ -23,6 +23,7 @@ from redis.exceptions import (
     TryAgainError,
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 from typing_extensions import override
 
 from common.tasks import end_task
@@ -130,7 +131,7 @@ class SlotMap:
     async def is_replaced(self, slot: int, address: Address) -> bool:
         """Read the map again. Return whether another server than this one has the slot."""
         try:
-            await asyncio.shield(self._refreshing())
+            await asyncio.wait_for(asyncio.shield(self._refreshing()), MOST_PAUSES_SECONDS)
         except (RedisError, OSError):
             return False
         return self._owners[slot] != address
@@ -156,8 +157,13 @@ class SlotMap:
         last_error: RedisError | OSError = RedisConnectionError("the URL names no server")
         for address in dict.fromkeys([*self.masters, *self._seeds]):
             try:
-                ranges = await self.client(address).execute_command("CLUSTER", "SLOTS")
+                # Each of several servers that cannot be reached would take a timeout of its own.
+                async with asyncio.timeout(MOST_PAUSES_SECONDS):
+                    ranges = await self.client(address).execute_command("CLUSTER", "SLOTS")
                 before, self._owners = self.masters, _owners(ranges, address)
+            except TimeoutError:
+                last_error = RedisTimeoutError(f"{address[0]}:{address[1]} did not respond in time")
+                continue
             except (RedisError, OSError) as error:
                 last_error = error
                 continue
