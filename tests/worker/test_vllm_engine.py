@@ -719,7 +719,7 @@ async def test_request_that_leaves_no_first_token_is_refused(
     engine: VllmEngine, changes: dict[str, Any], names: list[str]
 ) -> None:
     for sampled in SAMPLED.values():
-        with pytest.raises(InvalidRequestError, match=".* and ".join(names)) as refused:
+        with pytest.raises(InvalidRequestError, match=".* and '".join(names)) as refused:
             await engine.submit([raw(sampling=spec(**sampled, **changes))])
         assert refused.value.param == "allowed_token_ids"
 
