@@ -198,7 +198,12 @@ class FaultInjector:
     def _start(self, act: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(act)
         self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        task.add_done_callback(self._end)
+
+    def _end(self, task: "asyncio.Task[None]") -> None:
+        """Forget a task, unless it failed: `over` raises its error."""
+        if task.cancelled() or task.exception() is None:
+            self._running.discard(task)
 
     async def over(self) -> None:
         """Wait until no fault is active and every process serves."""
