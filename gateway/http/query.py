@@ -1,7 +1,7 @@
-"""Queries of requests: a parameter that the route lacks, or that occurs twice, is rejected."""
+"""Queries of requests: a parameter that the route lacks, or repeats against its type, is rejected."""
 
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, get_args, get_origin
 
 from fastapi import Request
 from fastapi.routing import APIRoute
@@ -32,7 +32,10 @@ def takes_query(*names: str) -> Callable[[Endpoint], Endpoint]:
 
 
 def require_known_query(request: Request) -> None:
-    """Reject an unknown or repeated parameter. Raises a BadRequestError that names it."""
+    """Reject an unknown parameter, or one that is repeated and no list.
+
+    Raises a BadRequestError that names it.
+    """
     given = request.query_params.multi_items()
     known, seen = _names_of(request.scope), set[str]()
     for name, _ in given:
@@ -43,7 +46,7 @@ def require_known_query(request: Request) -> None:
                 f"The query must have only known parameters: {names}. Given: {shown(name)}.",
                 param=param,
             )
-        if name in seen:
+        if name in seen and not known.get(name):
             values = [value for other, value in given if other == name]
             raise InvalidParameterError(
                 f"The query must have '{param}' once. Given: {shown(values)}.", param=param
@@ -51,13 +54,16 @@ def require_known_query(request: Request) -> None:
         seen.add(name)
 
 
-def _names_of(scope: Scope) -> tuple[str, ...]:
+def _names_of(scope: Scope) -> dict[str, bool]:
+    """Return the names of a route's parameters, and whether each is a list."""
     route = scope.get("route")
     if not isinstance(route, APIRoute):
-        names: tuple[str, ...] = getattr(scope["endpoint"], _NAMES, ())
-        return names
-    dependants, found = [route.dependant], dict[str, None]()
+        return dict.fromkeys(getattr(scope["endpoint"], _NAMES, ()), False)
+    dependants, found = [route.dependant], dict[str, bool]()
     for dependant in dependants:
-        found.update((field.alias, None) for field in dependant.query_params)
+        for field in dependant.query_params:
+            annotation = field.field_info.annotation
+            kinds = (annotation, *get_args(annotation))
+            found[field.alias] = any(get_origin(each) is list for each in kinds)
         dependants += dependant.dependencies
-    return tuple(found)
+    return found

@@ -173,7 +173,7 @@ def test_bad_words_of_too_many_tokens_are_refused(parameters: ParameterFactory) 
     parameters.forbid_words(params)
     assert len(params._bad_words_token_ids) == 2
     params.bad_words = ["\u65e5" * (MAX_BAD_WORD_TOKENS // 3)]
-    with pytest.raises(InvalidRequestError, match="bad_words must have at most 4096 tokens"):
+    with pytest.raises(InvalidRequestError, match="'bad_words' must have at most 4096 tokens"):
         parameters.forbid_words(params)
 
 
