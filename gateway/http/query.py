@@ -1,4 +1,4 @@
-"""Queries of requests: a parameter that the route lacks, or repeats against its type, is rejected."""
+"""Queries of requests: a parameter that the route lacks, or a second value, is rejected."""
 
 from collections.abc import Callable
 from typing import Any, Final, TypeVar, get_args, get_origin
