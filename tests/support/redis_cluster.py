@@ -143,7 +143,10 @@ class RedisClusterServers:
 
     def begin_move(self, slot: int, *, to: RedisServer) -> "Redis":
         """Let a server ask for keys of a slot that it lacks at another one; return its client."""
-        source = next(each for each in self.masters if each is not to and _has(each, slot))
+        self.note_roles()
+        # A StopIteration would never end the wait for another thread.
+        source = next((each for each in self.masters if each is not to and _has(each, slot)), None)
+        assert source is not None, f"no other master has slot {slot}"
         client, target = _client(source), _client(to)
         source_id, target_id = (e.execute_command("CLUSTER", "MYID") for e in (client, target))
         target.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", source_id)
@@ -177,8 +180,13 @@ class RedisClusterServers:
         """Wait until one of a master and its replica replicates the other, whichever it is."""
         pair = self.masters[number], self.replicas[number]
         wait_until(lambda: any(map(_is_connected, pair)), what="the replica's connection")
-        if _is_connected(pair[0]):
-            self.masters[number], self.replicas[number] = pair[1], pair[0]
+        self.note_roles()
+
+    def note_roles(self) -> None:
+        """Note failovers that have happened by themselves, as when the machine stood still."""
+        for number, (master, replica) in enumerate(zip(self.masters, self.replicas, strict=False)):
+            if not _is_master(master) and _is_master(replica):
+                self.masters[number], self.replicas[number] = replica, master
 
     def restart_replica(self, number: int) -> None:
         """Start a killed server, and wait until it replicates the one that was promoted."""

@@ -376,6 +376,7 @@ def _redis(
     cluster = injector.deployment.cluster
     if cluster is None:
         return injector.deployment.redis, REDIS, lambda: None
+    cluster.note_roles()
     number = _master(planned)
     return cluster.masters[number], f"{REDIS} {number}", partial(cluster.settle, number)
 
@@ -389,8 +390,10 @@ def _to_cluster(
     act: Callable[[FaultInjector, Planned, RedisClusterServers, int], Coroutine[Any, Any, None]],
 ) -> Act:
     def begin(injector: FaultInjector, planned: Planned) -> Coroutine[Any, Any, None]:
-        assert injector.deployment.cluster is not None
-        return act(injector, planned, injector.deployment.cluster, _master(planned))
+        cluster = injector.deployment.cluster
+        assert cluster is not None
+        cluster.note_roles()
+        return act(injector, planned, cluster, _master(planned))
 
     return _to_store(begin)
 
