@@ -260,9 +260,11 @@ class Takeovers:
         is_open = reserved is not None
         if is_open or history.has_finished or history.failure is not None:
             admission = Admission(head.record.created_ms, {})
-            if head.record.line and not is_open:
-                # The sweep releases a line without a record. If the former owner has settled it
-                # instead, the ledger keeps that record.
+            if not is_open and (head.record.line or draft.request_id == head.request_id):
+                # The sweep releases a line without a record. It settles other requests as lost,
+                # with the counts that Redis has, which a failover may have lost. The ledger then
+                # adds the difference. If the former owner has settled the request, the ledger
+                # keeps that record. A later reservation has another time, and would be a new row.
                 reservations.adopt(draft.tenant_id, draft.request_id)
         else:
             # All clients had left; the engine reads the prompts again and the tenant pays for it,

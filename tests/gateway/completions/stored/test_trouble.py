@@ -17,7 +17,7 @@ from gateway.completions.stored.owned import OwnedState
 from gateway.completions.stored.store import ResponseState, ResponseStore
 from gateway.limits.store import QuotaStore
 from gateway.records.errors import SlowReaderError, StoreUnavailableError
-from gateway.records.usage_record import Outcome, UsageRecord
+from gateway.records.usage_record import Outcome, UsageRecord, decode_usage
 from tests.gateway.completions.stored.conftest import OpenHouse
 from tests.gateway.completions.stored.house import (
     MODEL,
@@ -226,6 +226,29 @@ async def test_response_settled_by_the_sweep_resumes_with_a_new_reservation(
     assert await settled(redis, request.id, f"{request.id}.2") == [
         ("lost", 3, 1),
         ("finished", 0, 1),
+    ]
+
+
+async def test_response_whose_receipt_was_lost_is_charged_although_the_sweep_was_first(
+    open_house: OpenHouse, worker: FakeWorker, redis: "Redis"
+) -> None:
+    first, second = await open_house("gw1"), await open_house("gw2")
+    request, claim = await begun(first, worker)
+    await first.kill()
+    await worker.conclude(claim, "b")
+    await redis.delete(keys.job(MODEL, f"{request.id}-0"))
+    await expire(redis, request.id)
+    assert await Sweep(redis).run() == 1
+
+    reader = await Reader((await second.attach(request.id)).generation).to_the_end()
+
+    assert reader.text == "ab"
+    await state_is(second, request.id, ResponseState.FINISHED)
+    entries: Any = await redis.xrange(keys.usage(BUCKET))
+    # The ledger adds what the second has more.
+    assert [counts_of(decode_usage(fields[b"u"])) for _, fields in entries] == [
+        ("lost", 0, 0),
+        ("finished", 3, 2),
     ]
 
 
