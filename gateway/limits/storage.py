@@ -120,7 +120,10 @@ class Storage:
             return
         self._look_at = now + LOOK_SECONDS
         key = keys.response("")
-        servers = await ask_every_server(self._executor, "INFO", "memory", key=key)
+        try:
+            servers = await ask_every_server(self._executor, "INFO", "memory", key=key)
+        except RedisError:
+            return  # Of several servers, the one that has these bytes may respond.
         self._is_filling = any(
             each["used_memory"] > OPTIONAL_SHARE * each["maxmemory"] > 0 for each in servers
         )

@@ -115,8 +115,8 @@ class Dispatcher:
     ) -> None:
         """Enqueue the jobs of one request, prompt `i` as `jobs[i]`.
 
-        Raises OverloadedError, TenantQueueFullError or StoreUnavailableError; then nothing is
-        enqueued.
+        Raises OverloadedError or TenantQueueFullError; then nothing is enqueued. After
+        StoreUnavailableError, Redis may have the jobs: the caller cancels them.
         """
         tickets = [
             Ticket.of(job, model, index, generation, weight) for index, job in enumerate(jobs)
@@ -149,8 +149,7 @@ class Dispatcher:
             for ticket in tickets:
                 ticket.check_at = 0.0
         except RedisError:
-            # Redis may or may not have taken the jobs, so cancel them.
-            await self.cancel(generation)
+            # To cancel the jobs here would let the client wait for a Redis that does not respond.
             raise queue_unavailable() from None
         except (OverloadedError, TenantQueueFullError):
             self._jobs.withdraw(generation, "refused", is_failure=True)

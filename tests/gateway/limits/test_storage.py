@@ -1,9 +1,11 @@
 """Stored bytes of a tenant are counted by request, limited, and expire."""
 
 import itertools
+from unittest.mock import AsyncMock
 
 import pytest
 from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from contract import keys
 from gateway.limits import storage as storage_module
@@ -139,3 +141,13 @@ async def test_redis_outage_refuses_and_loses_nothing() -> None:
     with pytest.raises(StoreUnavailableError):
         await take(away, "r1", 1)
     await away.settle(Holder(TENANT, SUBJECTS, "r1"), 0, live_ms=0)
+
+
+async def test_a_server_without_these_bytes_may_be_away(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        storage_module, "ask_every_server", AsyncMock(side_effect=RedisConnectionError)
+    )
+    await take(storage, "r1", 1)
+    assert await used(storage) == [0, 0, 1]

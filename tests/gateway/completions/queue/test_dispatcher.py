@@ -9,6 +9,7 @@ from unittest.mock import ANY
 import msgspec
 import pytest
 from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from common.tasks import end_task
 from contract import keys, messages
@@ -29,7 +30,7 @@ from gateway.completions.queue.generation import Generation
 from gateway.completions.queue.presence import LEFT_SECONDS
 from gateway.completions.queue.ticket import MAX_REVIVALS
 from gateway.platform.redis_client import connect
-from gateway.records.errors import OverloadedError, TenantQueueFullError
+from gateway.records.errors import OverloadedError, StoreUnavailableError, TenantQueueFullError
 from tests.gateway.conftest import eventually, nothing_left
 from tests.gateway.desk import GATEWAY, MODEL, Desk, begun, failure, take, texts
 from tests.support.fake_worker import FakeWorker, delta
@@ -53,13 +54,16 @@ async def test_replies_come_in_order_and_end_with_the_job(
     assert await nothing_left(redis, MODEL)
 
 
-async def test_request_cancelled_while_enqueueing_removes_its_jobs(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_away", [False, True], ids=["client gone", "Redis gone"])
+async def test_jobs_of_a_request_that_ends_while_enqueueing_are_cancelled_later(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, *, is_away: bool
 ) -> None:
     queue = desk.catalogue.queue(MODEL)
     enqueue = JobQueue._enqueue
 
     async def first_part_only(*arguments: Any, admitted: int) -> EnqueueReport:
+        if not admitted and is_away:
+            raise RedisConnectionError
         if not admitted:
             await asyncio.Event().wait()
         return await enqueue(*arguments, admitted=admitted)
@@ -73,9 +77,11 @@ async def test_request_cancelled_while_enqueueing_removes_its_jobs(
     work = desk.dispatcher.enqueue(MODEL, jobs, weight=1.0, generation=generation)
     task = asyncio.create_task(work)
     await eventually(is_enqueued, what="the first part")
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
+    if not is_away:
+        task.cancel()
+    with pytest.raises(StoreUnavailableError if is_away else asyncio.CancelledError):
         await task
+    assert await is_enqueued()
     await desk.dispatcher.cancel(generation)
     assert (await queue.status()).waiting_jobs == 0
 
