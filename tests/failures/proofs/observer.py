@@ -34,8 +34,6 @@ class Observer:
     """Those that ended without a record of usage, or were refused because their end came first."""
     enqueued: set[str] = field(default_factory=set)
     """Ids of all jobs, waiting or claimed."""
-    claimed: set[str] = field(default_factory=set)
-    """Ids of all jobs that a worker claimed."""
     _recorded: set[str] = field(default_factory=set)
     """Request ids of reservations that have ended with a record of usage."""
     _recording: set[str] = field(default_factory=set)
@@ -49,11 +47,7 @@ class Observer:
     def note(self, key: str, event: str) -> None:
         """Record one change of a key."""
         if key.startswith(_JOB_PREFIX):
-            job_id = key.removeprefix(_JOB_PREFIX)
-            self.enqueued.add(job_id)
-            # Only a claim increments a counter in a job's hash.
-            if event == "hincrby":
-                self.claimed.add(job_id)
+            self.enqueued.add(key.removeprefix(_JOB_PREFIX))
         elif found := _RESERVATION.fullmatch(key):
             self._note_reservation(found[1], event, bucket=key.partition(":reservation:")[0])
         elif key.endswith(_USAGE) and event == "xadd":
