@@ -79,7 +79,10 @@ def test_management_api_matches_its_openapi_page(
 ) -> None:
     examples = LONG_EXAMPLES if request.config.getoption("--long") else EXAMPLES
     urls = (target.url, target.operators)
-    pages = [schemathesis.openapi.from_url(f"{url}/openapi.json") for url in urls]
+    pages = [
+        schemathesis.openapi.from_url(f"{url}/openapi.json", timeout=PATIENCE_SECONDS)
+        for url in urls
+    ]
     for page in pages:
         page.validate()
         assert page.raw_schema["openapi"].startswith("3.1")

@@ -58,7 +58,7 @@ each_engine = pytest.mark.parametrize(
 
 @pytest.fixture
 def page(target: Stack) -> schemathesis.BaseSchema:
-    return schemathesis.openapi.from_url(f"{target.url}/openapi.json")
+    return schemathesis.openapi.from_url(f"{target.url}/openapi.json", timeout=PATIENCE_SECONDS)
 
 
 @pytest.mark.parametrize("path", REQUESTS)
