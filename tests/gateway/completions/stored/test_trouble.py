@@ -65,7 +65,7 @@ async def test_owned_response_never_returns_to_an_earlier_state(first: House) ->
 
 @pytest.mark.parametrize("is_findable", [True, False], ids=["with-a-key", "without"])
 async def test_background_response_that_is_not_stored_runs_only_if_its_client_can_find_it(
-    first: House, monkeypatch: pytest.MonkeyPatch, is_findable: bool
+    first: House, redis: "Redis", monkeypatch: pytest.MonkeyPatch, is_findable: bool
 ) -> None:
     async def fail(*_: Any, **__: Any) -> None:
         raise RedisConnectionError
@@ -79,6 +79,8 @@ async def test_background_response_that_is_not_stored_runs_only_if_its_client_ca
     await state_is(
         first, request.id, ResponseState.RUNNING if is_findable else ResponseState.CANCELLED
     )
+    if not is_findable:
+        assert await settled(redis, request.id) == [("cancelled", 0, 0)]
 
 
 async def test_reader_of_a_lost_response_gets_an_error(
