@@ -11,36 +11,18 @@ from pathlib import Path
 
 from bench.client import Answer, Request
 from bench.measure import TIMEOUT_SECONDS, MeasureError
-from bench.processes import Consumption, Meter, descendants
+from bench.processes import Consumption, Meter
 from bench.scenarios import Scenario, prompts
-from bench.starting import MODEL, Server, free_port, start
-from bench.systems import ENGINE_GROUP, Deployment
-from bench.vllm_server import ENVIRONMENT, READY_SECONDS
+from bench.starting import MODEL, free_port, start
+from bench.systems import Deployment
+from bench.vllm_server import ENVIRONMENT, READY_SECONDS, VllmServer
 
 
-class OfflineVllm:
-    """A running `bench.offline_program`."""
+class OfflineVllm(VllmServer):
+    """A running `bench.offline_program`, whose URL is no server of completions."""
 
     name = "offline vLLM"
-
-    def __init__(self, server: Server, url: str) -> None:
-        self._server = server
-        self._url = url
-
-    def urls(self, number: int) -> list[str]:
-        """Return the URL of its process, which is no server of completions."""
-        del number
-        return [self._url]
-
-    def key(self, tenant: str) -> str:
-        """Return an empty key."""
-        del tenant
-        return ""
-
-    def groups(self, front_doors: int) -> dict[str, list[int]]:
-        """Return the process of the `LLM` and, separately, those of its engine."""
-        del front_doors
-        return {"LLM": [self._server.pid], ENGINE_GROUP: descendants(self._server.pid)}
+    front = "LLM"
 
     def drive(self, scenario: Scenario, *, seed: str) -> tuple[list[Answer], Consumption]:
         """Complete a scenario's prompts at once. Raises MeasureError."""

@@ -26,6 +26,8 @@ class VllmServer:
     """A running `vllm.entrypoints.openai.api_server`."""
 
     name = "vLLM's server"
+    front = "API server"
+    """Its process without the engine."""
 
     def __init__(self, server: Server, url: str) -> None:
         self._server = server
@@ -34,7 +36,7 @@ class VllmServer:
     def urls(self, number: int) -> list[str]:
         """Return its base URL; there is only one front end."""
         if number != 1:
-            raise ValueError(f"number: vLLM's server has 1 front door. Given: {number}")
+            raise ValueError(f"number: {self.name} has 1 front door. Given: {number}")
         return [self._url]
 
     def key(self, tenant: str) -> str:
@@ -43,9 +45,9 @@ class VllmServer:
         return ""
 
     def groups(self, front_doors: int) -> dict[str, list[int]]:
-        """Return the API server's process and, separately, those of its engine."""
+        """Return the front's process and, separately, those of its engine."""
         del front_doors
-        return {"API server": [self._server.pid], ENGINE_GROUP: descendants(self._server.pid)}
+        return {self.front: [self._server.pid], ENGINE_GROUP: descendants(self._server.pid)}
 
 
 @contextmanager

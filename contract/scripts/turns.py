@@ -6,6 +6,8 @@ from typing import Generic, TypeVar
 
 from redis.exceptions import RedisError, ResponseError
 
+from common.tasks import TaskSet
+
 KeyT = TypeVar("KeyT", bound=Hashable)
 ItemT = TypeVar("ItemT")
 ReplyT = TypeVar("ReplyT")
@@ -25,7 +27,7 @@ class SharedRuns(Generic[KeyT, ItemT, ReplyT]):
         self._run = run
         self._most = most
         self._waiting: dict[KeyT, list[tuple[ItemT, asyncio.Future[ReplyT]]]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet()
 
     def add(self, key: KeyT, item: ItemT) -> "asyncio.Future[ReplyT]":
         """Return the future reply of an item. It raises what the run raises."""
@@ -33,9 +35,7 @@ class SharedRuns(Generic[KeyT, ItemT, ReplyT]):
         waiting = self._waiting.get(key)
         if waiting is None:
             waiting = self._waiting[key] = []
-            task = asyncio.create_task(self._begin(key))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.start(self._begin(key))
         waiting.append((item, reply))
         return reply
 

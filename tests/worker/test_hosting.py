@@ -17,7 +17,7 @@ from pydantic import SecretStr
 from redis.asyncio import Redis
 
 from contract import keys, messages
-from contract.messages import ReturnReason, WorkerCard, WorkerState
+from contract.messages import GenerationJob, ReturnReason, WorkerCard, WorkerState
 from contract.queue import JobQueue, ModelStatus, RequeueResult
 from tests.support.cases import all_cases
 from tests.support.patience import PROCESS_PATIENCE_SECONDS
@@ -161,6 +161,21 @@ async def states(redis: Redis, *names: str) -> dict[str, WorkerState]:
             if card is not None:
                 found[name] = messages.decode_card(card).state
     return found
+
+
+async def swap_begins(
+    redis: Redis, gateway: Gateway, served: JobQueue, other: JobQueue
+) -> tuple[GenerationJob, GenerationJob]:
+    """Let a host's served model run a long job while another model gets one; return both jobs."""
+    stuck, job = make_job(max_tokens=2_000), make_job()
+    gateway.queue = served
+    await gateway.begin(stuck)
+    gateway.queue = other
+    await gateway.enqueue(job)
+    async with asyncio.timeout(PROCESS_PATIENCE_SECONDS):
+        while (await states(redis, served.model)).get(served.model) is WorkerState.READY:
+            await asyncio.sleep(0.01)
+    return stuck, job
 
 
 async def falls_asleep(redis: Redis, name: str) -> None:
@@ -319,15 +334,8 @@ async def test_host_survives_workers_that_die_asleep_or_before(
         # The engine of a sleeping worker dies.
         os.kill(first["early"], signal.SIGUSR1)
         await ends(first["early"])
-        stuck, job = make_job(max_tokens=2_000), make_job()
-        gateway.queue = late
-        await gateway.begin(stuck)
-        gateway.queue = early
-        await gateway.enqueue(job)
         # The other worker is killed while it drains, or just after.
-        async with asyncio.timeout(PROCESS_PATIENCE_SECONDS):
-            while (await states(redis, "late")).get("late") is WorkerState.READY:
-                await asyncio.sleep(0.01)
+        _, job = await swap_begins(redis, gateway, late, early)
         os.kill(first["late"], signal.SIGKILL)
         await gateway.finished(job, seconds=PROCESS_PATIENCE_SECONDS)
         second = processes(host.pid, *names)
@@ -340,14 +348,7 @@ async def test_host_survives_workers_that_die_asleep_or_before(
         await falls_asleep(redis, "early")
         workers = processes(host.pid, *names)
         # The host is killed in a swap, from a worker that drains to one that sleeps.
-        stuck, job = make_job(max_tokens=2_000), make_job()
-        gateway.queue = late
-        await gateway.begin(stuck)
-        gateway.queue = early
-        await gateway.enqueue(job)
-        async with asyncio.timeout(PROCESS_PATIENCE_SECONDS):
-            while (await states(redis, "late")).get("late") is WorkerState.READY:
-                await asyncio.sleep(0.01)
+        stuck, job = await swap_begins(redis, gateway, late, early)
         host.kill()
         for worker in workers.values():
             await ends(worker)
