@@ -265,7 +265,12 @@ def test_split_and_arguments_of_the_engine() -> None:
             "gpu_memory_utilization": 0.92,
             "max_num_batched_tokens": 16384,
         },
-        "deepseek": {"tensor_parallel_size": 8, "pipeline_parallel_size": 2},
+        "deepseek": {  # One rank of four, which has all GPUs of its worker.
+            "tensor_parallel_size": 8,
+            "pipeline_parallel_size": 2,
+            "data_parallel_size": 4,
+            "data_parallel_rank": 0,
+        },
         "cpu": {},
         "embeddings": {},
         # The arguments of a host's model add to those of the pool.

@@ -238,10 +238,14 @@ pool.
 {{- end -}}
 {{- end -}}
 
-{{/* Number of such splits, by the engine arguments. Takes the pool. */}}
+{{/*
+Number of such splits, by the engine arguments. Takes the pool. A rank of data parallelism is in one
+worker; the other ranks are in other workers, with GPUs of their own.
+*/}}
 {{- define "sluice.otherParallelism" -}}
 {{- $arguments := .engine.arguments -}}
-{{- mul (int (default 1 $arguments.pipeline_parallel_size)) (int (default 1 $arguments.data_parallel_size)) -}}
+{{- $ranks := ternary 1 (int (default 1 $arguments.data_parallel_size)) (hasKey $arguments "data_parallel_rank") -}}
+{{- mul (int (default 1 $arguments.pipeline_parallel_size)) $ranks -}}
 {{- end -}}
 
 {{/*
