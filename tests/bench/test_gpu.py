@@ -25,6 +25,7 @@ def test_every_token_of_a_random_model_has_a_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)  # It takes nine minutes on two idle cores.
 def test_short_form_measures_every_part_on_a_cpu(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bench", "gpu", "--quick", "--results", str(tmp_path)]
     subprocess.run(command, cwd=REPOSITORY, check=True)

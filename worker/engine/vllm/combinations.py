@@ -44,6 +44,10 @@ def _is_reproducible(chosen: Chosen) -> bool:
     return chosen.settings.reproducible
 
 
+def _is_cpu(chosen: Chosen) -> bool:
+    return chosen.is_cpu
+
+
 def _is_rank(chosen: Chosen) -> bool:
     """Whether this worker is one rank of data parallelism, beside the workers of the others."""
     return chosen.value("data_parallel_rank") is not None
@@ -77,6 +81,7 @@ class Rule:
 
 
 _BATCH: Final = "SLUICE_REPRODUCIBLE excludes results that depend on the batch"
+_IN_MEMORY: Final = "a CPU has its KV cache in the machine's memory already"
 _RANKS: Final = "a worker has one rank; start one for each, with its data_parallel_rank"
 
 RULES: Final = (
@@ -163,6 +168,10 @@ RULES: Final = (
         "a connector uses the memory that an engine frees to sleep. Set it to false for this model",
         _has_connector,
     ),
+    # -- CPUs
+    Rule("pipeline_parallel_size", (1,), "vLLM 0.32 ends at the first step on a CPU", _is_cpu),
+    Rule("kv_offloading_size", (), _IN_MEMORY, _is_cpu),
+    Rule("kv_transfer_config.kv_connector", (), _IN_MEMORY, _is_cpu),
 )
 
 
