@@ -109,6 +109,8 @@ class Chats:
     """Tokens."""
     blocks: int
     """KV cache of each of the two engines."""
+    model: Mapping[str, int]
+    """What the configuration of the model has in place of this scenario's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +227,8 @@ def measure(
     checkpoint = folder / "model"
     window = chats.window if chats else _MODEL["max_position_embeddings"]
     blocks = chats.blocks if chats else _BLOCKS
-    write_model(checkpoint, _MODEL | {"max_position_embeddings": window})
+    config: dict[str, int] = {**_MODEL, **(chats.model if chats else {})}
+    write_model(checkpoint, config | {"max_position_embeddings": window})
     deployment = Deployment(
         engine=Engine.VLLM,
         max_sequences=_SEQUENCES,

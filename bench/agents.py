@@ -104,6 +104,14 @@ _LONG_MODEL: Final = {
     "max_position_embeddings": _WINDOW,
 }
 """Its attention is cheap: the front is measured, not the engine."""
+_SMALL_MODEL: Final = {
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+"""Its longest prompts cost seconds without a cache, and two engines on two cores are not always
+busy."""
 _ENGINE: Final = """
 import asyncio, json, sys, time
 from array import array
@@ -443,7 +451,10 @@ class _Run:
                 yield affinity.TENANTS[each % len(affinity.TENANTS)], islice(requests, turns)
 
         chats = affinity.Chats(
-            begin=begin, window=_PARENT[1] // scale + 2_048, blocks=350 if quick else 1_500
+            begin=begin,
+            window=_PARENT[1] // scale + 2_048,
+            blocks=350 if quick else 1_500,
+            model=_SMALL_MODEL,
         )
         options = affinity.Options(
             quick=quick, rounds=self._options.rounds, seed=self._options.seed
