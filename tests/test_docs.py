@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tomllib
 from collections import Counter
+from collections.abc import Iterable
 from itertools import groupby, pairwise
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import worker.hosting.settings
 import worker.settings
 from gateway.dialects.chat.request import ChatCompletionRequest
 from gateway.dialects.completions import CompletionRequest
+from gateway.dialects.members import OBJECTS
 from gateway.dialects.parameters import ROWS
 from gateway.records import errors
 from tests.support.cases import all_cases
@@ -246,6 +248,7 @@ def test_every_conflict_names_tests_of_its_number() -> None:
 
 
 TABLE = re.compile(r"(?<=\n\n)\| parameters \| rejected by \|.*?\n(?=\n)", re.DOTALL)
+OBJECT_TABLE = re.compile(r"(?<=\n\n)\| requests \| object \|.*?\n(?=\n)", re.DOTALL)
 
 
 def table_of_parameters() -> str:
@@ -260,11 +263,29 @@ def table_of_parameters() -> str:
     return "\n".join([*head, *lines, ""])
 
 
-def test_table_of_parameters_is_that_of_the_code() -> None:
-    """`python -m tests.test_docs` writes it."""
+def table_of_objects() -> str:
+    """Return the table of docs/api.md with the members of the objects in bodies."""
+    lines = [
+        f"| {(endpoints.name or '').lower()} | `{name}` | {_listed(members.read)} "
+        f"| {_listed(members.without_effect) or '-'} |"
+        for endpoints, named in OBJECTS.items()
+        for name, members in named.items()
+    ]
+    head = ["| requests | object | members | without effect, and not named |", "|---|---|---|---|"]
+    return "\n".join([*head, *lines, ""])
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def test_tables_of_parameters_are_those_of_the_code() -> None:
+    """`python -m tests.test_docs` writes them."""
     assert TABLE.findall(API) == [table_of_parameters()]
+    assert OBJECT_TABLE.findall(API) == [table_of_objects()]
 
 
 if __name__ == "__main__":
     path = REPOSITORY / "docs" / "api.md"
-    path.write_text(TABLE.sub(lambda _: table_of_parameters(), API))
+    written = TABLE.sub(lambda _: table_of_parameters(), API)
+    path.write_text(OBJECT_TABLE.sub(lambda _: table_of_objects(), written))

@@ -14,7 +14,8 @@ from gateway.dialects.lengths import (
     read_repetition_detection,
     read_stop,
 )
-from gateway.dialects.parameters import unread
+from gateway.dialects.members import OBJECTS, unread_inside
+from gateway.dialects.parameters import Endpoints
 from gateway.dialects.profile import Profile
 from gateway.dialects.prompts import (
     TruncationParameters,
@@ -33,6 +34,7 @@ from gateway.dialects.sampling.logit_bias import (
 )
 from gateway.dialects.sampling.parameters import ChainParameters
 from gateway.dialects.stream_options import (
+    NO_OPTIONS,
     DeliveryParameters,
     read_cache_isolation_key,
     read_service_tier,
@@ -41,8 +43,6 @@ from gateway.dialects.stream_options import (
 from gateway.dialects.structured.structures import (
     StructureParameters,
     read_structure,
-    unknown_options,
-    unread_format,
 )
 from gateway.records.errors import MissingParameterError, invalid, must
 
@@ -148,17 +148,18 @@ def read_shared(body: SharedParameters, profile: Profile, *, max_tokens: int) ->
 
 def shared_extra(body: SharedParameters) -> list[str]:
     """Return the paths of entries in shared parameters that have no effect here."""
-    ignored: list[str] = []
-    if (options := body.stream_options) is not None:
-        ignored += unread(options.model_extra, path="stream_options.")
-        if options.continuous_usage_stats and options.include_usage is False:
-            ignored.append("stream_options.continuous_usage_stats")
-    if (detection := body.repetition_detection) is not None:
-        ignored += unread(detection.model_extra, path="repetition_detection.")
+    ignored = unread_inside(body, Endpoints.BOTH)
+    options = body.stream_options or NO_OPTIONS
+    if options.continuous_usage_stats and options.include_usage is False:
+        ignored.append("stream_options.continuous_usage_stats")
     if body.return_progress and not body.stream:
         ignored.append("return_progress")
-    ignored += unread(unknown_options(body.structured_outputs), path="structured_outputs.")
-    ignored += unread(unread_format(body.response_format), path="response_format.")
+    match body.response_format:
+        case {"json_schema": {"schema": _} as wrapper}:
+            wrappers = OBJECTS[Endpoints.BOTH]["response_format:wrapper"]
+            wrappers.check(wrapper, "response_format.json_schema", ignored)
+        case _:
+            pass
     return ignored + unused_truncation(body)
 
 

@@ -12,7 +12,8 @@ from gateway.dialects.bodies import SharedParameters, check_end_is_free, read_sh
 from gateway.dialects.choices import ChoiceParameters, read_fan_out, read_logprobs
 from gateway.dialects.images import ImageParameters, image_params, read_images
 from gateway.dialects.lengths import read_max_tokens
-from gateway.dialects.parameters import REJECTED, unread
+from gateway.dialects.members import OBJECTS
+from gateway.dialects.parameters import REJECTED, Endpoints, unread
 from gateway.dialects.profile import Profile
 from gateway.dialects.prompts import PromptParameters, read_echo, read_prompts, read_suffix
 from gateway.dialects.request import GenerationRequest
@@ -95,6 +96,10 @@ def to_generation_request(
         )
     max_tokens = read_max_tokens(body, profile, is_echoed=is_echoed)
     most = profile.most_logprobs
+    tool_use = read_tool_use(body)
+    objects = OBJECTS[Endpoints.COMPLETIONS]
+    objects["tools[]"].check(body.tools, "tools", ignored)
+    objects["tool_choice"].check(body.tool_choice, "tool_choice", ignored)
     request = msgspec.structs.replace(
         read_shared(body, profile, max_tokens=max_tokens),
         prompts=prompts,
@@ -109,7 +114,7 @@ def to_generation_request(
         logprobs=read_logprobs(body, by_default=profile.logprobs_true, most=most),
         echo=is_echoed,
         echo_last=echo_last,
-        tool_use=read_tool_use(body),
+        tool_use=tool_use,
         ignored_parameters=tuple(sorted(ignored)),
     )
     _check_combinations(request)

@@ -13,7 +13,8 @@ from contract.sampling import DEFAULT_SAMPLERS, SamplerChain, SamplingSpec
 from gateway.dialects.completions import CompletionRequest, to_generation_request
 from gateway.dialects.effective import chain_parameters
 from gateway.dialects.fields import read_boolean, read_list, read_strings
-from gateway.dialects.parameters import is_nothing, unread
+from gateway.dialects.members import OBJECTS
+from gateway.dialects.parameters import Endpoints, is_nothing
 from gateway.dialects.profile import Profile
 from gateway.dialects.request import GenerationRequest, ResponseForm, StructureKind
 from gateway.dialects.sampling.chain import with_reported_probabilities
@@ -173,7 +174,6 @@ def _files(value: object) -> tuple[list[tuple[str, str]], list[str]]:
         for name in ("filename", "text"):
             if not isinstance(values[name], str):
                 raise must(f"{path}.{name}", "be a string", values[name], param="input_extra")
-        files.append((values.pop("filename"), values.pop("text")))
-        if not ignored:
-            ignored += unread(values, path=f"{path}.")
+        files.append((values["filename"], values["text"]))
+        OBJECTS[Endpoints.COMPLETIONS]["input_extra[]"].check(item, path, ignored)
     return files, ignored

@@ -30,7 +30,7 @@ from gateway.records.errors import (
 
 IGNORED_HEADER: Final = "x-ignored-params"
 MAX_NAMED: Final = 32
-"""Maximum names in the header, and maximum entries per object that are reported."""
+"""Maximum names in the header, and maximum paths of members that are reported."""
 
 UNSEEN_IMAGE: Final = "[An image, which this model cannot see.]"
 """Replaces an image in the result of a tool, for models without vision."""
@@ -47,6 +47,8 @@ class Endpoints(Flag):
     COMPLETIONS = auto()
     CHATS = auto()
     POOLING = auto()
+    RESPONSES = auto()
+    MESSAGES = auto()
     BOTH = COMPLETIONS | CHATS
     ALL = BOTH | POOLING
 
@@ -70,10 +72,14 @@ class RefusedParameter(NamedTuple):
         """The reason as Markdown."""
         return re.sub(r"'(\w[\w.]*)'", r"`\1`", self.reason)
 
+    def accepts(self, value: object) -> bool:
+        """Return whether a value is accepted, or requests nothing."""
+        is_on = any(each is True for each in self.accepted)
+        return _is_one_of(value, (*_NOTHING, *self.accepted, *[False] * (not is_on)))
+
     def check(self, name: str, value: object) -> None:
         """Raise UnsupportedParameterError for a value that is not accepted."""
-        is_on = any(each is True for each in self.accepted)
-        if _is_one_of(value, (*_NOTHING, *self.accepted, *[False] * (not is_on))):
+        if self.accepts(value):
             return
         message = f"'{name}' is not supported. {self.reason}"
         if self.accepted:
@@ -211,6 +217,10 @@ chats: chat_format chat_parser generation_prompt parse_tool_calls=true
   = Calls of 'tools' are always parsed. Use POST /v1/completions for text as the model writes it.
 chats: prompt
   = Use 'messages', or POST /v1/completions.
+chats: messages[]:assistant.audio
+  = Send its text in 'messages'.
+chats: messages[]:assistant.prefix
+  = Use 'continue_final_message', or 'partial' in the message.
 chats: reasoning.generate_summary reasoning.summary thinking.display
   = Reasoning is returned whole; 'include_reasoning' false hides it.
 chats: reasoning.enable reasoning.reasoning_effort
@@ -259,6 +269,24 @@ pooling: rank_fields
   = Send each of 'documents' as a text, or as an object with a 'text'.
 pooling: truncate="NONE"
   = Use 'truncate_prompt_tokens' and 'truncation_side'.
+responses: content[]:input_image.file_id
+  = Files are not read from their ids. Send the image itself as image_url.
+responses: reasoning.context="auto"|"all_turns"
+  = Omit from 'input' the reasoning that the model should not see.
+responses: reasoning.mode="standard"
+  = Reasoning has one mode. Use 'reasoning.effort'.
+messages: content[]:document.citations={"enabled":false}
+  content[]:search_result.citations={"enabled":false}
+  = Texts come without citations. Ask for quotes in 'messages'.
+messages: content[]:image.transformations={"oversized_image":"downsize"}
+  = The model's processor scales images. Scale them before the request.
+none: content[]:image_url.image_url.detail="auto"|"high"|"original"
+  content[]:input_image.detail="auto"|"high"|"original"
+  = The model's processor decides how much of an image the model sees. Scale it before the request.
+none: tools[].allowed_callers=["direct"] tools[]:function.allowed_callers=["direct"]
+  tools[]:custom.allowed_callers=["direct"] tools[]:shell.allowed_callers=["direct"]
+  tools[]:shell.environment={"type":"local"}
+  = The model calls tools directly, and the client runs them.
 none: adaptive_decay backend_sampling cache_control compliance custom_labels data_parallel_rank
   debug disagg_prefill_dp_rank extra_key id_slot inference_geo metadata n_cache_reuse n_discard
   n_keep ngram_corpus_id prompt_cache_key prompt_cache_max_len prompt_cache_options
@@ -298,20 +326,18 @@ REJECTED_BY_POOLING: Final = rejected_by(Endpoints.POOLING)
 
 
 def unread(
-    entries: Mapping[str, Any] | None,
-    rejected: Mapping[str, RefusedParameter] = PARAMETERS,
-    path: str = "",
+    entries: Mapping[str, Any] | None, rejected: Mapping[str, RefusedParameter] = PARAMETERS
 ) -> list[str]:
-    """Return the names of a body's entries that have no effect; below a `path`, only the first.
+    """Return the names of a body's entries that have no effect.
 
     Raises UnsupportedParameterError for a rejected one.
     """
     ignored: list[str] = []
     for name, value in (entries or {}).items():
-        if (row := rejected.get(path + name)) is not None and row.endpoints:
-            row.check(path + name, value)
-        elif value is not None and (not path or len(ignored) < MAX_NAMED):
-            ignored.append(path + name)
+        if (row := rejected.get(name)) is not None and row.endpoints:
+            row.check(name, value)
+        elif value is not None:
+            ignored.append(name)
     return ignored
 
 

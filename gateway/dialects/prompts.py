@@ -6,7 +6,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from gateway.dialects.fields import COUNT, Parameters, bounded, typed
-from gateway.dialects.parameters import unread
+from gateway.dialects.members import OBJECTS
+from gateway.dialects.parameters import Endpoints
 from gateway.dialects.profile import Profile
 from gateway.dialects.request import FIT, Prompt
 from gateway.dialects.wire import INTEGRAL
@@ -87,7 +88,8 @@ def read_prompts(body: PromptParameters, profile: Profile, *, max_prompts: int) 
 
 def _one_prompt(value: object, path: str) -> Prompt:
     if isinstance(value, dict):
-        others = unread({name: value[name] for name in value if name != _TEXT}, path="prompt.")
+        others: list[str] = []
+        OBJECTS[Endpoints.COMPLETIONS]["prompt"].check(value, path, others)
         if others or not isinstance(value.get(_TEXT), str):
             raise must(path, f"have only the text '{_TEXT}'", value, param="prompt")
         value = value[_TEXT]

@@ -28,7 +28,7 @@ class StreamOptions(Parameters):
     `include_usage` is false. Default: false."""
 
 
-_NO_OPTIONS: Final = StreamOptions()
+NO_OPTIONS: Final = StreamOptions()
 
 
 class AccountParameters(Parameters):
@@ -78,12 +78,12 @@ def read_stream_options(body: DeliveryParameters, profile: Profile) -> StreamOpt
     """Return the stream options, or the defaults. Raises a BadRequestError."""
     options = body.stream_options
     if options is None:
-        return _NO_OPTIONS
+        return NO_OPTIONS
     if body.stream:
         return options
     if not profile.allows_stream_options_without_stream:
         raise invalid("stream_options", "is only allowed when 'stream' is true.")
-    return _NO_OPTIONS
+    return NO_OPTIONS
 
 
 def read_service_tier(body: AccountParameters) -> str | None:

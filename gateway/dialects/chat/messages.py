@@ -6,9 +6,7 @@ result is one text, and `function_call` becomes a tool call. Two steps depend on
 later: content stays a text or a list of parts, and `developer` stays a role.
 """
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Any, Final
 
 from pydantic import Field
@@ -17,7 +15,8 @@ from common.present import present
 from gateway.dialects.fields import Parameters, agreed, one_of, read_boolean, read_list, required
 from gateway.dialects.images import MAX_IMAGES, decoded_image
 from gateway.dialects.json_types import schema_of
-from gateway.dialects.parameters import MAX_NAMED, is_nothing
+from gateway.dialects.members import by_type
+from gateway.dialects.parameters import Endpoints
 from gateway.dialects.request import ImageSource
 from gateway.dialects.wire import parse_object, written_object
 from gateway.records.errors import (
@@ -41,17 +40,9 @@ MAX_NAME_CHARACTERS = 256
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 DETAILS = ("auto", "low", "high", "original")
 
-_KEYS: Final = frozenset({"role", "content", "name"})
-_MORE_KEYS: Final[Mapping[str, frozenset[str]]] = {
-    "assistant": frozenset(
-        {
-            *("refusal", "reasoning_content", "reasoning", "tool_calls", "function_call"),
-            *("audio", "partial"),
-        }
-    ),
-    "tool": frozenset({"tool_call_id"}),
-}
-"""The fields that are read from a message besides _KEYS, by its role."""
+_MESSAGE_MEMBERS: Final = by_type(Endpoints.CHATS, "messages[]")
+"""By role; other roles have those of users."""
+_PART_MEMBERS: Final = by_type(Endpoints.CHATS, "content[]")
 
 _DATA_SCHEME = "data:"
 
@@ -133,11 +124,6 @@ class Conversation:
         is_text = last["content"] is not None and "tool_calls" not in last
         return last["role"] == "assistant" and is_text
 
-    def ignore(self, path: str, extra: Iterable[str]) -> None:
-        """Record entries at `path` that have no effect."""
-        room = MAX_NAMED - len(self.ignored)
-        self.ignored += (f"{path}.{key}" for key in islice(extra, room))
-
 
 def read_messages(value: object, *, takes_any_role: bool = False) -> Conversation:
     """Return the conversation. Raises a BadRequestError that names the first invalid place.
@@ -190,6 +176,7 @@ def _read_message(
         role = read_text(message, "role", path, most=MAX_NAME_CHARACTERS)
     elif not isinstance(role, str) or role not in ROLES:
         raise must(f"{path}.role", f"be one of {', '.join(ROLES)}", role)
+    _MESSAGE_MEMBERS.get(role, _MESSAGE_MEMBERS["user"]).check(message, path, conversation.ignored)
     match role:
         case "assistant":
             read = _read_assistant(message, path, conversation)
@@ -203,14 +190,11 @@ def _read_message(
     if (name := read_text(message, "name", path, most=MAX_NAME_CHARACTERS)) is not None:
         read["name"] = name
     conversation.messages.append(read)
-    conversation.ignore(path, unread_members(message, _KEYS.union(_MORE_KEYS.get(role, ()))))
 
 
 def _read_assistant(
     message: dict[str, Any], path: str, conversation: Conversation
 ) -> dict[str, Any]:
-    if not is_nothing(message.get("audio")):
-        raise unsupported(f"{path}.audio", "is not supported. Send its text as 'content'.")
     content = _content(message, path, conversation, takes_refusals=True)
     refusal = read_text(message, "refusal", path)
     read: dict[str, Any] = {"role": "assistant", "content": refusal if content is None else content}
@@ -283,14 +267,23 @@ def _part(value: object, path: str, kinds: list[str], conversation: Conversation
             f"{path}.type",
             f"must be one of {', '.join(kinds)} in a message of this role. Given: {shown(kind)}.",
         )
-    conversation.ignore(path, unread_members(part, {"type", kind}))
+    _PART_MEMBERS[kind].check(part, path, conversation.ignored)
     if kind == "image_url":
-        add_image(part.get(kind), f"{path}.{kind}", conversation)
+        path, url = f"{path}.{kind}", part.get(kind)
+        if isinstance(url, dict):
+            check_detail(url, path)
+            path, url = f"{path}.url", url.get("url")
+        add_image(url, path, conversation)
         return {"type": "image"}
     return {"type": "text", "text": required_text(part, kind, path)}
 
 
-def add_image(value: object, path: str, conversation: Conversation) -> None:
+def check_detail(value: dict[str, Any], path: str) -> None:
+    """Raise InvalidParameterError if an image at `path` has an unknown `detail`."""
+    one_of(value.get("detail"), f"{path}.detail", DETAILS)
+
+
+def add_image(url: object, path: str, conversation: Conversation) -> None:
     """Add the image of a URL or data URI at `path`. Raises a BadRequestError."""
     if len(conversation.image_sources) == MAX_IMAGES:
         raise invalid(
@@ -298,18 +291,13 @@ def add_image(value: object, path: str, conversation: Conversation) -> None:
             f"must have at most {MAX_IMAGES} images. Given: one more in '{path}'.",
             param=path,
         )
-    url, url_path = value, path
-    if isinstance(value, dict):
-        url, url_path = value.get("url"), f"{path}.url"
-        one_of(value.get("detail"), f"{path}.detail", DETAILS)
-        conversation.ignore(path, unread_members(value, {"url", "detail"}))
     if url is None:
-        raise MissingParameterError(url_path)
+        raise MissingParameterError(path)
     if not isinstance(url, str):
-        raise must(url_path, "be a string", url)
-    source = ImageSource(url=url, param=url_path, is_of_tool=conversation.is_in_result)
+        raise must(path, "be a string", url)
+    source = ImageSource(url=url, param=path, is_of_tool=conversation.is_in_result)
     if url[: len(_DATA_SCHEME)].lower() == _DATA_SCHEME:
-        source = replace(source, file=decoded_image(url, url_path, param=url_path), url="")
+        source = replace(source, file=decoded_image(url, path, param=path), url="")
     conversation.image_sources.append(source)
 
 
@@ -329,36 +317,30 @@ def _calls(message: dict[str, Any], path: str, conversation: Conversation) -> li
     legacy = message.get("function_call")
     if legacy is None:
         calls = read_list(message.get("tool_calls"), f"{path}.tool_calls", most=MAX_CALLS)
-        return [
-            _call(call, f"{path}.tool_calls[{index}]", conversation)
-            for index, call in enumerate(calls)
-        ]
+        return [_call(call, f"{path}.tool_calls[{index}]") for index, call in enumerate(calls)]
     if message.get("tool_calls"):
         raise invalid(f"{path}.function_call", "cannot be combined with 'tool_calls'.")
     # Nine letters and digits: some templates accept no other ids.
     conversation.last_function_call = f"call{len(conversation.messages):05d}"
-    function = _function(legacy, f"{path}.function_call", conversation)
+    function = _function(legacy, f"{path}.function_call")
     return [{"id": conversation.last_function_call, "function": function, "type": "function"}]
 
 
-def _call(value: object, path: str, conversation: Conversation) -> dict[str, Any]:
+def _call(value: object, path: str) -> dict[str, Any]:
     call = read_object(value, path)
     kind = call.get("type", "function")
     if kind != "function":
         raise unsupported(f"{path}.type", f"must be function. Given: {shown(kind)}.")
     call_id = required_text(call, "id", path, most=MAX_NAME_CHARACTERS)
     required(call, "function", path)
-    # Clients that assemble a streamed call may leave its index in it.
-    conversation.ignore(path, unread_members(call, {"id", "type", "function", "index"}))
-    function = _function(call["function"], f"{path}.function", conversation)
+    function = _function(call["function"], f"{path}.function")
     # In vLLM's order, which affects the prompt if a template dumps the whole call.
     return {"id": call_id, "function": function, "type": "function"}
 
 
-def _function(value: object, path: str, conversation: Conversation) -> dict[str, Any]:
+def _function(value: object, path: str) -> dict[str, Any]:
     function = read_object(value, path)
     name = required_text(function, "name", path, most=MAX_NAME_CHARACTERS)
-    conversation.ignore(path, unread_members(function, {"name", "arguments"}))
     arguments = read_arguments(function.get("arguments"), f"{path}.arguments")
     return {"arguments": arguments, "name": name}
 
@@ -407,9 +389,3 @@ def required_text(value: dict[str, Any], name: str, path: str, *, most: int | No
     """Return a string from `value` as `read_text` does. Raises MissingParameterError if absent."""
     required(value, name, path)
     return present(read_text(value, name, path, most=most))
-
-
-def unread_members(value: dict[str, Any], known: Iterable[str]) -> Iterable[str]:
-    """Return the unknown entries that request something."""
-    names = frozenset(known)
-    return (key for key, entry in value.items() if key not in names and not is_nothing(entry))

@@ -23,8 +23,6 @@ from gateway.dialects.chat.template_arguments import (
     read_template_arguments,
 )
 from gateway.dialects.chat.thinking import (
-    REASONING_MEMBERS,
-    THINKING_MEMBERS,
     Thinking,
     ThinkingParameters,
     read_thinking,
@@ -34,7 +32,8 @@ from gateway.dialects.choices import read_chat_n, read_logprobs
 from gateway.dialects.fields import Parameters
 from gateway.dialects.json_types import schema_of
 from gateway.dialects.lengths import ChatLengthParameters, read_chat_max_tokens
-from gateway.dialects.parameters import REJECTED_BY_CHATS, unread
+from gateway.dialects.members import unread_inside
+from gateway.dialects.parameters import REJECTED_BY_CHATS, Endpoints, unread
 from gateway.dialects.profile import Profile
 from gateway.dialects.request import ChatRequest, GenerationRequest, ToolMode
 from gateway.records.errors import invalid, must
@@ -84,8 +83,9 @@ def to_chat_generation_request(
     """
     check_metadata(body.metadata)
     conversation = read_messages(body.messages, takes_any_role=profile.takes_any_role)
-    ignored = _ignored(body, conversation)
+    ignored = unread(body.model_extra, REJECTED_BY_CHATS) + shared_extra(body)
     thinking, tools = read_thinking(body, profile), read_chat_tools(body, profile)
+    ignored += [*conversation.ignored, *unread_inside(body, Endpoints.CHATS)]
     n = read_chat_n(body, most=max_prompts)
     shared = read_shared(body, profile, max_tokens=read_chat_max_tokens(body, profile))
     request = msgspec.structs.replace(
@@ -97,7 +97,7 @@ def to_chat_generation_request(
         logprobs=read_logprobs(body, by_default=0, most=profile.most_top_logprobs),
         tool_use=tools.use,
         sampling=msgspec.structs.replace(shared.sampling, thinking_budget=thinking.budget),
-        ignored_parameters=ignored,
+        ignored_parameters=tuple(sorted(ignored)),
     )
     _check_combinations(request)
     return request
@@ -131,18 +131,6 @@ def _chat(
         uses_legacy_functions=tools.is_legacy,
         thinking_budget_param=thinking.budget_param,
     )
-
-
-def _ignored(body: ChatCompletionRequest, conversation: Conversation) -> tuple[str, ...]:
-    ignored = unread(body.model_extra, REJECTED_BY_CHATS) + shared_extra(body)
-    for path, value, known in (
-        ("thinking.", body.thinking, THINKING_MEMBERS),
-        ("reasoning.", body.reasoning, REASONING_MEMBERS),
-    ):
-        if isinstance(value, dict):
-            others = {name: value[name] for name in value if name not in known}
-            ignored += unread(others, path=path)
-    return tuple(sorted(ignored + conversation.ignored))
 
 
 def check_metadata(value: object) -> None:

@@ -46,8 +46,6 @@ _REASONING: Final = schema_of(
     }}""",
     effort=_EFFORT_NAMES,
 )
-THINKING_MEMBERS: Final = _THINKING["properties"]
-REASONING_MEMBERS: Final = _REASONING["properties"]
 
 
 class ThinkingParameters(Parameters):

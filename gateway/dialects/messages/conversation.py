@@ -5,7 +5,7 @@ place. Neighbors of one role become one message. System messages keep their plac
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from gateway.dialects.chat.messages import (
@@ -18,11 +18,12 @@ from gateway.dialects.chat.messages import (
     read_object,
     read_text,
     required_text,
-    unread_members,
 )
 from gateway.dialects.fields import read_boolean, read_list, required
 from gateway.dialects.images import SIGNATURES
 from gateway.dialects.json_styles import restyled
+from gateway.dialects.members import by_type, name_once
+from gateway.dialects.parameters import Endpoints
 from gateway.records.errors import MissingParameterError, must, shown, unsupported
 
 ROLES: Final = ("user", "assistant", "system")
@@ -33,22 +34,7 @@ that begins with them is never in a prefix cache."""
 _ERROR: Final = "Error: "
 """Precedes the text of a tool result that `is_error`: templates have no mark for errors."""
 
-_COMMON: Final = frozenset({"type", "cache_control", "citations"})
-_MEMBERS: Final[Mapping[str, frozenset[str]]] = {
-    kind: _COMMON.union(members.split())
-    for kind, members in {
-        "text": "text",
-        "image": "source",
-        "document": "source title context",
-        "search_result": "source title content",
-        "tool_reference": "tool_name",
-        "tool_result": "tool_use_id content is_error",
-        "tool_use": "id name input caller",
-        "thinking": "thinking signature",
-        "redacted_thinking": "data",
-    }.items()
-}
-"""The members of each type of block that are read or have no effect on a response."""
+_BLOCK_MEMBERS: Final = by_type(Endpoints.MESSAGES, "content[]")
 
 _OF_SYSTEM: Final = ("text",)
 _OF_DOCUMENTS: Final = ("text", "image")
@@ -78,8 +64,6 @@ class _Reader:
     def __init__(self) -> None:
         self._conversation = Conversation()
         self._messages = self._conversation.messages
-        self._skipped: set[str] = set()
-        """Types of blocks that were left out."""
 
     def finished(self) -> Conversation:
         """Return the conversation, in which content of one text is that text."""
@@ -97,7 +81,6 @@ class _Reader:
     def read_message(self, value: object, path: str) -> None:
         message = read_object(value, path)
         role, content = (required(message, name, path) for name in ("role", "content"))
-        self._conversation.ignore(path, unread_members(message, ("role", "content", *_COMMON)))
         path = f"{path}.content"
         match role:
             case "user":
@@ -156,8 +139,7 @@ class _Reader:
         for index, each in enumerate(_blocks(content, path)):
             place = f"{path}[{index}]"
             if _is_of_servers(each):
-                self._conversation.ignore("messages", {each["type"]}.difference(self._skipped))
-                self._skipped.add(each["type"])
+                name_once(f"messages.{each['type']}", self._conversation.ignored)
                 continue
             block, kind = self._block(each, place, _OF_ASSISTANTS)
             if kind == "tool_use":
@@ -192,8 +174,7 @@ class _Reader:
         kind = required(block, "type", path)
         if not isinstance(kind, str) or kind not in kinds:
             raise unsupported(f"{path}.type", f"must {_one_of(kinds)} here. Given: {shown(kind)}.")
-        if not block.keys() <= _MEMBERS[kind]:
-            self._conversation.ignore(path, unread_members(block, _MEMBERS[kind]))
+        _BLOCK_MEMBERS[kind].check(block, path, self._conversation.ignored)
         return block, kind
 
     def _parts_of(self, block: dict[str, Any], kind: str, path: str) -> list[_Part]:
@@ -251,7 +232,7 @@ def _blocks(content: object, path: str) -> list[Any]:
 def _is_of_servers(value: object) -> bool:
     """Whether a block of an assistant is of a tool that ran on another server, or is unknown."""
     kind = value.get("type") if isinstance(value, dict) else None
-    return isinstance(kind, str) and kind not in _MEMBERS
+    return isinstance(kind, str) and kind not in _BLOCK_MEMBERS
 
 
 def _titled(

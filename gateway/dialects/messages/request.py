@@ -1,5 +1,6 @@
 """Messages: the body of Anthropic's `POST /v1/messages`, and its `GenerationRequest`."""
 
+import json
 import re
 from typing import Annotated, Any, Final
 
@@ -11,7 +12,7 @@ from contract.dialect import Dialect
 from contract.sampling import MAX_STOP_CHARACTERS, MAX_STOP_STRINGS
 from contract.tier import REQUEST_TIERS, ServiceTier
 from gateway.dialects.bodies import SharedParameters, read_shared
-from gateway.dialects.chat.messages import Conversation, unread_members
+from gateway.dialects.chat.messages import Conversation, read_object
 from gateway.dialects.chat.template_arguments import TemplateParameters, read_template_arguments
 from gateway.dialects.chat.thinking import Thinking
 from gateway.dialects.fields import (
@@ -27,7 +28,10 @@ from gateway.dialects.fields import (
     required,
     typed,
 )
+from gateway.dialects.json_types import schema_of
+from gateway.dialects.members import unread_inside
 from gateway.dialects.messages.conversation import ROLES, read_conversation
+from gateway.dialects.parameters import Endpoints, is_nothing
 from gateway.dialects.profile import PROFILES, ContextLengthBehavior, Profile
 from gateway.dialects.request import (
     ChatRequest,
@@ -48,6 +52,8 @@ from gateway.records.errors import MissingParameterError, must, shown, unsupport
 
 MAX_TOOLS: Final = 1024
 """Agents send the tools of all their MCP servers."""
+MAX_EXAMPLES: Final = 64
+"""Most examples of one tool's input."""
 LEAST_BUDGET: Final = 1024
 """Least tokens of a reasoning budget."""
 EFFORTS: Final = ("low", "medium", "high", "xhigh", "max")
@@ -66,21 +72,7 @@ _MODES: Final = {
     "none": None,
 }
 
-_MEMBERS: Final = {
-    "metadata": ("user_id",),
-    "output_config": ("effort", "format"),
-    "thinking": ("type", "budget_tokens", "display"),
-    "tool_choice": ("type", "name", "disable_parallel_tool_use"),
-}
-"""The members of objects that are read."""
 _TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
-_TOOL_MEMBERS: Final = frozenset(
-    {
-        *("name", "description", "input_schema", "type", "strict", "cache_control"),
-        *("allowed_callers", "defer_loading", "eager_input_streaming", "input_examples"),
-    }
-)
-"""Members of a tool that are read or have no effect on a response."""
 _NO_PROFILE: Final = PROFILES[Dialect.OPENAI]
 """The profile whose defaults are those of Anthropic's API."""
 
@@ -143,12 +135,15 @@ class MessageRequest(Parameters):
         Any,
         typed(
             f'list[{{"name": name, "description?": str | None, "input_schema": dict, '
-            f'"type?": "custom" | None, "strict?": bool | None}}, :{MAX_TOOLS}] | None',
+            f'"type?": "custom" | None, "strict?": bool | None, "input_examples?": examples}}, '
+            f":{MAX_TOOLS}] | None",
+            examples=schema_of(f"list[dict, :{MAX_EXAMPLES}] | None"),
             name={"type": "string", "pattern": f"^{_TOOL_NAME.pattern}$"},
         ),
     ] = None
-    """Tools of the client that the model may call: `{name, description, input_schema, strict}`.
-    With `strict`, the input matches the schema. Anthropic's own tools, which have another `type`
+    """Tools of the client that the model may call: `{name, description, input_schema,
+    input_examples, strict}`. The model sees the examples after the description. With `strict`, the
+    input matches the schema. Anthropic's own tools, which have another `type`
     than custom, are rejected."""
     tool_choice: Annotated[
         Any,
@@ -192,10 +187,8 @@ def read_counted_message(
 
 def _read(wire: MessageRequest, profile: Profile, *, max_tokens: int) -> GenerationRequest:
     conversation = read_conversation(wire.system, wire.messages)
-    ignored = [*conversation.ignored, *unread_members(wire.model_extra or {}, ())]
-    for name, known in _MEMBERS.items():
-        value = optional_object(getattr(wire, name), name)
-        ignored += (f"{name}.{member}" for member in unread_members(value, known))
+    for name in ("metadata", "output_config", "thinking", "tool_choice"):
+        optional_object(getattr(wire, name), name)
     shared = read_shared(
         SharedParameters(
             model=wire.model,
@@ -211,7 +204,9 @@ def _read(wire: MessageRequest, profile: Profile, *, max_tokens: int) -> Generat
     )
     most = int(COUNT.maximum) if wire.max_tokens is None else max_tokens
     thinking = _thinking(wire, max_tokens=most)
-    tools = _tools(wire.tools, ignored)
+    tools = _tools(wire.tools)
+    others = (name for name, value in (wire.model_extra or {}).items() if not is_nothing(value))
+    ignored = [*conversation.ignored, *others, *unread_inside(wire, Endpoints.MESSAGES)]
     return msgspec.structs.replace(
         shared,
         profile=profile,
@@ -291,14 +286,14 @@ def _structure(wire: MessageRequest) -> Structure | None:
     return Structure(StructureKind.JSON_SCHEMA, schema, param, f"{path}.schema")
 
 
-def _tools(value: object, ignored: list[str]) -> list[Tool]:
+def _tools(value: object) -> list[Tool]:
     listed = read_list(value, "tools", most=MAX_TOOLS)
-    tools = [_tool(each, f"tools[{index}]", ignored) for index, each in enumerate(listed)]
+    tools = [_tool(each, f"tools[{index}]") for index, each in enumerate(listed)]
     check_names(tools, "tools")
     return tools
 
 
-def _tool(value: object, path: str, ignored: list[str]) -> Tool:
+def _tool(value: object, path: str) -> Tool:
     tool = optional_object(value, path)
     name, kind = tool.get("name"), tool.get("type")
     if kind not in (None, "custom"):
@@ -310,16 +305,24 @@ def _tool(value: object, path: str, ignored: list[str]) -> Tool:
     if not isinstance(name, str) or not _TOOL_NAME.fullmatch(name):
         raise must(f"{path}.name", "have 1 to 128 letters, digits, '_' or '-'", name)
     check_members(tool, path)
+    place = f"{path}.input_examples"
+    examples = read_list(tool.get("input_examples"), place, most=MAX_EXAMPLES)
+    for index, each in enumerate(examples):
+        read_object(each, f"{place}[{index}]")
     schema, place = required(tool, "input_schema", path), f"{path}.input_schema"
-    ignored += (f"{path}.{each}" for each in unread_members(tool, _TOOL_MEMBERS))
     return Tool(name, checked_schema(schema, place), bool(tool.get("strict")), place)
 
 
 def _described(tool: dict[str, Any]) -> dict[str, Any]:
     """Return a tool for the template, in the form of chats."""
+    description = tool.get("description")
+    if examples := tool.get("input_examples"):
+        # Templates have no place for examples.
+        shown_examples = (json.dumps(each, ensure_ascii=False) for each in examples)
+        description = "\n".join([description or "", "Examples of the input:", *shown_examples])
     function = {
         "name": tool["name"],
-        "description": tool.get("description"),
+        "description": description,
         "parameters": tool["input_schema"],
     }
     return {"type": "function", "function": function}

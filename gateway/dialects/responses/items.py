@@ -18,6 +18,7 @@ from gateway.dialects.chat.messages import (
     MAX_PARTS,
     Conversation,
     add_image,
+    check_detail,
     read_arguments,
     read_object,
     read_text,
@@ -25,7 +26,8 @@ from gateway.dialects.chat.messages import (
 )
 from gateway.dialects.fields import one_of, read_list, required
 from gateway.dialects.json_styles import restyled
-from gateway.dialects.parameters import MAX_NAMED
+from gateway.dialects.members import by_type, name_once
+from gateway.dialects.parameters import Endpoints
 from gateway.dialects.responses.tools import Toolbox, flat_name
 from gateway.records.errors import MissingParameterError, invalid, must, unsupported
 
@@ -45,6 +47,8 @@ _OUTPUTS: Final = (
     *("function_call_output", "custom_tool_call_output"),
     *("local_shell_call_output", "shell_call_output"),
 )
+_ITEM_MEMBERS: Final = by_type(Endpoints.RESPONSES, "input[]")
+_PART_MEMBERS: Final = by_type(Endpoints.RESPONSES, "content[]")
 _SYSTEM: Final = ("system", "developer")
 _REASONINGS: Final = ("reasoning", "reasoning_content")
 
@@ -136,7 +140,8 @@ class _Reader:
     def read(self, value: object, path: str) -> None:
         """Read an item."""
         item = read_object(value, path)
-        kind = required({"type": "message" if "role" in item else None, **item}, "type", path)
+        has_role = "role" in item and item.get("type") is None
+        kind = "message" if has_role else required(item, "type", path)
         if kind == "item_reference":
             raise unsupported(
                 path,
@@ -147,6 +152,7 @@ class _Reader:
         if read is None:
             self._ignore(str(kind))
         else:
+            _ITEM_MEMBERS[kind].check(item, path, self._conversation.ignored)
             read(item, path)
 
     def _read_message(self, item: dict[str, Any], path: str) -> None:
@@ -289,17 +295,14 @@ class _Reader:
     def _part(self, value: object, path: str, *, takes_images: bool) -> Iterable[_Part]:
         part = read_object(value, path)
         kind = required(part, "type", path)
-        if isinstance(kind, str) and kind in _TEXTS:
+        members = _PART_MEMBERS.get(kind) if isinstance(kind, str) else None
+        if members is not None:
+            members.check(part, path, self._conversation.ignored)
+        if members is not None and kind in _TEXTS:
             return [_text_part(required_text(part, _TEXTS[kind], path))]
         if kind == "input_image" and takes_images:
-            if part.get("image_url") is None:
-                raise unsupported(
-                    path,
-                    "must have 'image_url': files are not read from their ids.",
-                    param=f"{path}.image_url",
-                )
-            url = {"url": part["image_url"], "detail": part.get("detail")}
-            add_image(url, f"{path}.image_url", self._conversation)
+            check_detail(part, path)
+            add_image(part.get("image_url"), f"{path}.image_url", self._conversation)
             return [{"type": "image"}]
         if kind in ("input_file", "input_image", "input_audio"):
             raise unsupported(
@@ -311,9 +314,7 @@ class _Reader:
         return []
 
     def _ignore(self, kind: str) -> None:
-        name, ignored = f"input.{kind}", self._conversation.ignored
-        if name not in ignored and len(ignored) < MAX_NAMED:
-            ignored.append(name)
+        name_once(f"input.{kind}", self._conversation.ignored)
 
 
 def _text_part(text: str) -> _Part:

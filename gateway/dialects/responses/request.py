@@ -8,13 +8,13 @@ from pydantic import Field
 from contract import sampling
 from contract.dialect import Dialect
 from gateway.dialects.bodies import SharedParameters, check_end_is_free, read_shared, shared_extra
-from gateway.dialects.chat.messages import unread_members
 from gateway.dialects.chat.request import LabelParameters, check_metadata
 from gateway.dialects.chat.template_arguments import TemplateParameters, read_template_arguments
 from gateway.dialects.chat.thinking import EFFORTS, ThinkingParameters, read_thinking
 from gateway.dialects.fields import COUNT, agreed, bounded, integer, one_of, optional_object, typed
 from gateway.dialects.json_types import schema_of
 from gateway.dialects.lengths import read_chat_max_tokens
+from gateway.dialects.members import unread_inside
 from gateway.dialects.parameters import (
     REJECTED_BY_CHATS,
     Endpoints,
@@ -33,7 +33,6 @@ from gateway.dialects.request import (
 )
 from gateway.dialects.responses.items import read_input
 from gateway.dialects.responses.tools import (
-    CHOICE_MEMBERS,
     CHOICE_SCHEMA,
     TOOLS_SCHEMA,
     Toolbox,
@@ -53,7 +52,6 @@ _TRUNCATIONS: Final = ("disabled", "auto")
 _NO_PROFILE: Final = PROFILES[Dialect.OPENAI]
 """The profile whose defaults are those of the API."""
 
-_FORMAT_MEMBERS: Final = ("type", "name", "description", "schema", "strict")
 _ONE_CHOICE: Final = ("n", "n_cmpl")
 _OF_CHATS: Final = ("logprobs", "n_probs")
 _UNSERVED: Final = frozenset(
@@ -254,14 +252,7 @@ def _ignored(body: dict[str, Any], wire: ResponseRequest) -> list[str]:
     ignored = unread(wire.model_extra, REJECTED) + shared_extra(wire)
     others = _UNSERVED.difference(_ONE_CHOICE, _OF_CHATS)
     ignored += (name for name in others if not is_nothing(body.get(name)))
-    for path, value, known in (
-        ("reasoning.", wire.reasoning, ("effort", "summary", "generate_summary")),
-        ("text.", wire.text, ("format", "verbosity")),
-        ("text.format.", (wire.text or {}).get("format"), _FORMAT_MEMBERS),
-        ("tool_choice.", wire.tool_choice, CHOICE_MEMBERS),
-    ):
-        members = value if isinstance(value, dict) else {}
-        ignored += (path + name for name in unread_members(members, known))
+    ignored += unread_inside(wire, Endpoints.RESPONSES)
     ignored += (f"include.{each}" for each in _included(wire.include) if each not in _INCLUDED)
     if wire.truncation == "auto":
         ignored.append("truncation")

@@ -7,14 +7,14 @@ The model sees every tool as a function. The functions of a namespace get the na
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any, Final
 
 from contract.messages import TEXT_ARGUMENT
-from gateway.dialects.chat.messages import read_object, read_text, unread_members
+from gateway.dialects.chat.messages import read_object, read_text
 from gateway.dialects.fields import non_empty, read_boolean, read_list, required
 from gateway.dialects.json_types import schema_of
-from gateway.dialects.parameters import MAX_NAMED
+from gateway.dialects.members import by_type, name_once
+from gateway.dialects.parameters import Endpoints
 from gateway.dialects.request import (
     CallForm,
     CallKind,
@@ -66,19 +66,13 @@ _SHELLS: Final[Mapping[str, dict[str, Any]]] = {
 """What the model sees of tools whose type alone describes them."""
 _SYNTAXES: Final = {"lark": StructureKind.LARK, "regex": StructureKind.REGEX}
 
-_KINDS: Final = ("function", "custom", "namespace", "tool_search", "local_shell", "shell")
-"""Types of tools whose members are read. Other tools are ignored as a whole."""
+_MEMBERS: Final = by_type(Endpoints.RESPONSES, "tools[]")
+"""By the type of a tool. Tools of other types are ignored as a whole."""
 
 TOOLS_SCHEMA: Final = schema_of(
     f'list[{{"type": str, "name?": str, "description?": str | None, "parameters?": dict | None, '
     f'"strict?": bool | None, "format?": dict | None, "tools?": list[dict]}}, :{MAX_TOOLS}] | None'
 )
-CHOICE_MEMBERS: Final = ("type", "name", "namespace", "mode", "tools")
-_MEMBERS: Final = (
-    *("type", "name", "description", "parameters", "strict", "format", "tools", "execution"),
-    "defer_loading",
-)
-"""Members of tools that are read or have no effect on a response."""
 CHOICE_SCHEMA: Final = schema_of('"none" | "auto" | "required" | {"type": str} | None')
 
 
@@ -116,10 +110,10 @@ class Toolbox:
 
     def _read(self, value: object, path: str, namespace: str = "") -> list[dict[str, Any]]:
         tool = read_object(value, path)
-        if tool.get("type") in _KINDS:
-            extra = islice(unread_members(tool, _MEMBERS), MAX_NAMED - len(self.ignored))
-            self.ignored += (f"{path}.{each}" for each in extra)
-        match tool.get("type"):
+        kind = tool.get("type")
+        if isinstance(kind, str) and kind in _MEMBERS:
+            _MEMBERS[kind].check(tool, path, self.ignored)
+        match kind:
             case None:
                 raise MissingParameterError(f"{path}.type")
             case "function":
@@ -130,12 +124,12 @@ class Toolbox:
                 return self._namespace(tool, path)
             case "tool_search" if tool.get("execution") == "client":
                 return [self._add(CallKind.TOOL_SEARCH, {**tool, "name": "tool_search"}, path)]
-            case "local_shell" | "shell" as kind:
+            case "local_shell" | "shell":
                 return [self._add(CallKind(f"{kind}_call"), _SHELLS[kind], path)]
-            case str() as kind:
-                self._ignore(kind)
+            case str():
+                name_once(f"tools.{kind}", self.ignored)
                 return []
-            case kind:
+            case _:
                 raise must(f"{path}.type", "be a string", kind, param="tools")
 
     def _namespace(self, tool: dict[str, Any], path: str) -> list[dict[str, Any]]:
@@ -200,11 +194,6 @@ class Toolbox:
             "parameters": _TEXT,
         }
         return self._add(CallKind.CUSTOM, tool, path, namespace, grammar)
-
-    def _ignore(self, kind: str) -> None:
-        name = f"tools.{kind}"
-        if name not in self.ignored and len(self.ignored) < MAX_NAMED:
-            self.ignored.append(name)
 
 
 def flat_name(name: str, namespace: str = "") -> str:

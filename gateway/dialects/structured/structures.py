@@ -66,13 +66,6 @@ def read_structured_outputs(value: object) -> Structure | None:
     return _output_structure(given[0], value[given[0]])
 
 
-def unknown_options(value: object) -> dict[str, Any]:
-    """Return the options without effect here, such as the options of one backend."""
-    if not isinstance(value, dict):
-        return {}
-    return {name: option for name, option in value.items() if name not in CONSTRAINTS}
-
-
 def _output_structure(name: str, source: Any) -> Structure:
     param = f"{_OUTPUTS}.{name}"
     if name == "json_object":
@@ -98,7 +91,6 @@ def _output_choices(source: object, param: str) -> list[str]:
 
 _FORMAT = "response_format"
 _FORMAT_TYPES = ("text", "json_object", "json_schema", "grammar")
-_FORMAT_MEMBERS = ("type", "schema", "value", "json_schema", "grammar")
 _WRAPPER = {"name", "description", "strict"}
 """Members of OpenAI's `json_schema` besides the schema; other objects are schemas themselves."""
 
@@ -137,18 +129,6 @@ def read_response_format(value: object) -> Structure | None:
             raise must(
                 f"{_FORMAT}.type", f"be one of {', '.join(_FORMAT_TYPES)}", value.get("type")
             )
-
-
-def unread_format(value: object) -> dict[str, Any]:
-    """Return the members of a response format without effect, by their paths in it."""
-    if not isinstance(value, dict):
-        return {}
-    found = {name: each for name, each in value.items() if name not in _FORMAT_MEMBERS}
-    wrapper = value.get("json_schema")
-    if isinstance(wrapper, dict) and "schema" in wrapper:
-        known = (*_WRAPPER, "schema")
-        found |= {f"json_schema.{n}": each for n, each in wrapper.items() if n not in known}
-    return found
 
 
 def _json_format(value: dict[str, Any], *, needs_schema: bool) -> Structure:

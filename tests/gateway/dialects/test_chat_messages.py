@@ -210,7 +210,7 @@ def test_too_many_images_are_refused() -> None:
     error = chat_refusal(messages=[user(*[image()] * 50)] * 2 + [user(image())])
     assert error.message == (
         "'messages' must have at most 100 images. Given: one more in "
-        "'messages[2].content[0].image_url'."
+        "'messages[2].content[0].image_url.url'."
     )
 
 
@@ -358,7 +358,7 @@ WRONG: list[tuple[Any, str, str]] = [
             "parameter and must be equal."
         ),
     ),
-    ([calling(audio={"id": "x"})], "[0].audio", "is not supported. Send its text as 'content'."),
+    ([calling(audio={"id": "x"})], "[0].audio", "is not supported. Send its text in 'messages'."),
     ([calling(call(), tool_calls={})], "[0].tool_calls", "must be an array. Given: {}."),
     ([calling(*[call()] * 129)], "[0].tool_calls", "must have at most 128 entries. Given: 129."),
     ([calling(5)], "[0].tool_calls[0]", "must be an object. Given: 5."),

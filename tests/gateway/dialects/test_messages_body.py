@@ -279,7 +279,7 @@ def test_parameters_have_anthropics_defaults_in_every_dialect() -> None:
 
 def test_tools_are_described_and_may_be_enforced() -> None:
     name = "mcp__" + "a" * 123
-    own = {"type": "custom", "defer_loading": True, "input_examples": [{}], **CACHED}
+    own = {"type": "custom", "defer_loading": True, **CACHED}
     request = read(tools=[READ | own, READ | {"name": name, "strict": True}])
     use, described = request.tool_use, request.chat.tools  # type: ignore[union-attr]
     assert use is not None
@@ -289,6 +289,13 @@ def test_tools_are_described_and_may_be_enforced() -> None:
         "function": {"name": "Read", "description": "Reads a file.", "parameters": SCHEMA},
     }
     assert not request.ignored_parameters
+
+
+def test_examples_of_a_tools_input_follow_its_description() -> None:
+    for described, about in ((READ, ["Reads a file."]), (READ | {"description": None}, [""])):
+        [shown] = chat(tools=[described | {"input_examples": [{"path": "/é"}, {}]}]).tools
+        expected = [*about, "Examples of the input:", '{"path": "/é"}', "{}"]
+        assert shown["function"]["description"] == "\n".join(expected)
 
 
 @all_cases(
@@ -325,7 +332,7 @@ def test_format_of_the_output_is_enforced(parameters: dict[str, Any]) -> None:
     assert structure.param in parameters
 
 
-def test_what_has_no_effect_is_named_and_never_refused() -> None:
+def test_what_has_no_effect_is_named() -> None:
     request = read(
         context_management={"edits": [{"type": "clear_tool_uses_20250919"}]},
         container="c",

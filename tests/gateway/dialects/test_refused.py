@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from gateway.dialects.chat.request import ChatCompletionRequest
 from gateway.dialects.completions import CompletionRequest
+from gateway.dialects.messages.request import MessageRequest
 from gateway.dialects.parameters import (
     PARAMETERS,
     REJECTED,
@@ -30,6 +31,7 @@ from gateway.dialects.pooling import (
     read_score,
 )
 from gateway.dialects.profile import Profile
+from gateway.dialects.responses.request import ResponseRequest
 from gateway.records.errors import BadRequestError
 from tests.gateway.dialects.chat_reading import chat_refusal
 from tests.gateway.dialects.reading import EVERY_PROFILE, VLLM, read, refusal, unsupported
@@ -223,6 +225,8 @@ def test_reasons_point_to_what_is_served() -> None:
     bodies = {
         Endpoints.COMPLETIONS: CompletionRequest.model_fields,
         Endpoints.CHATS: ChatCompletionRequest.model_fields,
+        Endpoints.RESPONSES: ResponseRequest.model_fields,
+        Endpoints.MESSAGES: MessageRequest.model_fields,
         Endpoints.POOLING: {
             name for _, fields, *_ in POOLING.values() for name in fields.model_fields
         },
@@ -230,4 +234,4 @@ def test_reasons_point_to_what_is_served() -> None:
     for name, row in ROWS:
         served = {each for endpoint in row.endpoints for each in bodies[endpoint]}
         named = set(re.findall(r"'(\w+)[\w.]*'", row.reason))
-        assert named - {"strict", "text"} <= served, name
+        assert named - {"strict", "text", "partial"} <= served, name

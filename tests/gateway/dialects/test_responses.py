@@ -207,9 +207,10 @@ def test_tools_are_functions_for_the_model() -> None:
     ],
 )
 def test_choices_of_tools(choice: Any, mode: ToolMode, name: str | None) -> None:
-    use = read(tools=[FUNCTION, CUSTOM, NAMESPACE], tool_choice=choice).tool_use
-    assert use is not None
-    assert (use.mode, use.name) == (mode, name)
+    request = read(tools=[FUNCTION, CUSTOM, NAMESPACE], tool_choice=choice)
+    assert request.tool_use is not None
+    assert (request.tool_use.mode, request.tool_use.name) == (mode, name)
+    assert request.ignored_parameters == ()
 
 
 def test_body_of_codex_is_taken() -> None:
