@@ -115,6 +115,8 @@ class RedisClusterServers:
         self.masters.remove(server)
         for each in self.servers:
             each.command(f"CLUSTER FORGET {own.decode()}")
+        # It may have become a replica, which ignores SIGTERM until it has an append-only file.
+        server.kill()
         server.close()
 
     def used_slots(self, server: RedisServer) -> dict[int, bytes]:
@@ -177,9 +179,12 @@ class RedisClusterServers:
         self.masters[number], self.replicas[number] = replica, self.masters[number]
 
     def settle(self, number: int) -> None:
-        """Wait until one of a master and its replica replicates the other, whichever it is."""
+        """Wait until one of a master and its replica replicates the other, whichever it is, and
+        both accept commands: not before two seconds have passed since a start or a long pause.
+        """
         pair = self.masters[number], self.replicas[number]
         wait_until(lambda: any(map(_is_connected, pair)), what="the replica's connection")
+        wait_until(lambda: all(each.is_ready() for each in pair), what="the servers serving again")
         self.note_roles()
 
     def note_roles(self) -> None:
@@ -191,7 +196,7 @@ class RedisClusterServers:
     def restart_replica(self, number: int) -> None:
         """Start a killed server, and wait until it replicates the one that was promoted."""
         self.replicas[number].start()
-        wait_until(lambda: _is_connected(self.replicas[number]), what="the replica's connection")
+        self.settle(number)
 
     def stop(self) -> None:
         """Stop all servers."""
