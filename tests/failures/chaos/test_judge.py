@@ -372,15 +372,17 @@ def test_wrong_rows_are_reported(rows: list[dict[str, Any]]) -> None:
     ],
     ids=["before-redis-was-back", "other-gateway", "later"],
 )
-def test_only_a_gateway_that_died_without_redis_may_skip_settlement(
+def test_only_a_gateway_that_died_without_redis_may_skip_settlement_or_count_less(
     killed: Fault, is_excused: bool
 ) -> None:
     reported = complete()
     reported.stretches.append(Stretch("gateway-1", 98, 100, is_broken=False))
     reported.ended = 100
     faults = [Fault(Kind.KILL_REDIS, "redis", 99.9, 104), killed]
-    found = judge_rows([reported], [row(Outcome.LOST)], faults)
-    assert [each.invariant for each in found] == ([] if is_excused else ["one record"])
+    for tokens, number in ((3, not is_excused), (1, 2 * (not is_excused)), (4, 2 - is_excused)):
+        rows = [row(Outcome.LOST, completion_tokens=tokens)]
+        found = judge_rows([reported], rows, faults)
+        assert [each.invariant for each in found] == ["one record"] * number
     assert [each.invariant for each in judge_rows([reported], [], faults)] == ["one record"]
 
 
