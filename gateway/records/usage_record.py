@@ -30,6 +30,10 @@ class Outcome(StrEnum):
     LOST = "lost"  # Its gateway died.
 
 
+LOST_CODE: Final = "gateway_lost"
+"""Error code of a request whose gateway died."""
+
+
 class Counts(NamedTuple):
     """Counts of a request, over all of its jobs."""
 

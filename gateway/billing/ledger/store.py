@@ -58,7 +58,8 @@ class LedgerStore:
 
         Of several rows of one request the first counts. There is one exception: a gateway may
         settle a request after a sweep settled it as lost. The gateway was alive, and may have
-        delivered everything, so the difference is added under a separate id. The hours of the new
+        delivered everything, so the difference is added under a separate id. If the later row is
+        of a lost request too, it is added only if the tenant pays for more. The hours of the new
         rows are marked as dirty.
         """
         first = {row["request_id"]: row for row in reversed(rows)}
@@ -104,7 +105,9 @@ class LedgerStore:
 
     async def _late(self, rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         """Return the additional usage in rows of requests that were settled as lost."""
-        found = {row["request_id"]: row for row in rows if row["outcome"] is not Outcome.LOST}
+        # Of several rows of a request, one that is not lost counts.
+        in_order = sorted(rows, key=lambda row: row["outcome"] is not Outcome.LOST)
+        found = {row["request_id"]: row for row in in_order}
         if not found:
             return {}
         lost = await self._transaction.scalars(
@@ -113,7 +116,11 @@ class LedgerStore:
             )
         )
         late = [_difference(found[row.request_id], row) for row in lost]
-        return {row["request_id"]: row for row in late}
+        return {
+            row["request_id"]: row
+            for row in late
+            if row["outcome"] is not Outcome.LOST or _is_more(row)
+        }
 
     async def mark_dirty(self, hours: Iterable[datetime]) -> None:
         """Mark these hours, so that their sums are computed again."""
@@ -166,6 +173,11 @@ def _difference(row: Mapping[str, Any], lost: LedgerRow) -> dict[str, Any]:
         late[free] = late[name] - paid
     late["cost_micros"] = row["cost_micros"] - lost.cost_micros
     return late
+
+
+def _is_more(row: Mapping[str, Any]) -> bool:
+    paid: list[int] = [row[name] - row[f"free_{name}"] for name in Counts._fields]
+    return min(paid) >= 0 and max(paid) > 0
 
 
 async def read_balances(

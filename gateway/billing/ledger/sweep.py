@@ -24,7 +24,13 @@ from contract.queue import JobQueue
 from gateway.limits.replies import ExpiredReservation
 from gateway.limits.store import QuotaStore
 from gateway.platform.redis_client import shared_connection
-from gateway.records.usage_record import Counts, Outcome, UsageRecord, readable_usage
+from gateway.records.usage_record import (
+    LOST_CODE,
+    Counts,
+    Outcome,
+    UsageRecord,
+    readable_usage,
+)
 
 PATIENCE_MS: Final = 600_000
 """After this long without renewal, the request is settled even if its gateway is alive.
@@ -33,7 +39,6 @@ The engine's last reported counts are then final.
 """
 AT_ONCE: Final = 500
 """Limit of reservations of one bucket that are read at once."""
-LOST_CODE: Final = "gateway_lost"
 
 logger = logging.getLogger(__name__)
 

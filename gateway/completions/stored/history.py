@@ -12,7 +12,6 @@ from operator import itemgetter
 from typing import Any, Final
 
 import msgspec
-from redis.asyncio import Redis
 
 from contract import keys, messages
 from contract.messages import (
@@ -25,6 +24,7 @@ from contract.messages import (
     JobStarted,
     PromptScored,
 )
+from contract.scripts import CommandExecutor
 from gateway.completions.queue.reader import EntryId, entry_id_of
 from gateway.completions.stored.journal import Received
 from gateway.records.usage_record import Counts, UsageRecord
@@ -41,9 +41,9 @@ class UnreadReplies:
     keep the event loop of the next owner busy for seconds.
     """
 
-    def __init__(self, client: "Redis", *, former: str, gateway: str) -> None:
+    def __init__(self, executor: CommandExecutor, *, former: str, gateway: str) -> None:
         """`gateway` takes responses of `former` over."""
-        self._client = client
+        self._executor = executor
         self._stream = keys.replies(former)
         self._gateway = gateway
         self._first: EntryId | None = None
@@ -80,18 +80,20 @@ class UnreadReplies:
 
     async def _stop_former(self, handles: Sequence[int]) -> EntryId:
         notice = messages.encode(Frame(self._gateway, 0, taken_over=list(handles)))
-        pipeline = self._client.pipeline(transaction=False)
-        pipeline.execute_command("XADD", self._stream, "*", "f", notice)
-        pipeline.execute_command("EXPIRE", self._stream, keys.REPLIES_SECONDS)
-        entry, _ = await pipeline.execute()
+        send = self._executor.execute_command
+        entry, _ = await asyncio.gather(
+            send("XADD", self._stream, "*", "f", notice),
+            send("EXPIRE", self._stream, keys.REPLIES_SECONDS),
+        )
         return entry_id_of(entry)
 
     async def _read(self, after: EntryId, until: EntryId) -> None:
         found: list[tuple[EntryId, int, JobMessage]] = []
         frames: Any = [None] * FRAMES_AT_ONCE
         while len(frames) == FRAMES_AT_ONCE:
-            frames = await self._client.xrange(
-                self._stream, min=f"({_text(after)}", max=_text(until), count=FRAMES_AT_ONCE
+            frames = await self._executor.execute_command(
+                *("XRANGE", self._stream, f"({_text(after)}", _text(until)),
+                *("COUNT", FRAMES_AT_ONCE),
             )
             for entry, fields in frames:
                 after = entry_id_of(entry)

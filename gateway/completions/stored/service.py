@@ -12,8 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from redis.asyncio import Redis
-
 from common.tasks import repeat
 from contract.messages import CancelResponse, JobFailed, ResponseGrown
 from contract.outcomes import FailureCode
@@ -54,7 +52,6 @@ logger = logging.getLogger(__name__)
 class Responses:
     """All responses that one gateway process owns, and access to other gateways' responses."""
 
-    _client: Redis
     _executor: CommandExecutor
     dispatcher: Dispatcher
     _settlements: SettlementService
@@ -71,7 +68,7 @@ class Responses:
             self.store, self._peers, self._background, dispatcher, settlements
         )
         most_unread = self._settings.max_unread_bytes
-        self._takeovers = Takeovers(self._client, self._owned, max_unread_bytes=most_unread)
+        self._takeovers = Takeovers(executor, self._owned, max_unread_bytes=most_unread)
         notices = dispatcher.notices
         notices.on_follow, notices.on_cancel = self._takeovers.on_follow, self._on_cancel
         notices.on_grown, notices.on_orphan = self._on_grown, self._on_orphan

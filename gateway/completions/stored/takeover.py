@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Final
 
 import msgspec
-from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from common import clock
@@ -14,6 +13,7 @@ from common.tracing import TAKE_OVER
 from contract.dialect import Dialect
 from contract.messages import Follow, JobFailed, JobMessage, JobStarted
 from contract.outcomes import FailureCode
+from contract.scripts import CommandExecutor
 from gateway.completions.queue.dispatcher import Adopted
 from gateway.completions.queue.generation import Generation
 from gateway.completions.queue.reader import entry_id_of
@@ -38,7 +38,7 @@ from gateway.limits.replies import ReservationRequest, sees_key
 from gateway.limits.reservations import Admission
 from gateway.platform import telemetry, tracing
 from gateway.records.errors import ApiError, StoreUnavailableError
-from gateway.records.usage_record import Counts, UsageRecord
+from gateway.records.usage_record import LOST_CODE, Counts, Outcome, UsageRecord
 
 MAX_CONCURRENT: Final = 8
 """Responses that are taken over concurrently when a gateway with many responses dies."""
@@ -53,8 +53,10 @@ logger = logging.getLogger(__name__)
 class Takeovers:
     """Gives responses that must run an owner: the live one that they have, or this gateway."""
 
-    def __init__(self, client: "Redis", owned: OwnedResponses, *, max_unread_bytes: int) -> None:
-        self._client = client
+    def __init__(
+        self, executor: CommandExecutor, owned: OwnedResponses, *, max_unread_bytes: int
+    ) -> None:
+        self._executor = executor
         self._owned = owned
         self._store = owned.store
         self._dispatcher = owned.dispatcher
@@ -239,7 +241,7 @@ class Takeovers:
         unread = self._unread.get(page.follower)
         if unread is None:
             unread = self._unread[page.follower] = UnreadReplies(
-                self._client, former=page.follower, gateway=self._dispatcher.gateway
+                self._executor, former=page.follower, gateway=self._dispatcher.gateway
             )
         # Both times are by the clock of Redis.
         after = entry_id_of(through.encode()) if through else (head.record.created_ms - 1, 0)
@@ -273,6 +275,8 @@ class Takeovers:
             settled = history.counts(head.record) if is_running else left
             if head.record.line:
                 settled = Counts()  # The sweep has recorded nothing.
+            elif is_running and draft.request_id == head.request_id:
+                await self._settle_lost(draft, settled)
             draft = self._draft(head, f"{head.request_id}.{term}", settled)
             status = status._replace(reservation=draft.request_id, settled=settled)
             request = _reservation_request(head, draft)
@@ -292,6 +296,18 @@ class Takeovers:
             slices.reserved = draft.completion_tokens + (reserved or 0)
             self._settlements.reserve_in_slices(settlement, slices)
         return settlement, status._replace(state=ResponseState.RUNNING, handles=())
+
+    async def _settle_lost(self, draft: UsageRecord, received: Counts) -> None:
+        """Settle the part of a response that was received from its first reservation.
+
+        A failover may have lost that reservation, or receipts that the sweep did not find. The
+        ledger adds what an earlier settlement as lost has less.
+        """
+        reservations = self._settlements.reservations
+        reservations.adopt(draft.tenant_id, draft.request_id)
+        await reservations.settle(
+            draft.ended(received, free=Counts(), outcome=Outcome.LOST, code=LOST_CODE)
+        )
 
     def _draft(self, head: ResponseHead, reservation: str, settled: Counts) -> UsageRecord:
         return msgspec.structs.replace(

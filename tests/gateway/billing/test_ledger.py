@@ -94,8 +94,9 @@ async def test_first_row_of_a_request_counts(database: Database) -> None:
 
 @every_database
 @pytest.mark.parametrize("at_once", [False, True], ids=["later", "at once"])
-async def test_request_settled_as_lost_is_charged_when_its_gateway_settles_it(
-    database: Database, *, at_once: bool
+@pytest.mark.parametrize("outcome", [Outcome.FINISHED, Outcome.LOST])
+async def test_request_settled_as_lost_is_charged_when_a_gateway_settles_it(
+    database: Database, *, at_once: bool, outcome: Outcome
 ) -> None:
     lost = usage_record(
         1,
@@ -108,12 +109,13 @@ async def test_request_settled_as_lost_is_charged_when_its_gateway_settles_it(
         cost_micros=0,
     )
     settled = usage_record(
-        1, prompt_tokens=10, cached_tokens=4, completion_tokens=9, cost_micros=77
+        1, outcome=outcome, prompt_tokens=10, cached_tokens=4, completion_tokens=9, cost_micros=77
     )
     if at_once:
         assert await _insert(database, lost, settled, settled) == 2
     else:
         assert await _insert(database, lost) == 1
+        assert await _insert(database, lost) == 0
         assert await _insert(database, settled) == 1
     assert await _insert(database, settled, lost, settled) == 0
     async with database.reading() as transaction:
@@ -123,7 +125,7 @@ async def test_request_settled_as_lost_is_charged_when_its_gateway_settles_it(
         assert sum(getattr(row, name) for row in rows) == getattr(settled, name)
         assert sum(getattr(row, f"free_{name}") for row in rows) == 0
     assert [row.cost_micros for row in rows] == [0, 77]
-    assert rows[1].outcome is Outcome.FINISHED
+    assert rows[1].outcome is outcome
 
 
 @every_database

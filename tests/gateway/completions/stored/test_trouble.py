@@ -28,6 +28,7 @@ from tests.gateway.completions.stored.house import (
     begun,
     counts_of,
     settled,
+    settled_records,
     state_is,
     usage_records,
 )
@@ -213,10 +214,13 @@ async def test_sweep_does_not_settle_a_response_that_another_gateway_continues(
     assert await settled(redis, request.id) == [("finished", 3, 2)]
 
 
+@pytest.mark.parametrize("is_kept", [True, False], ids=["receipt", "no receipt"])
 async def test_response_settled_by_the_sweep_resumes_with_a_new_reservation(
-    first: House, second: House, worker: FakeWorker, redis: "Redis"
+    first: House, second: House, worker: FakeWorker, redis: "Redis", *, is_kept: bool
 ) -> None:
     request = await abandoned(first, worker, redis)
+    if not is_kept:
+        await redis.delete(keys.job(MODEL, f"{request.id}-0"))
     assert await Sweep(redis).run() == 1
 
     reader = Reader((await second.attach(request.id)).generation)
@@ -225,9 +229,11 @@ async def test_response_settled_by_the_sweep_resumes_with_a_new_reservation(
     await reader.to_the_end()
 
     assert reader.text == "ab"
-    assert await settled(redis, request.id, f"{request.id}.2") == [
-        ("lost", 3, 1),
-        ("finished", 0, 1),
+    await settled_records(redis, 2)
+    assert await settlements(redis) == [
+        (request.id, ("lost", 3, 1) if is_kept else ("lost", 0, 0)),
+        (request.id, ("lost", 3, 1)),
+        (f"{request.id}.2", ("finished", 0, 1)),
     ]
 
 
@@ -246,12 +252,19 @@ async def test_response_whose_receipt_was_lost_is_charged_although_the_sweep_was
 
     assert reader.text == "ab"
     await state_is(second, request.id, ResponseState.FINISHED)
-    entries: Any = await redis.xrange(keys.usage(BUCKET))
-    # The ledger adds what the second has more.
-    assert [counts_of(decode_usage(fields[b"u"])) for _, fields in entries] == [
-        ("lost", 0, 0),
-        ("finished", 3, 2),
+    assert await settlements(redis) == [
+        (request.id, ("lost", 0, 0)),
+        (request.id, ("finished", 3, 2)),
     ]
+
+
+async def settlements(redis: "Redis") -> list[tuple[str, tuple[str, int, int]]]:
+    """Return ids, outcomes and counts of all settlements. Of those of one request, the ledger has
+    the first, and what a later one has more.
+    """
+    entries: Any = await redis.xrange(keys.usage(BUCKET))
+    records = [decode_usage(fields[b"u"]) for _, fields in entries]
+    return [(each.request_id, counts_of(each)) for each in records]
 
 
 async def test_sweep_settles_only_the_unsettled_part_of_a_resumed_response(
