@@ -125,6 +125,8 @@ class EarlierResponses:
                     raise IdempotencyConflictError
                 return response
             is_late = claim.age_ms > ADMISSION_SECONDS * 1000
+            if response is None and is_late:
+                await responses.require_intact()
             if response is not None or is_late or claim.request_id == withdrawn_id:
                 unusable_id = claim.request_id
             elif await self._is_withdrawn(idempotent.tenant_id, claim):

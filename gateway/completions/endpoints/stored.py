@@ -164,7 +164,8 @@ class StoredCompletions:
         """Return a response of this endpoint that the caller may read.
 
         From then on, errors have the style of the response's dialect. Raises NotFoundError, also
-        for a response of another project or of a model that the caller may not use.
+        for a response of another project or of a model that the caller may not use, and
+        StoreUnavailableError if Redis may have lost it for the moment.
         """
         exchange = exchange_of(request.scope)
         exchange.error_style = endpoint.error_style
@@ -173,6 +174,8 @@ class StoredCompletions:
         response = None
         if endpoint.has_given(request_id):
             response = await self._responses.find(request_id, tenant_id=principal.tenant_id)
+            if response is None:
+                await self._responses.require_intact()
         if response is None or not response.is_readable_by(principal):
             raise NotFoundError(f"The response {shown(request_id)} does not exist or has expired.")
         exchange.error_style = _error_style(endpoint, response)

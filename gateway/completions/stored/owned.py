@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 import time
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -35,6 +36,7 @@ from gateway.completions.stored.store import (
     ResponseStore,
     WriteResult,
 )
+from gateway.limits.reservations import CONFIRMED_SECONDS
 from gateway.limits.storage import SMALL_BYTES, Holder
 from gateway.records.errors import RateLimitError, StoreUnavailableError
 from gateway.records.usage_record import Counts, Outcome, UsageRecord
@@ -59,6 +61,8 @@ Workers remove replies after 30 seconds, which may be hundreds of megabytes.
 """
 TAKEOVER_SECONDS: Final = 60.0
 """How long no reply is removed after another gateway may have begun to take a response over."""
+MOST_ENDED: Final = 1_000
+"""Ended responses in the background that are kept for `CONFIRMED_SECONDS`, to be written again."""
 MAX_CONCURRENT_WRITES: Final = 50
 """Responses that are written before the event loop runs other tasks."""
 _RESUMABLE: Final = (FailureCode.TAKEN_OVER, FailureCode.GATEWAY_STOPPING)
@@ -104,6 +108,9 @@ class OwnedResponses:
         self.by_id: dict[str, OwnedResponse] = {}
         self.interrupted: asyncio.Queue[str] = asyncio.Queue()
         """Background responses that ended because of a slow reader, and must resume."""
+        self._ended: OrderedDict[str, OwnedResponse] = OrderedDict()
+        """Responses in the background that have just ended."""
+        self._outages = self.dispatcher.presence.outages
         self._trimmed_bytes = 0
         """`ReplyReader.read_bytes` when the reply stream was last trimmed."""
         self._trims_after = -math.inf
@@ -134,6 +141,14 @@ class OwnedResponses:
             self.interrupted.put_nowait(head.request_id)
         elif head.is_background:
             self.background.remove(head.request_id)
+            if not head.record.line:
+                self._ended[head.request_id] = response
+                if len(self._ended) > MOST_ENDED:
+                    self._ended.popitem(last=False)
+
+    def forget(self, request_id: str) -> None:
+        """Do not write an ended response again, because it is deleted."""
+        self._ended.pop(request_id, None)
 
     def discard(self, request_id: str) -> None:
         """Delete a response whose jobs were not enqueued. Does nothing if it is not owned."""
@@ -143,8 +158,18 @@ class OwnedResponses:
             self.tasks.start(response.discard())
 
     async def check(self) -> None:
-        """End the responses that no client reads, and write those whose messages are due."""
+        """End the responses that no client reads, and write those whose messages are due.
+
+        If Redis was replaced, it may have lost any of them: all are written.
+        """
         responses, now = list(self.by_id.values()), time.monotonic()
+        while self._ended and next(iter(self._ended.values())).age(now) > CONFIRMED_SECONDS:
+            self._ended.popitem(last=False)
+        if (outages := self.dispatcher.presence.outages) != self._outages:
+            self._outages = outages
+            responses += self._ended.values()
+            for response in responses:
+                response.doubt()
         for response in responses:
             response.end_if_abandoned()
         read_bytes = self.dispatcher.reader.read_bytes
@@ -225,6 +250,14 @@ class OwnedResponse:
     def is_stored(self) -> bool:
         """Whether other gateways can find it in Redis, unless Redis has lost it since."""
         return self._written is not None or self._state is LOST
+
+    def age(self, now: float) -> float:
+        """Return the seconds since it has ended; `now` is a time of `time.monotonic`."""
+        return now - self._ended_at
+
+    def doubt(self) -> None:
+        """Write the status again, and everything if Redis has lost it."""
+        self._written_status = None
 
     # -- replies ---------------------------------------------------------------------------------
 

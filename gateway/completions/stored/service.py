@@ -133,6 +133,16 @@ class Responses:
             self._takeovers.resume_soon(request_id)
         return stored
 
+    async def require_intact(self) -> None:
+        """Raise StoreUnavailableError if Redis was replaced a moment ago.
+
+        It may then lack responses that their gateways write again. Raises RedisError.
+        """
+        presence = self.dispatcher.presence
+        await presence.beat()
+        if not presence.is_steady:
+            raise queue_unavailable()
+
     async def attach(self, response: StoredResponse) -> ResponseReader:
         """Read a response from its beginning, and keep it running while it is being read.
 
@@ -234,6 +244,7 @@ class Responses:
         if owned is not None:
             # A later write would store it again.
             await owned.write()
+        self._owned.forget(request_id)
         await self.store.discard(request_id)
 
     # -- loops -----------------------------------------------------------------------------------

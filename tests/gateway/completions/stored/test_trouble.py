@@ -54,6 +54,34 @@ async def test_response_that_redis_lost_is_restored(
     await Reader(again.generation).until_text("abc")
 
 
+@pytest.mark.parametrize("has_ended", [False, True], ids=["running", "ended"])
+async def test_background_response_that_a_failover_lost_is_written_again(
+    first: House, second: House, worker: FakeWorker, redis: "Redis", *, has_ended: bool
+) -> None:
+    request, claim = await begun(first, worker, "a", is_background=True)
+    first.responses.of(request.settlement).leave()
+    if has_ended:
+        await worker.conclude(claim, "b")
+        await eventually(lambda: not first.responses._owned.by_id, what="the end")
+
+    await redis.delete(keys.response(request.id), keys.journal(request.id))
+    presence = second.dispatcher.presence
+    presence.note_outage()
+    await second.responses.require_intact()
+    presence._resume_after_seconds = 60.0
+    with pytest.raises(StoreUnavailableError):
+        await second.responses.require_intact()
+
+    first.dispatcher.presence.note_outage()
+    state = ResponseState.FINISHED if has_ended else ResponseState.RUNNING
+    await eventually(lambda: _is_stored(redis, request.id), what="the response")
+    await state_is(second, request.id, state)
+
+
+async def _is_stored(redis: "Redis", request_id: str) -> bool:
+    return bool(await redis.exists(keys.response(request_id)))
+
+
 async def test_owned_response_never_returns_to_an_earlier_state(first: House) -> None:
     response = first.responses._owned.by_id[(await first.submit()).id]
     order = (OwnedState.RUNNING, OwnedState.STOPPING, OwnedState.ENDED, OwnedState.LOST)
