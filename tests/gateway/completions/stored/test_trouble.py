@@ -63,6 +63,7 @@ async def test_background_response_that_a_failover_lost_is_written_again(
     if has_ended:
         await worker.conclude(claim, "b")
         await eventually(lambda: not first.responses._owned.by_id, what="the end")
+    await first.responses._owned.write()
 
     await redis.delete(keys.response(request.id), keys.journal(request.id))
     presence = second.dispatcher.presence
