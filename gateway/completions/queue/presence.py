@@ -15,6 +15,7 @@ from common.redis_cluster import Address, slot_map_of, slot_of_key
 from common.redis_parts import parts_of
 from common.tasks import tolerating_outage
 from contract import keys
+from contract.scripts import CommandExecutor
 from contract.scripts.cluster import server_id
 
 ALIVE_SECONDS = 6
@@ -62,11 +63,15 @@ class Presence:
     async def beat(self) -> None:
         """Send a heartbeat and detect a restarted or replaced Redis. Raises RedisError."""
         await self.announce(self._client)
-        run_id = await server_id(self._client)
+        await self.detect_outage(self._client)
+        self.is_announced = True
+
+    async def detect_outage(self, executor: CommandExecutor) -> None:
+        """Detect a restarted or replaced Redis. Raises RedisError."""
+        run_id = await server_id(executor)
         if self._run_id and run_id != self._run_id:
             self.note_outage()
         self._run_id = run_id
-        self.is_announced = True
 
     async def announce(self, client: "Redis") -> None:
         """Send a heartbeat.

@@ -139,7 +139,7 @@ class Responses:
         It may then lack responses that their gateways write again. Raises RedisError.
         """
         presence = self.dispatcher.presence
-        await presence.beat()
+        await presence.detect_outage(self._executor)
         if not presence.is_steady:
             raise queue_unavailable()
 
