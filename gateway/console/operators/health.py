@@ -184,7 +184,7 @@ def _cards(found: _Numbers) -> Iterator[Card]:
     yield Card(
         "Utilisation now",
         f"{100 * running / most:.0f} %" if most else "no worker",
-        f"{running:,} jobs run; {count:,} workers run {most:,} sequences at once",
+        f"Running jobs: {running:,}; workers: {count:,}, for {most:,} sequences at once",
         href="/console/models",
     )
 
