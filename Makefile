@@ -116,7 +116,7 @@ setup-servers: setup-dev
 
 # The benchmark skips those that cannot be installed.
 setup-peers: setup-dev
-	@scripts/setup.sh peers-litellm peers-smg peers-vllm-router
+	@scripts/setup.sh peers-litellm peers-smg peers-tensorzero peers-vllm-router
 	@if ! command -v nginx >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		echo "setup: Installing nginx for the benchmark ..."; \
 		scripts/debian.sh nginx-light || echo "setup: Installation failed; nginx is skipped."; \

@@ -34,7 +34,7 @@ from bench.fairness import FairnessMeasurement, FairnessScenario
 from bench.gpu import GpuMeasurement
 from bench.hosts import HostsMeasurement
 from bench.measure import MeasureError, Measurement, measure_in_turns
-from bench.peer_systems import REQUESTS_PER_MINUTE
+from bench.peer_systems import PEERS, REQUESTS_PER_MINUTE
 from bench.peers import PeersMeasurement
 from bench.random_model import SHAPES
 from bench.report import Report
@@ -90,8 +90,8 @@ Scenarios:
   gpu         offline vLLM, vLLM's server and Sluice with one model: 256 streams, and 1 stream;
               samplers, sleep, canary and resumption on a GPU, or a trial of these on a CPU; only
               if named
-  peers       limits, ledger and metrics, beside nginx, vllm-router, smg and LiteLLM's proxy; only
-              if named, because `make bench ARGS=peers` installs these
+  peers       chats with limits, ledger and metrics, beside nginx, vllm-router, smg, TensorZero
+              and LiteLLM's proxy; only if named, because `make bench ARGS=peers` installs these
 
 \b
 Examples:
@@ -210,10 +210,17 @@ class Results:
 @click.option(
     "--part",
     "parts",
-    type=click.Choice([*agents.PARTS, *gpu.PARTS]),
+    type=click.Choice(list(dict.fromkeys([*agents.PARTS, *gpu.PARTS, *peers.PARTS]))),
     multiple=True,
-    help=f"Part of the scenario `agents` ({', '.join(agents.PARTS)}) or `gpu` "
-    f"({', '.join(gpu.PARTS)}), repeatable.  [default: all]",
+    help=f"Part of the scenario `agents` ({', '.join(agents.PARTS)}), `gpu` "
+    f"({', '.join(gpu.PARTS)}) or `peers` ({', '.join(peers.PARTS)}), repeatable.  [default: all]",
+)
+@click.option(
+    "--peer",
+    "peer_names",
+    type=click.Choice(list(PEERS)),
+    multiple=True,
+    help=f"Gateway of the scenario `peers` ({', '.join(PEERS)}), repeatable.  [default: all]",
 )
 @click.option(
     "--model",
@@ -252,6 +259,7 @@ def main(
     upstream_port: int | None,
     pause_factor: float,
     parts: tuple[str, ...],
+    peer_names: tuple[str, ...],
     model: str,
     engine_arguments: dict[str, Any],
     seed: str,
@@ -281,6 +289,8 @@ def main(
         rounds=options.rounds,
         quick=quick,
         seed=seed,
+        parts=parts,
+        peers=peer_names,
         upstream_port=upstream_port,
         foreign=_foreign(url, key, limited_key, pids),
     )
@@ -445,8 +455,8 @@ def _foreign(
             raise click.UsageError("--key, --limited-key and --pid need --url.")
         return None
     parts = urlsplit(url)
-    if parts.scheme != "http" or parts.port is None or parts.path.strip("/"):
-        raise click.UsageError(f"--url must be http://HOST:PORT. Given: {url}")
+    if parts.scheme != "http" or parts.port is None or parts.query or parts.fragment:
+        raise click.UsageError(f"--url must be http://HOST:PORT or a path there. Given: {url}")
     if not pids:
         raise click.UsageError("--url needs the --pid of the gateway's processes.")
     return peers.Foreign(url=url.rstrip("/"), key=key, limited_key=limited_key, pids=pids)

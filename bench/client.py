@@ -10,7 +10,7 @@ import itertools
 import json
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import cast
@@ -49,8 +49,8 @@ class Request:
         """Path of the endpoint."""
         return "/v1/chat/completions" if self.messages else "/v1/completions"
 
-    def body(self) -> bytes:
-        """Return the request's JSON."""
+    def body(self, own: Mapping[str, object]) -> bytes:
+        """Return the request's JSON, with a server's own fields added or in place of others."""
         fields: dict[str, object] = {
             "model": self.model,
             "max_tokens": self.completion_tokens,
@@ -62,7 +62,7 @@ class Request:
             fields["temperature"] = self.temperature
         if self.streamed:
             fields |= {"stream": True, "stream_options": {"include_usage": True}}
-        encoded = json.dumps(fields).encode()
+        encoded = json.dumps({**fields, **own}).encode()
         if not self.messages:
             return encoded
         return b'%b, "messages": [%b]}' % (encoded[:-1], b", ".join(self.messages))
@@ -82,7 +82,7 @@ class Lane:
     """The requests of one connection, in order."""
 
     url: str
-    """Base URL of the server."""
+    """Base URL of the server, without `/v1`; it may have a path."""
     key: str
     """API key; empty for none."""
     requests: Iterable[Request]
@@ -91,6 +91,8 @@ class Lane:
     """None sends each request as soon as the previous one has ended."""
     others: Sequence[str] = ()
     """More servers. The requests of all lanes of a load go to these and the first one in turn."""
+    fields: Mapping[str, object] = field(default_factory=dict)
+    """Fields of all requests, in addition to their own or in place of them."""
 
 
 @dataclass(slots=True)
@@ -220,6 +222,7 @@ class _Connection(asyncio.Protocol):
         self._requests: Iterator[Request] = iter(lane.requests)
         self.answer: Answer | None = None
         self._due = 0.0
+        self._prefix = urlsplit(lane.url).path
         host = urlsplit(lane.url).netloc
         authorization = f"authorization: Bearer {lane.key}\r\n" if lane.key else ""
         self._head = (
@@ -263,14 +266,14 @@ class _Connection(asyncio.Protocol):
         transport = self._transports[next(self._turns) % len(self._transports)]
         if transport.is_closing():
             return
-        body = request.body()
+        body = request.body(self._lane.fields)
         self._parser = httptools.HttpResponseParser(self)
         self._parts: list[bytes] = []
         self._body = b""
         self._complete = False
         sent = time.perf_counter() if due is None else due
         self.answer = Answer(request, self._lane.tenant, sent)
-        line = f"POST {request.path} ".encode()
+        line = f"POST {self._prefix}{request.path} ".encode()
         transport.write(b"%b%b%d\r\n\r\n%b" % (line, self._head, len(body), body))
 
     @override

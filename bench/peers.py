@@ -1,8 +1,9 @@
-"""What a governed request costs: Sluice with limits, ledger and metrics, beside other gateways.
+"""What a governed chat costs: Sluice with limits, ledger and metrics, beside other gateways.
 
-nginx, vllm-router, smg and LiteLLM's proxy forward to one simulated upstream. Sluice has a worker
-with the scripted engine, which keeps the same pace. All of them run at the same time, but only one
-receives load; they take turns. Every phase starts them anew, with another pace of the upstream.
+nginx, vllm-router, smg, TensorZero and LiteLLM's proxy forward to one simulated upstream. Sluice
+has a worker with the scripted engine, which keeps the same pace. All of them run at the same time,
+but only one receives load; they take turns. Every phase starts them anew, with another pace of the
+upstream. TensorZero and LiteLLM's proxy apply limits too; smg accepts some, but applies none.
 """
 
 import asyncio
@@ -31,11 +32,12 @@ from bench.peer_systems import (
 )
 from bench.postgres import Postgres, running_postgres
 from bench.processes import Meter, resident_mib
-from bench.scenarios import Scenario
+from bench.scenarios import Scenario, chat_message
 from bench.starting import MODEL, StartError
-from bench.systems import ENGINE_GROUP, Deployment, Engine, Route
+from bench.systems import ENGINE_GROUP, Caller, Deployment, Engine, Route
 
 NAME: Final = "peers"
+PARTS: Final = ("requests", "speed", "half", "quotas", "tokens", "memory")
 
 REQUESTS: Final = Scenario(
     name=NAME,
@@ -45,6 +47,7 @@ REQUESTS: Final = Scenario(
     seconds=6.0,
     completion_tokens=16,
     streamed=False,
+    chat=True,
     engine=Engine.SCRIPTED,
     against_vllm=False,
 )
@@ -102,9 +105,17 @@ class Options:
     rounds: int
     quick: bool
     seed: str
+    parts: Sequence[str] = ()
+    """Of PARTS; empty for all."""
+    peers: Sequence[str] = ()
+    """Of PEERS; empty for all."""
     upstream_port: int | None = None
     """None uses a free port."""
     foreign: Foreign | None = None
+
+    def wants(self, *parts: str) -> bool:
+        """Return whether one of these parts is measured."""
+        return not self.parts or any(each in self.parts for each in parts)
 
     @property
     def idle_streams(self) -> int:
@@ -131,7 +142,7 @@ class StreamMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaCheck:
-    """Requests of one key with a limit per minute, sent at the same time."""
+    """Requests of one caller with a limit per minute, sent at the same time."""
 
     system: str
     limit: int
@@ -175,14 +186,22 @@ def measure(options: Options, folder: Path, *, found: PeersMeasurement, progress
     with running_postgres() as postgres, running_backend(folder, options.upstream_port) as backend:
         progress(f"The simulated upstream is {backend.url}, its model {MODEL}")
         run = _Run(options, folder, backend, postgres, found, progress)
-        with run.phase("full_speed", 0.0, REQUESTS.streams * 8) as systems:
-            run.loads([REQUESTS, FULL_SPEED], systems)
-            run.half_loads(systems)
-            run.quotas(systems)
-        with run.phase("steady", _STEP_SECONDS, SHORT.streams, gathers=(False, True)) as systems:
-            run.loads([SHORT, LONG], systems)
-        with run.phase("idle", _IDLE_STEP_SECONDS, options.idle_streams) as systems:
-            run.memory(systems)
+        if options.wants("requests", "speed", "half", "quotas"):
+            with run.phase("full_speed", 0.0, REQUESTS.streams * 8) as systems:
+                if options.wants("requests", "half"):
+                    run.loads([REQUESTS], systems)
+                if options.wants("speed"):
+                    run.loads([FULL_SPEED], systems)
+                if options.wants("half"):
+                    run.half_loads(systems)
+                if options.wants("quotas"):
+                    run.quotas(systems)
+        if options.wants("tokens"):
+            with run.phase("steady", _STEP_SECONDS, SHORT.streams, gathers=(False, True)) as steady:
+                run.loads([SHORT, LONG], steady)
+        if options.wants("memory"):
+            with run.phase("idle", _IDLE_STEP_SECONDS, options.idle_streams) as idle:
+                run.memory(idle)
 
 
 class _Run:
@@ -227,11 +246,11 @@ class _Run:
         )
         with ExitStack() as stack:
             systems = [self._backend.direct]
-            for peer, running in PEERS.items():
+            for peer in self._options.peers or PEERS:
                 folder = self._folder / name / peer
                 folder.mkdir(parents=True)
                 try:
-                    systems.append(stack.enter_context(running(folder, self._backend)))
+                    systems.append(stack.enter_context(PEERS[peer](folder, self._backend)))
                 except StartError as error:
                     self._skip(f"{peer} is left out: {error}")
             for each in gathers:
@@ -270,15 +289,15 @@ class _Run:
             self._take_turns(load, [direct, system])
 
     def quotas(self, systems: Sequence[Route]) -> None:
-        """Send more requests at once than each system's limited key may send in a minute."""
+        """Send more requests at once than each system's limited caller may send in a minute."""
         for system in systems:
-            if not system.limited_key:
+            if system.limited is None:
                 continue
             self._progress(f"{NAME}: quota of {system.name}")
             while datetime.now(UTC).second > _LAST_SECOND:
                 time.sleep(1.0)
             try:
-                self._found.quotas.append(_check_quota(system))
+                self._found.quotas.append(_check_quota(system, system.limited))
             except (OSError, TimeoutError) as error:
                 self._skip(f"The quota of {system.name} could not be measured: {error!r}")
 
@@ -316,9 +335,17 @@ class _Run:
             self._progress(f"  {sentence}")
 
 
-def _check_quota(system: Route) -> QuotaCheck:
-    request = Request(model=MODEL, prompt="quota", completion_tokens=1, streamed=False)
-    lanes = [Lane(system.url, system.limited_key, [request]) for _ in range(_QUOTA_REQUESTS)]
+def _chat(text: str, tokens: int, *, streamed: bool) -> Request:
+    messages = [chat_message(text)]
+    return Request(
+        model=MODEL, prompt="", completion_tokens=tokens, streamed=streamed, messages=messages
+    )
+
+
+def _check_quota(system: Route, caller: Caller) -> QuotaCheck:
+    request = _chat("quota", 1, streamed=False)
+    lane = Lane(system.url, caller.api_key, [request], fields=caller.fields)
+    lanes = [lane] * _QUOTA_REQUESTS
     meter = Meter(system.groups(1))
     answers, used = uvloop.run(client.run(lanes, meter=meter, timeout_seconds=_QUOTA_SECONDS))
     return QuotaCheck(
@@ -355,11 +382,17 @@ class _IdleStreams:
 
 
 async def _with_idle_streams(system: Route, number: int) -> _IdleStreams:
-    request = Request(model=MODEL, prompt="memory", completion_tokens=_IDLE_TOKENS, streamed=True)
+    request = _chat("memory", _IDLE_TOKENS, streamed=True)
     every = 1 / _IDLE_STREAMS_PER_SECOND
     load = Load(
         [
-            Lane(system.url, system.api_key, [request], pace=Pace(each * every, _IDLE_SECONDS))
+            Lane(
+                system.url,
+                system.api_key,
+                [request],
+                pace=Pace(each * every, _IDLE_SECONDS),
+                fields=system.fields,
+            )
             for each in range(number)
         ]
     )

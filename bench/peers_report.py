@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from statistics import median
 
 from bench.measure import Measurement
-from bench.peer_systems import GATEWAY, NGINX
+from bench.peer_systems import DIRECT, GATEWAY, NGINX
 from bench.peers import FULL_SPEED, LONG, REQUESTS, SHORT, PeersMeasurement, StreamMemory
 from bench.tables import table
 
@@ -17,7 +17,7 @@ _NONE = "-"
 def section(found: PeersMeasurement) -> str:
     """Return the summary; the loads have their own tables."""
     systems = list(dict.fromkeys(each.system for each in found.loads))
-    gateways = [name for name in systems if name != "direct"]
+    gateways = [name for name in systems if name != DIRECT]
     cpu = [
         "gateway, CPU us",
         "a request",
@@ -91,7 +91,7 @@ def _memory(memory: StreamMemory | None) -> Iterator[str]:
 def _added(found: PeersMeasurement, system: str) -> str:
     """Return by how much a response is later than the backend's, as the median of pairs."""
     title = found.half_loads.get(system, "")
-    ours, direct = (found.rounds(name, title) for name in (system, "direct"))
+    ours, direct = (found.rounds(name, title) for name in (system, DIRECT))
     pairs = [(each.ttft, direct[number].ttft) for number, each in ours.items() if number in direct]
     if not pairs:
         return _NONE

@@ -92,7 +92,7 @@ class Report:
             *map(_agents_section, self.agents),
             *map(_gpu_section, self.gpu),
         ]
-        goals = [line for goal in GOALS for line in goal.judge(self.measurements)]
+        goals = [line for goal in GOALS for line in goal.judge(self.loads)]
         goals += [goal.judge(each) for each in self.agents for goal in AGENT_GOALS]
         if goals:
             parts += ["## Goals\n", *table(["goal", "measured", "met"], goals), ""]

@@ -1,14 +1,15 @@
 """Load scenarios, defined as data."""
 
+import json
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import cycle, takewhile
+from itertools import cycle, islice, takewhile
 from random import Random
 
 from bench.client import Lane, Pace, Request
 from bench.starting import MODEL
-from bench.systems import Engine, System
+from bench.systems import Engine, Route, System
 
 _WORDS = (
     "river",
@@ -69,6 +70,8 @@ class Scenario:
     """Each connection repeats its requests until this time has passed; None sends them once."""
     completion_tokens: int
     streamed: bool = True
+    chat: bool = False
+    """Whether a prompt is the message of a chat."""
     temperature: float | None = 0.0
     """None leaves it to the server, whose default is 1."""
     prompt_words: int = 24
@@ -190,28 +193,36 @@ def prompts(seed: str, words: int) -> Iterator[str]:
         yield " ".join(rng.choices(_WORDS, k=words))
 
 
+def chat_message(text: str) -> bytes:
+    """Return the encoded message of a user."""
+    return json.dumps({"role": "user", "content": text}).encode()
+
+
 def lanes(scenario: Scenario, system: System, *, seed: str) -> list[Lane]:
     """Return what each connection sends, distributed over gateways and tenants in turn."""
     urls = system.urls(scenario.gateways)
     texts = prompts(seed, scenario.prompt_words)
+    fields = system.fields if isinstance(system, Route) else {}
     result = []
     for number in range(scenario.streams):
         tenant = f"tenant-{number % scenario.tenants + 1}"
         requests: Iterable[Request] = [
             Request(
                 model=MODEL,
-                prompt=next(texts),
+                prompt="" if scenario.chat else text,
                 completion_tokens=scenario.completion_tokens,
                 streamed=scenario.streamed,
                 temperature=scenario.temperature,
+                messages=[chat_message(text)] if scenario.chat else (),
             )
-            for _ in range(scenario.requests)
+            for text in islice(texts, scenario.requests)
         ]
         if scenario.seconds is not None:
             requests = _until(scenario.seconds, requests)
         # Every second connection of a tenant goes through the other gateway.
         url = urls[number // scenario.tenants % len(urls)]
-        result.append(Lane(url, system.key(tenant), requests, tenant, _pace(scenario, number)))
+        pace = _pace(scenario, number)
+        result.append(Lane(url, system.key(tenant), requests, tenant, pace, fields=fields))
     return result
 
 

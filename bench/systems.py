@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
@@ -87,6 +87,14 @@ class System(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Whose requests a gateway limits: by its key, or by fields of the body."""
+
+    api_key: str = ""
+    fields: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """A system with one front end and one key for all tenants."""
 
@@ -94,8 +102,10 @@ class Route:
     url: str
     api_key: str = ""
     """Empty if none is needed."""
-    limited_key: str = ""
-    """A key with a finite limit on requests per minute; empty if the system has no such limits."""
+    fields: Mapping[str, object] = field(default_factory=dict)
+    """Fields of all requests, in addition to their own or in place of them."""
+    limited: Caller | None = None
+    """A caller with a finite limit on requests per minute; None for a system without limits."""
     parts: Callable[[], dict[str, list[int]]]
     """Returns the process ids of each part, with the engine separate."""
 

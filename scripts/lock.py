@@ -74,6 +74,7 @@ HEADERS = {
     "clients-lm-eval": "lm-evaluation-harness, which tests call in a separate environment",
     "peers-litellm": "LiteLLM's proxy, which the benchmark starts in a separate environment",
     "peers-smg": "smg, which the benchmark starts in a separate environment",
+    "peers-tensorzero": "TensorZero, which the benchmark starts in a separate environment",
     "peers-vllm-router": "vllm-router, which the benchmark starts in a separate environment",
 }
 TORCH_HEADER = "# PyTorch's CPU build. Its hash depends on the index. Written by scripts/lock.py."

@@ -1,6 +1,7 @@
 """The load client spreads requests over servers, and says what it waited for in vain."""
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
@@ -42,6 +43,28 @@ async def test_requests_of_all_connections_go_to_the_servers_in_turn() -> None:
         answers = await complete(lanes, timeout_seconds=10)
     assert [each.error for each in answers] == [""] * 12
     assert {name: seen.count(name) for name in "abc"} == dict.fromkeys("abc", 4)
+
+
+async def test_a_request_has_the_path_and_the_fields_of_its_server() -> None:
+    seen: list[str] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with closing(writer):
+            head = await reader.readuntil(b"\r\n\r\n")
+            seen.append(head.decode().partition("\r\n")[0])
+            seen.append((await reader.readuntil(b"}")).decode())
+            writer.write(REPLY)
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        url = "http://{}:{}/openai".format(*server.sockets[0].getsockname())
+        answers = await complete(
+            [Lane(url, "", [REQUEST], fields={"model": "other", "own": 1})], timeout_seconds=10
+        )
+    assert [each.error for each in answers] == [""]
+    line, body = seen
+    assert line == "POST /openai/v1/completions HTTP/1.1"
+    sent = json.loads(body)
+    assert (sent["model"], sent["own"], sent["max_tokens"]) == ("other", 1, 1)
 
 
 async def test_a_load_that_does_not_end_says_how_much_of_it_is_left() -> None:

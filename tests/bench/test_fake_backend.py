@@ -28,7 +28,7 @@ async def test_every_step_sends_one_token_of_each_stream() -> None:
             await asyncio.sleep(0.005)
     requests = [
         Request(model="any", prompt="", completion_tokens=6, streamed=streamed, messages=messages)
-        for streamed, messages in ((True, ()), (True, (b"{}",)), (False, ()))
+        for streamed, messages in ((True, ()), (True, (b"{}",)), (False, ()), (False, (b"{}",)))
     ]
     lanes = [Lane(f"http://127.0.0.1:{port}", "", requests) for _ in range(8)]
     try:
