@@ -24,7 +24,7 @@ from redis import Redis
 
 from bench import client
 from bench.client import Lane, Request
-from bench.measure import TIMEOUT_SECONDS, MeasureError
+from bench.measure import MeasureError
 from bench.processes import Meter
 from bench.scenarios import prompts
 from bench.sluice import Sluice
@@ -39,8 +39,9 @@ _BUS_PORTS: Final = 10_000
 """Distance between the port of a server and that of its cluster bus."""
 _PORTS: Final = 65_536 - _BUS_PORTS
 _READY_SECONDS: Final = 60.0
+_ANSWER_SECONDS: Final = 5.0
 _MODELS: Final = tuple(f"model-{number}" for number in range(48))
-_GATEWAYS: Final = 6
+_GATEWAYS: Final = 2
 _LANES: Final = 8
 """Consecutive connections that share a gateway."""
 _CONNECTIONS: Final = 96
@@ -68,24 +69,40 @@ class _System:
     sluice: Sluice
     servers: Sequence[Server]
     """Of Redis, except the one that only Celery uses."""
+    workers: Server
 
     def wait_for_models(self) -> None:
         """Wait until each gateway lists all models. Raises StartError."""
         deadline = time.monotonic() + _READY_SECONDS
         for url in self.sluice.urls(_GATEWAYS):
-            request = urllib.request.Request(  # noqa: S310  (our own server)
-                f"{url}/v1/models", headers={"authorization": f"Bearer {self._key(0)}"}
-            )
-            while len(json.load(urllib.request.urlopen(request))["data"]) < len(_MODELS):  # noqa: S310
+            while (found := self._models(url)) < len(_MODELS):
+                self.workers.check()
                 if time.monotonic() > deadline:
-                    raise StartError(f"{url} did not list all models in {_READY_SECONDS:.0f} s")
+                    raise StartError(
+                        f"{self.name}: {url} listed {found} of {len(_MODELS)} models after "
+                        f"{_READY_SECONDS:.0f} s"
+                    )
                 time.sleep(0.2)
+
+    def _models(self, url: str) -> int:
+        """Return how many models a gateway lists; none if it does not answer."""
+        request = urllib.request.Request(  # noqa: S310  (our own server)
+            f"{url}/v1/models", headers={"authorization": f"Bearer {self._key(0)}"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS) as response:  # noqa: S310
+                return len(json.load(response)["data"])
+        except OSError:
+            return 0
 
     def _key(self, number: int) -> str:
         return self.sluice.key(f"tenant-{number}", limits=_LIMITS)
 
-    def microseconds(self, requests: int, seed: str) -> list[float]:
-        """Send so many requests on each connection; return the CPU of each Redis for a request."""
+    def microseconds(self, requests: int, seed: str, *, deadline: float) -> list[float]:
+        """Send so many requests on each connection; return the CPU of each Redis for a request.
+
+        Raises MeasureError if they have not ended at a time of the monotonic clock.
+        """
         urls, texts = self.sluice.urls(_GATEWAYS), prompts(seed, _WORDS)
         lanes = []
         for number in range(_CONNECTIONS):
@@ -97,7 +114,11 @@ class _System:
             url = urls[number // _LANES % _GATEWAYS]
             lanes.append(Lane(url, self._key(number), sent))
         meter = Meter({server.name: [server.pid] for server in self.servers})
-        answers, used = uvloop.run(client.run(lanes, meter=meter, timeout_seconds=TIMEOUT_SECONDS))
+        left = max(0.0, deadline - time.monotonic())
+        try:
+            answers, used = uvloop.run(client.run(lanes, meter=meter, timeout_seconds=left))
+        except TimeoutError as error:
+            raise MeasureError(f"{self.name}, {seed}: {error}, the rest of --seconds") from error
         if errors := [answer.error for answer in answers if answer.error]:
             raise MeasureError(f"{len(errors)} of {len(answers)} failed: {errors[0]}")
         return [1e6 * used.cpu_seconds[each.name] / len(answers) for each in self.servers]
@@ -152,11 +173,19 @@ def _divide(ports: Sequence[int]) -> None:
 
 
 def main() -> None:
-    """Measure and print the table."""
+    """Measure within a time, and print the table."""
     parser = argparse.ArgumentParser(prog="python -m bench.cluster", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--requests", type=int, default=15, help="of each connection in a round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=8, help="of each connection in a round")
+    parser.add_argument("--seconds", type=float, default=220.0, help="the run fails after these")
     options = parser.parse_args()
+    try:
+        _measure(options.rounds, options.requests, time.monotonic() + options.seconds)
+    except (StartError, MeasureError) as error:
+        sys.exit(f"bench.cluster: {error}")
+
+
+def _measure(rounds: int, requests: int, deadline: float) -> None:
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as name, ExitStack() as stack:
         folder = Path(name)
         url, servers = stack.enter_context(_cluster(folder / "servers"))
@@ -169,16 +198,18 @@ def main() -> None:
             sluice = Sluice(folder / kind, settings=settings)
             stack.callback(sluice.close)
             sluice.command("db", "upgrade")
-            stack.callback(sluice.start_scripted_workers(_MODELS, _STEP_SECONDS).stop)
+            workers = sluice.start_scripted_workers(_MODELS, _STEP_SECONDS)
+            stack.callback(workers.stop)
             own = servers if kind == "cluster" else [sluice.redis]
-            systems.append(_System(kind, sluice, own))
+            systems.append(_System(kind, sluice, own, workers))
         spent: dict[str, list[list[float]]] = {system.name: [] for system in systems}
         for system in systems:
             system.wait_for_models()
-            system.microseconds(2, "warm-up")
-        for number in range(options.rounds):
+            system.microseconds(1, "warm-up", deadline=deadline)
+        for number in range(rounds):
             for system in systems if number % 2 else reversed(systems):
-                spent[system.name].append(system.microseconds(options.requests, str(number)))
+                used = system.microseconds(requests, f"round {number + 1}", deadline=deadline)
+                spent[system.name].append(used)
     rows = [
         [
             str(number + 1),
