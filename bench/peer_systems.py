@@ -221,6 +221,7 @@ def _tensorzero(folder: Path, backend: Backend) -> Iterator[Route]:
             model=MODEL, backend=backend.url, few=REQUESTS_PER_MINUTE, enough=_ENOUGH
         )
     )
+    url_file.touch()
     started: list[Server] = []
     try:
         started.append(redis := start_redis(port, folder, str(program)))
@@ -236,7 +237,7 @@ def _tensorzero(folder: Path, backend: Backend) -> Iterator[Route]:
             )
             for user in ("many", "few")
         )
-        _wait_for(url_file.exists, "TensorZero names no port", server)
+        _wait_for(lambda: url_file.stat().st_size > 0, "TensorZero named no port", server)
         url = url_file.read_text().rstrip("/").removesuffix("/v1")
         parts = {
             GATEWAY: [server.pid, *descendants(server.pid)],
