@@ -245,6 +245,28 @@ def test_hanging_failed_or_wrong_request_is_reported() -> None:
 
 
 @pytest.mark.parametrize(
+    ("away", "killed", "error", "is_excused"),
+    [
+        ((96, 101), "gateway-1", "status 404: b''", True),
+        ((80, 85), "gateway-1", "status 404: b''", False),
+        ((101, 105), "gateway-1", "status 404: b''", False),
+        ((96, 101), "gateway-2", "status 404: b''", False),
+        ((96, 101), "gateway-1", "event 4 came after 2", False),
+    ],
+    ids=["unstored", "redis-away-before", "redis-away-later", "other-gateway", "other-error"],
+)
+def test_only_a_stream_that_died_with_its_gateway_and_redis_may_be_unknown(
+    away: tuple[float, float], killed: str, error: str, *, is_excused: bool
+) -> None:
+    unknown = broken(90, 100)
+    unknown.add_error(error)
+    stopped = Fault(Kind.STOP_REDIS, "redis 1", *away)
+    found = judge_histories([unknown], [stopped, Fault(Kind.KILL_GATEWAY, killed, 100, 110)])
+    invariants = {each.invariant for each in found} - {"connections"}
+    assert invariants == (set() if is_excused else {"right answers"})
+
+
+@pytest.mark.parametrize(
     ("seconds", "fault", "is_soon"),
     [
         (4, None, True),
