@@ -38,8 +38,9 @@ local function lease(claim, lane, tenant, id, cached, is_last, is_only)
   if lacks then return lacks end
   attempt = attempt + 1
   if attempt == 1 then
-    local uncached = prompt_tokens - cached
-    call('HSET', key, 'attempt', attempt, 'worker', claim.worker, 'engine', claim.engine, 'uncached',
+    -- Redis formats numbers more slowly than it copies texts.
+    local uncached = cached == 0 and prompt_tokens or prompt_tokens - cached
+    call('HSET', key, 'attempt', '1', 'worker', claim.worker, 'engine', claim.engine, 'uncached',
       uncached)
     local cost = claim.prompt_cost * uncached / weight
     if is_only then
@@ -60,14 +61,38 @@ local function lease(claim, lane, tenant, id, cached, is_last, is_only)
   return nil
 end
 
--- Remove a job from its place in the queue of its tenant.
-local function remove(lane, tenant, queue, id, place, is_last)
-  call('ZREM', queue, id)
+-- Note that a job leaves the queue of its tenant.
+local function note_removed(lane, tenant, queue, id, place, is_last)
   lane.removed[#lane.removed + 1] = id
   local rank = rank_of(place)
   local fresh = rank .. ' ' .. tenant
   if is_last then call('ZREM', lane.sheddable, fresh) end
   lane.changed[fresh] = not is_last and {queue, tenant, rank} or nil
+end
+
+-- Remove a job from the queue of its tenant.
+local function remove(lane, tenant, queue, id, place, is_last)
+  call('ZREM', queue, id)
+  note_removed(lane, tenant, queue, id, place, is_last)
+end
+
+-- Lease jobs of the only tenant that waits in their order, but for the last one, with one read of its
+-- queue. Return the entries of the next two, of which the first two of all are given, and what the
+-- engine lacks for the first of them, if so.
+local function lease_ahead(claim, lane, tenant, entries)
+  local queue, most = lane.queue .. tenant, claim.room.most_jobs - claim.room.jobs
+  local i, ids, lacks = 1, {}, nil
+  if most == 1 or not entries[3] then return entries, nil end
+  entries = call('ZRANGE', queue, 0, most, 'WITHSCORES')
+  local last = 2 * math.min(#entries / 2, most) - 2
+  while i < last do
+    lacks = lease(claim, lane, tenant, entries[i], 0, false, true)
+    if lacks then break end
+    note_removed(lane, tenant, queue, entries[i], entries[i + 1], false)
+    ids[#ids + 1], i = entries[i], i + 2
+  end
+  if i > 1 then call('ZREM', queue, unpack(ids)) end
+  return {unpack(entries, i, i + 3)}, lacks
 end
 
 -- Remove a tenant without waiting jobs from the active tenants.

@@ -45,7 +45,7 @@ local job_prefix, worker, engine, most_jobs, lease_ms, prompt_cost, tokens, sequ
   free_slots, engine_tokens, engine_sequences, uses, rights = unpack(ARGV, 1, 34)
 local first_lane, lane_keys, first_adapter = 5, 9, 35
 local most_visits, most_kept_tenants, most_slotless_tenants = 1000, 8, 100
-local now, blocked, delay_ms, affinity = now_ms(), 0, 0, nil
+local now, blocked, delay_ms, affinity, out = now_ms(), 0, 0, nil, {0, 0, 0, 0, 0, 0, 0, {}, {}, 0}
 
 local room = {
   jobs = 0, most_jobs = tonumber(most_jobs), is_empty = is_empty == '1',
@@ -58,8 +58,8 @@ for i = first_adapter, #ARGV do room.has_slot[ARGV[i]] = true end
 
 local claim = {
   leases = leases, job_prefix = job_prefix, worker = worker, engine = engine, hinted = hinted,
-  session_prefix = session_prefix, now = now, expiry = now + lease_ms, prompt_cost = prompt_cost,
-  room = room, has_affinity = tonumber(patience) > 0, out = {0, 0, 0, 0, 0, 0, 0, {}, {}, 0}
+  session_prefix = session_prefix, now = now, expiry = string.format('%.0f', now + lease_ms),
+  prompt_cost = prompt_cost, room = room, has_affinity = tonumber(patience) > 0, out = out
 }
 
 -- One command for keys that often are absent: published digests, sessions, and batch jobs.
@@ -101,10 +101,11 @@ local function claim_from(lane, code, may_keep)
       tenant, counter = unpack(call('ZRANGE', lane.active, 0, 0, 'WITHSCORES'))
     end
     local queue = lane.queue .. tenant
-    local entries = call('ZRANGE', queue, 0, 1, 'WITHSCORES')
-    local id, place, cached, is_last, lacks = entries[1], entries[2], 0, not entries[3], nil
+    local entries, lacks = call('ZRANGE', queue, '0', '1', 'WITHSCORES'), nil
+    if is_only and not affinity then entries, lacks = lease_ahead(claim, lane, tenant, entries) end
+    local id, place, cached, is_last = entries[1], entries[2], 0, not entries[3]
     if affinity and id then id, place, cached = choose(affinity, queue, entries, room, may_keep) end
-    if id then lacks = lease(claim, lane, tenant, id, cached, is_last, is_only) end
+    if id and not lacks then lacks = lease(claim, lane, tenant, id, cached, is_last, is_only) end
     if entries[1] and not id then
       ceiling = math.min(ceiling, counter + math.max(quantum, prompt_cost * affinity.moved))
       index, kept = index + 1, kept + place
@@ -147,7 +148,6 @@ if not is_backlog and has_extras and call('EXISTS', batch_active) == 1 then
   only_for_batch(room, preemptible_tokens, preemptible_sequences, tonumber(batch_prompt_tokens))
   claim_lane(first_lane + lane_keys, batch_queue_prefix, batch_pace_prefix, 2)
 end
-local out = claim.out
 out[1], out[2], out[6], out[7] = blocked, claimed_requests, room.waits_for_slot and 1 or 0, delay_ms
 if affinity then out[3], out[4], out[5] = affinity.kept_ms, affinity.passed, affinity.kept end
 await_tenants(blocked == 1, room, out[10], KEYS[first_lane + 8], doorbell_prefix .. worker, cost)

@@ -113,7 +113,7 @@ end
 local was_empty = tenant_depth == 0 or call('ZCARD', queue) == 0
 if was_empty then begin_waiting(lane, tenant) end
 
-local placed, arrived = {}, {}
+local placed, arrived, arrival = {}, {}, string.format('%.0f', now)
 local before = rank * tier_span + call('INCRBY', sequence, jobs) - jobs
 for i = 1, jobs do
   local a = first_argument + (i - 1) * fields
@@ -129,7 +129,7 @@ for i = 1, jobs do
   if share ~= '100' then call('HSET', key, 'share', share) end
   call('PEXPIRE', key, expires_ms)
   placed[2 * i - 1], placed[2 * i] = before + begun_span + i, id
-  arrived[2 * i - 1], arrived[2 * i] = now, id
+  arrived[2 * i - 1], arrived[2 * i] = arrival, id
 end
 call('ZADD', queue, unpack(placed))
 call('ZADD', lane.arrivals, unpack(arrived))

@@ -81,8 +81,11 @@ end
 
 -- Reads come first, so that an error in one of the reservations changes nothing.
 local known, has_audio = {}, false
+-- One command for keys that usually are absent.
+local are_known = call('EXISTS', unpack(KEYS, 2)) > 0
 for i = 1, requests do
-  known[i] = call('HMGET', KEYS[i + 1], 'created_ms', 'released', extends == '1' and 'amounts' or '')
+  known[i] = are_known
+    and call('HMGET', KEYS[i + 1], 'created_ms', 'released', extends == '1' and 'amounts' or '') or {}
   has_audio = has_audio or tonumber(ARGV[first_request + (i - 1) * fields + 3]) > 0
 end
 local subjects, unseeded, leases, written, admitted = {}, {0}, {}, {}, {}
