@@ -110,7 +110,7 @@ end
 -- place, and its prompt tokens in the worker's cache; nil if all candidates are kept, and for how many
 -- tenants with kept jobs this one counts.
 local function choose(affinity, queue, entries, room, may_keep)
-  local first = look_at(affinity, entries[1])
+  local first = look_at(affinity, entries[1], true)
   affinity.moved = 0
   if not first.records or is_due(affinity, first)
     or first.is_complete and not is_kept(affinity, first) then

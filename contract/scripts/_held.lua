@@ -29,15 +29,22 @@ local function match(affinity, job)
   job.score = job.score + job.cached
 end
 
--- Read of a waiting job what decides about its order, once in a claim.
-local function look_at(affinity, id)
+-- Fields of a job that decide about its order, then those that only a lease reads.
+local order_fields = {'need_tokens', 'sequences', 'prompt_tokens', 'weight', 'affinity', 'tenant',
+  'passed_at', 'kept_for', 'kept_until'}
+local lease_fields = {'payload', 'reported', 'adapter', 'share', 'attempt', unpack(order_fields)}
+
+-- Read of a waiting job what decides about its order, once in a claim; and what a lease reads, if it
+-- is the likely one.
+local function look_at(affinity, id, is_likely)
   local job = affinity.seen[id]
   if job then return job end
   local key = affinity.job_prefix .. id
-  local tokens, sequences, records, passed_at, kept_for, kept_until, tenant, prompt, weight =
-    unpack(call('HMGET', key, 'need_tokens', 'sequences', 'affinity', 'passed_at', 'kept_for',
-      'kept_until', 'tenant', 'prompt_tokens', 'weight'))
+  local fields = call('HMGET', key, unpack(is_likely and lease_fields or order_fields))
+  local tokens, sequences, prompt, weight, records, tenant, passed_at, kept_for, kept_until =
+    unpack(fields, is_likely and 6 or 1)
   job = {
+    fields = is_likely and fields,
     key = key, exists = tokens, tokens = tonumber(tokens), sequences = tonumber(sequences),
     passed_at = passed_at, kept_for = kept_for, kept_until = tonumber(kept_until),
     prompt_tokens = tonumber(prompt), weight = tonumber(weight), score = 0, cached = 0

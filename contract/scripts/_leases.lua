@@ -1,8 +1,9 @@
 -- What a claim changes: jobs are leased, and leave the queues of their tenants.
 --
 -- `claim` is the state of one claim, for all lanes: leases, job_prefix, worker, engine, now, expiry,
--- prompt_cost, room (see _room), has_affinity, hinted and session_prefix (see _sessions), and the
--- reply, `out`. The lane has what is written at its end:
+-- prompt_cost, room (see _room), has_affinity, hinted and session_prefix (see _sessions), `seen`, what
+-- was read of waiting jobs by id (see _held), and the reply, `out`. The lane has what is written at
+-- its end:
 --   jobs: how many were leased, by tenant
 --   leased: expiries and ids of leases
 --   removed: the ids that left the queues; `waits` has the places of their waits in the reply
@@ -16,7 +17,7 @@
 -- @include pace
 -- @include room
 -- @include next_jobs
--- @include sessions
+-- @include held
 
 local function begin_lane(lane)
   lane.jobs, lane.leased, lane.removed, lane.waits, lane.changed = {}, {}, {}, {}, {}
@@ -28,9 +29,9 @@ end
 -- in the worker's cache. Return what the engine lacks, if so.
 local function lease(claim, lane, tenant, id, cached, is_last, is_only)
   local key, out, room = claim.job_prefix .. id, claim.out, claim.room
-  local need_tokens, sequences, prompt_tokens, weight, payload, reported, adapter, records, share,
-    attempt = unpack(call('HMGET', key, 'need_tokens', 'sequences', 'prompt_tokens', 'weight',
-      'payload', 'reported', 'adapter', 'affinity', 'share', 'attempt'))
+  local known = claim.seen[id]
+  local payload, reported, adapter, share, attempt, need_tokens, sequences, prompt_tokens, weight,
+    records = unpack(known and known.fields or call('HMGET', key, unpack(lease_fields, 1, 10)))
   -- A job without a hash has expired: its id is dropped without a charge.
   if not need_tokens then return nil end
   local lacks = take(room, tenant, tonumber(need_tokens), tonumber(sequences),

@@ -10,7 +10,6 @@
 -- If the next job of a tenant needs a slot for its adapter and none is free, later tenants go first,
 -- but none of their jobs with an adapter: a running one then leaves a slot for it, or the worker frees
 -- one. A worker without adapters leaves these to others. A tenant at its share waits (see _shares).
---
 -- Batch jobs are claimed only when no request waits but kept ones, in the same order by counters of
 -- their own. The room of running batch jobs counts as free for requests: the worker gives them back.
 --
@@ -59,7 +58,7 @@ for i = first_adapter, #ARGV do room.has_slot[ARGV[i]] = true end
 local claim = {
   leases = leases, job_prefix = job_prefix, worker = worker, engine = engine, hinted = hinted,
   session_prefix = session_prefix, now = now, expiry = string.format('%.0f', now + lease_ms),
-  prompt_cost = prompt_cost, room = room, has_affinity = tonumber(patience) > 0, out = out
+  prompt_cost = prompt_cost, room = room, seen = {}, has_affinity = tonumber(patience) > 0, out = out
 }
 
 -- One command for keys that often are absent: published digests, sessions, and batch jobs.
@@ -70,7 +69,7 @@ if claim.has_affinity and has_extras and call('EXISTS', holders, hinted) > 0 the
     worker = worker, now = now, job_prefix = job_prefix, holders = holders, workers = workers,
     held_prefix = held_prefix, doorbell_prefix = doorbell_prefix, session_prefix = session_prefix,
     patience = tonumber(patience), longest_keep = tonumber(longest_keep),
-    prefill_us = tonumber(prefill_us), keeps_jobs = true, seen = {}, is_claiming = {}, of_class = {},
+    prefill_us = tonumber(prefill_us), keeps_jobs = true, seen = claim.seen, is_claiming = {}, of_class = {},
     holds_any = call('EXISTS', held_prefix .. worker, hinted) > 0, passed = 0, kept = 0, kept_ms = 0
   }
 end
@@ -78,15 +77,16 @@ end
 -- Claim from a lane. Return whether jobs are left in it, and whether these all are kept or wait for
 -- shares. `code` means that the engine has no room for its next job.
 local function claim_from(lane, code, may_keep)
-  -- The tenants before this index have only kept jobs, or wait for a slot or a share. Others overtake
-  -- those with kept jobs up to the ceiling.
-  local index, kept, slotless, ceiling, visits, lowest = 0, 0, 0, math.huge, 0, nil
+  -- Tenants before the index wait for slots or shares, or for kept jobs: others overtake up to the ceiling.
+  local index, kept, slotless, ceiling, visits = 0, 0, 0, math.huge, 0
+  local lowest, tenant, counter, other, is_only
   if only ~= '' then index = call('ZRANK', lane.active, only) or 0 end
   while room.jobs < room.most_jobs and visits < most_visits do
     visits = visits + 1
-    local tenant, counter, other = unpack(
-      call('ZRANGE', lane.active, index, index + 1, 'WITHSCORES'))
-    local is_only = index == 0 and not other
+    if index > 0 or not is_only then
+      tenant, counter, other = unpack(call('ZRANGE', lane.active, index, index + 1, 'WITHSCORES'))
+    end
+    is_only = index == 0 and not other
     if not tenant or slotless == most_slotless_tenants then
       return index > 0, index > 0 and slotless == 0
     end
