@@ -28,7 +28,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import islice, product
+from itertools import chain, islice, product
 from pathlib import Path
 from statistics import median
 from types import MappingProxyType
@@ -448,7 +448,10 @@ class _Run:
             for each, requests in enumerate(
                 _sessions(seed, factor / 5, scale=scale, number=number)
             ):
-                yield affinity.TENANTS[each % len(affinity.TENANTS)], islice(requests, turns)
+                # A gateway closes a connection on which nothing arrives for ten seconds.
+                first = (replace(one, pause_seconds=0.0) for one in islice(requests, 1))
+                rest = islice(requests, turns - 1)
+                yield affinity.TENANTS[each % len(affinity.TENANTS)], chain(first, rest)
 
         chats = affinity.Chats(
             begin=begin,

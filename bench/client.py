@@ -221,6 +221,8 @@ class _Connection(asyncio.Protocol):
         self._transports: list[asyncio.Transport] = []
         self._requests: Iterator[Request] = iter(lane.requests)
         self.answer: Answer | None = None
+        self._next: Request | None = None
+        """The request that is sent after a pause."""
         self._due = 0.0
         self._prefix = urlsplit(lane.url).path
         host = urlsplit(lane.url).netloc
@@ -236,7 +238,7 @@ class _Connection(asyncio.Protocol):
         self._transports.append(cast("asyncio.Transport", transport))
 
     def close(self) -> None:
-        self.answer = None
+        self.answer = self._next = None
         for transport in self._transports:
             transport.close()
 
@@ -246,7 +248,7 @@ class _Connection(asyncio.Protocol):
         self.send_next()
 
     def send_next(self) -> None:
-        request = next(self._requests, None)
+        self._next = request = next(self._requests, None)
         if request is None:
             self._end()
         elif self._lane.pace is None:
@@ -272,7 +274,7 @@ class _Connection(asyncio.Protocol):
         self._body = b""
         self._complete = False
         sent = time.perf_counter() if due is None else due
-        self.answer = Answer(request, self._lane.tenant, sent)
+        self.answer, self._next = Answer(request, self._lane.tenant, sent), None
         line = f"POST {self._prefix}{request.path} ".encode()
         transport.write(b"%b%b%d\r\n\r\n%b" % (line, self._head, len(body), body))
 
@@ -292,10 +294,13 @@ class _Connection(asyncio.Protocol):
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
-        if self.answer is not None:
-            self.answer.error = f"connection lost: {exc!r}"
-            self.answers.append(self.answer)
-            self.answer = None
+        lost = self.answer
+        if self._next is not None:
+            lost = Answer(self._next, self._lane.tenant, time.perf_counter())
+        if lost is not None:
+            lost.error = f"connection lost: {exc!r}"
+            self.answers.append(lost)
+            self.answer = self._next = None
         self._end()
 
     # Called by the parser.

@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
+from dataclasses import replace
 
 import pytest
 
@@ -73,3 +74,15 @@ async def test_a_load_that_does_not_end_says_how_much_of_it_is_left() -> None:
         lanes = [Lane(url, "", []), Lane(silent, "", [REQUEST])]
         with pytest.raises(TimeoutError, match=r"^1 of 2 connections .* within 0\.05 s$"):
             await complete(lanes, timeout_seconds=0.05)
+
+
+async def test_a_connection_that_is_closed_before_a_request_is_reported() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        url = "http://{}:{}".format(*server.sockets[0].getsockname())
+        answers = await complete(
+            [Lane(url, "", [replace(REQUEST, pause_seconds=60)])], timeout_seconds=10
+        )
+    assert [each.error for each in answers] == ["connection lost: None"]
