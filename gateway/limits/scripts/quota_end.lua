@@ -26,7 +26,7 @@ local window_prefix, running_prefix, account_prefix = unpack(ARGV, 1, 3)
 local first_key, first_argument, fields, RELEASED_MS, ENDED_MS = 2, 4, 9, 120000, 3600000
 local byte, ONE = string.byte, string.byte('1')
 local replies, ends, accounts, names_of, seen = {}, {}, {}, {}, {}
-local gone, gone_ids, marks, unknown = {}, {}, {}, {}
+local gone, gone_ids, marks, unknown, decoded = {}, {}, {}, {}, {}
 
 -- Reads come first, so that an error in one of the reservations changes nothing.
 for i = 1, #KEYS - first_key do
@@ -44,6 +44,8 @@ for i = 1, #KEYS - first_key do
     if created_ms and not seen[id] then gone[#gone + 1], gone_ids[#gone_ids + 1] = key, id end
     seen[id] = true
     if is_open then
+      -- Requests of one key have the same subjects.
+      decoded[request] = decoded[request] or cmsgpack.unpack(request)
       replies[i] = 1
       if taken or expired_at ~= '' then marks[#marks + 1] = {key, ENDED_MS} end
     elseif not is_settle then
@@ -55,7 +57,7 @@ for i = 1, #KEYS - first_key do
       id = id, is_settle = is_settle, requests = tonumber(requests), prompt = tonumber(prompt),
       completion = tonumber(completion), audio = tonumber(audio), cost = tonumber(cost),
       record = record, held = is_open and {read_amounts(amounts)},
-      request = is_open and cmsgpack.unpack(request)
+      request = is_open and decoded[request]
     }
   end
 end
