@@ -65,8 +65,8 @@ TOKENS = 600
 
 def classes_of(event: dict[str, Any]) -> list[str]:
     """Return the exactness classes after the first part of the fingerprint of an event."""
-    _, *classes = event["system_fingerprint"].split("-")
-    return classes
+    fingerprint: str = event["system_fingerprint"]
+    return fingerprint.split("-")[1:]
 
 
 @pytest.mark.long
