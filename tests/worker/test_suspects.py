@@ -19,7 +19,7 @@ DEADLY = 777
 
 
 class Watching(ScriptedEngine):
-    """Counts concurrent sequences without a token, by kind of job."""
+    """Counts concurrent suspects of which no sequence has a token."""
 
     def __init__(self, folder: Path, script: Script) -> None:
         super().__init__(folder, script)
@@ -42,8 +42,8 @@ class Watching(ScriptedEngine):
     async def step(self) -> EngineStep:
         await self.may_step.wait()
         step = await super().step()
-        for output in step.outputs:
-            self.fresh.pop(output.sequence_id, None)
+        begun = {self.fresh.get(output.sequence_id) for output in step.outputs}
+        self.fresh = {key: salt for key, salt in self.fresh.items() if salt not in begun}
         return step
 
     @override
