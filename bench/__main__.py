@@ -289,7 +289,7 @@ def main(
         rounds=options.rounds,
         quick=quick,
         seed=seed,
-        parts=parts,
+        parts=_chosen(peers.PARTS, parts),
         peers=peer_names,
         upstream_port=upstream_port,
         foreign=_foreign(url, key, limited_key, pids),
@@ -340,7 +340,7 @@ def main(
                 seed=seed,
                 before=before,
                 pause_factor=pause_factor,
-                parts=parts,
+                parts=_chosen(agents.PARTS, parts),
             ),
         )
         if gpu.NAME in names:
@@ -350,7 +350,7 @@ def main(
                 seed=seed,
                 model=model,
                 engine_arguments=engine_arguments,
-                parts=parts,
+                parts=_chosen(gpu.PARTS, parts),
             )
             with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
                 found.gpu.append(GpuMeasurement())
@@ -460,6 +460,11 @@ def _foreign(
     if not pids:
         raise click.UsageError("--url needs the --pid of the gateway's processes.")
     return peers.Foreign(url=url.rstrip("/"), key=key, limited_key=limited_key, pids=pids)
+
+
+def _chosen(parts: Sequence[str], named: Sequence[str]) -> list[str]:
+    """Return the named parts of a scenario; all of its parts if none of them is named."""
+    return [each for each in parts if each in named] or [*parts]
 
 
 def _checked_model(model: str) -> str:

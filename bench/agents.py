@@ -162,8 +162,8 @@ class Options:
     before: Path | None = None
     pause_factor: float = 1.0
     """What the published pauses between turns are multiplied by."""
-    parts: Sequence[str] = ()
-    """Empty for all."""
+    parts: Sequence[str]
+    """Of PARTS."""
 
     @property
     def sizes(self) -> Sequence[int]:
@@ -307,7 +307,7 @@ def measure(
     """Measure the parts; the results are added to `found`, also of a part that fails."""
     run = _Run(options, folder, found, progress)
     end = time.monotonic() + (_QUICK_SECONDS if options.quick else _MOST_SECONDS)
-    for name in [each for each in PARTS if each in options.parts] or PARTS:
+    for name in options.parts:
         if time.monotonic() > end:
             found.skipped.append(f"`{name}` is left out: the parts before it took too long.")
             continue

@@ -64,8 +64,8 @@ class Options:
     """A folder, one of the SHAPES, or DEMO; empty for the 8B shape on a GPU and DEMO on a CPU."""
     engine_arguments: Mapping[str, Any]
     """vLLM's arguments for all engines, in addition to those of the measurement."""
-    parts: Sequence[str] = ()
-    """Some of PARTS; all if empty or if there are none of them."""
+    parts: Sequence[str]
+    """Of PARTS."""
 
 
 @dataclass(slots=True)
@@ -115,7 +115,7 @@ def measure(
         "canary": lambda: found.canary.update(_measure_canary(options, deployment, folder)),
         "resumption": lambda: found.resumptions.extend(_measure_resumption(options, deployment)),
     }
-    for part in [each for each in PARTS if each in options.parts] or PARTS:
+    for part in options.parts:
         progress(f"{NAME}: {part}, {found.model} on {found.device}")
         try:
             work[part]()

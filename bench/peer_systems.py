@@ -14,12 +14,11 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Final
 
-from bench.client import Request
 from bench.credentials import limited
 from bench.litellm_proxy import running_without_database, start_redis
 from bench.postgres import Postgres
 from bench.processes import descendants
-from bench.scenarios import chat_message
+from bench.scenarios import make_request
 from bench.sluice import running_sluice
 from bench.starting import MODEL, REPOSITORY, Server, StartError, free_port, http_status, start
 from bench.systems import ENGINE_GROUP, Caller, Deployment, Route
@@ -392,13 +391,7 @@ def _wait_for(met: Callable[[], bool], failure: str, server: Server | None) -> N
 
 def _completes(url: str, caller: Caller) -> bool:
     """Return whether a gateway serves a chat of one token."""
-    sent = Request(
-        model=MODEL,
-        prompt="",
-        completion_tokens=1,
-        streamed=False,
-        messages=[chat_message("ready")],
-    )
+    sent = make_request("ready", 1, streamed=False)
     request = urllib.request.Request(  # noqa: S310 - our own servers
         f"{url}{sent.path}",
         sent.body(caller.fields),

@@ -19,7 +19,7 @@ from typing import Final
 import uvloop
 
 from bench import client
-from bench.client import Lane, Load, Pace, Request
+from bench.client import Lane, Load, Pace
 from bench.measure import MeasureError, Measurement, Progress, drive, measure_in_turns
 from bench.peer_systems import (
     PEERS,
@@ -32,7 +32,7 @@ from bench.peer_systems import (
 )
 from bench.postgres import Postgres, running_postgres
 from bench.processes import Meter, resident_mib
-from bench.scenarios import Scenario, chat_message
+from bench.scenarios import Scenario, make_request
 from bench.starting import MODEL, StartError
 from bench.systems import ENGINE_GROUP, Caller, Deployment, Engine, Route
 
@@ -105,8 +105,8 @@ class Options:
     rounds: int
     quick: bool
     seed: str
-    parts: Sequence[str] = ()
-    """Of PARTS; empty for all."""
+    parts: Sequence[str]
+    """Of PARTS."""
     peers: Sequence[str] = ()
     """Of PEERS; empty for all."""
     upstream_port: int | None = None
@@ -115,7 +115,7 @@ class Options:
 
     def wants(self, *parts: str) -> bool:
         """Return whether one of these parts is measured."""
-        return not self.parts or any(each in self.parts for each in parts)
+        return any(each in self.parts for each in parts)
 
     @property
     def idle_streams(self) -> int:
@@ -335,15 +335,8 @@ class _Run:
             self._progress(f"  {sentence}")
 
 
-def _chat(text: str, tokens: int, *, streamed: bool) -> Request:
-    messages = [chat_message(text)]
-    return Request(
-        model=MODEL, prompt="", completion_tokens=tokens, streamed=streamed, messages=messages
-    )
-
-
 def _check_quota(system: Route, caller: Caller) -> QuotaCheck:
-    request = _chat("quota", 1, streamed=False)
+    request = make_request("quota", 1, streamed=False)
     lane = Lane(system.url, caller.api_key, [request], fields=caller.fields)
     lanes = [lane] * _QUOTA_REQUESTS
     meter = Meter(system.groups(1))
@@ -382,7 +375,7 @@ class _IdleStreams:
 
 
 async def _with_idle_streams(system: Route, number: int) -> _IdleStreams:
-    request = _chat("memory", _IDLE_TOKENS, streamed=True)
+    request = make_request("memory", _IDLE_TOKENS, streamed=True)
     every = 1 / _IDLE_STREAMS_PER_SECOND
     load = Load(
         [

@@ -193,9 +193,19 @@ def prompts(seed: str, words: int) -> Iterator[str]:
         yield " ".join(rng.choices(_WORDS, k=words))
 
 
-def chat_message(text: str) -> bytes:
-    """Return the encoded message of a user."""
-    return json.dumps({"role": "user", "content": text}).encode()
+def make_request(
+    text: str, tokens: int, *, streamed: bool, chat: bool = True, temperature: float | None = None
+) -> Request:
+    """Return a chat of one message of a user, or a completion."""
+    message = json.dumps({"role": "user", "content": text}).encode()
+    return Request(
+        model=MODEL,
+        prompt="" if chat else text,
+        completion_tokens=tokens,
+        streamed=streamed,
+        temperature=temperature,
+        messages=[message] if chat else (),
+    )
 
 
 def lanes(scenario: Scenario, system: System, *, seed: str) -> list[Lane]:
@@ -207,13 +217,12 @@ def lanes(scenario: Scenario, system: System, *, seed: str) -> list[Lane]:
     for number in range(scenario.streams):
         tenant = f"tenant-{number % scenario.tenants + 1}"
         requests: Iterable[Request] = [
-            Request(
-                model=MODEL,
-                prompt="" if scenario.chat else text,
-                completion_tokens=scenario.completion_tokens,
+            make_request(
+                text,
+                scenario.completion_tokens,
                 streamed=scenario.streamed,
+                chat=scenario.chat,
                 temperature=scenario.temperature,
-                messages=[chat_message(text)] if scenario.chat else (),
             )
             for text in islice(texts, scenario.requests)
         ]

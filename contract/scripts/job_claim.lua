@@ -68,8 +68,8 @@ if claim.has_affinity and has_extras and call('EXISTS', holders, hinted) > 0 the
   affinity = {
     worker = worker, now = now, job_prefix = job_prefix, holders = holders, workers = workers,
     held_prefix = held_prefix, doorbell_prefix = doorbell_prefix, session_prefix = session_prefix,
-    patience = tonumber(patience), longest_keep = tonumber(longest_keep),
-    prefill_us = tonumber(prefill_us), keeps_jobs = true, seen = claim.seen, is_claiming = {}, of_class = {},
+    patience = tonumber(patience), longest_keep = tonumber(longest_keep), seen = claim.seen,
+    prefill_us = tonumber(prefill_us), keeps_jobs = true, is_claiming = {}, of_class = {},
     holds_any = call('EXISTS', held_prefix .. worker, hinted) > 0, passed = 0, kept = 0, kept_ms = 0
   }
 end
@@ -77,7 +77,7 @@ end
 -- Claim from a lane. Return whether jobs are left in it, and whether these all are kept or wait for
 -- shares. `code` means that the engine has no room for its next job.
 local function claim_from(lane, code, may_keep)
-  -- Tenants before the index wait for slots or shares, or for kept jobs: others overtake up to the ceiling.
+  -- Tenants before the index wait for slots, shares or kept jobs: others overtake up to the ceiling.
   local index, kept, slotless, ceiling, visits = 0, 0, 0, math.huge, 0
   local lowest, tenant, counter, other, is_only
   if only ~= '' then index = call('ZRANK', lane.active, only) or 0 end

@@ -509,7 +509,7 @@ OF_CLIENTS: Final[list[tuple[Endpoints, str, list[Any], set[str]]]] = [
         [of_anthropic.ThinkingConfigEnabledParam, of_anthropic.ThinkingConfigAdaptiveParam],
         set(),
     ),
-    # The model is only told of the budget.
+    # The budget is advisory: Anthropic's API shows it to the model, and it limits nothing.
     (MESSAGES, "output_config", [BetaOutputConfigParam], {"task_budget"}),
     (MESSAGES, "output_config.format", [of_anthropic.JSONOutputFormatParam], set()),
     (MESSAGES, "metadata", [of_anthropic.MetadataParam], set()),
