@@ -20,7 +20,7 @@ from sqlalchemy.exc import (
 )
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
-from sqlalchemy.pool import ConnectionPoolEntry
+from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
 from gateway.platform import store_telemetry
 from gateway.platform.store_errors import cause_of, lacks_permission
@@ -33,6 +33,8 @@ MOST_CONNECTIONS: Final = 2 * POOL_SIZE
 TIMEOUT_SECONDS: Final = 5.0
 """Timeout for taking a connection, for waiting for a lock, and for one statement."""
 POSTGRESQL_PORT: Final = 5432
+_LOOK_SECONDS: Final = 0.01
+"""Pause between two looks at open transactions when the database is closed."""
 
 _BEGIN = "sluice_begin"
 
@@ -115,7 +117,13 @@ class Database:
                 _ = await transaction.connection()
 
     async def aclose(self) -> None:
-        """Close all connections."""
+        """Close all connections, after the end of open transactions, or after `TIMEOUT_SECONDS`."""
+        # A cancelled task may leave the end of a transaction to another one. A connection that
+        # returns after the end of its pool would never be closed.
+        pool, deadline = self.engine.pool, time.monotonic() + TIMEOUT_SECONDS
+        assert isinstance(pool, QueuePool)  # noqa: S101 - both kinds of databases use it
+        while pool.checkedout() and time.monotonic() < deadline:
+            await asyncio.sleep(_LOOK_SECONDS)
         await self.engine.dispose()
 
 
