@@ -200,15 +200,11 @@ class _System:
         """Return the requests of one connection of a tenant."""
         return Lane(self.url, self.keys[tenant], requests, tenant, pace, self.others)
 
-    def counted(self, name: str) -> int:
-        """Return a counter of vLLM, summed over the engines."""
-        return self._sum(f"vllm:prefix_cache_{name}_total")
-
     def preempted(self) -> int:
         """Return how many sequences made room for other tenants."""
-        return self._sum("sluice_worker_preempted_sequences_total") if self.redis_port else 0
-
-    def _sum(self, name: str) -> int:
+        if not self.redis_port:
+            return 0
+        name = "sluice_worker_preempted_sequences_total"
         return round(sum(counter(each, name) for each in self.metrics))
 
 
@@ -332,7 +328,7 @@ def _running_vllm(
     deployment: Deployment, folder: Path, *, blocks: int, has_router: bool
 ) -> Iterator[Iterable[_System]]:
     flags = [f"--dtype={_DTYPE}", f"--block-size={_BLOCK_TOKENS}"]
-    flags.append(f"--num-gpu-blocks-override={blocks}")
+    flags += [f"--num-gpu-blocks-override={blocks}", "--enable-prompt-tokens-details"]
     # A connection is kept open while its user reads.
     environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "300"}
     environment |= _ONE_THREAD
@@ -374,7 +370,7 @@ def _in_turn_and_routed(
 async def _turns(system: _System, number: int, options: Options, chats: Chats | None) -> Turn:
     seed = f"{options.seed} {number}"
     await _run(list(_warm_up(system, seed)))
-    before = system.counted("queries"), system.counted("hits"), system.preempted()
+    preempted = system.preempted()
     lanes = _chats(system, seed)
     if chats is not None:
         own = chats.begin(seed)
@@ -385,10 +381,11 @@ async def _turns(system: _System, number: int, options: Options, chats: Chats | 
         system=system.name,
         round=number,
         requests=len(answers),
-        prompt_tokens=system.counted("queries") - before[0],
-        cached_tokens=system.counted("hits") - before[1],
+        # As the client is told. An engine also counts the tokens of preempted sequences again.
+        prompt_tokens=sum(each.prompt_tokens for each in answers),
+        cached_tokens=sum(each.cached_tokens for each in answers),
         ttft=quantiles(each.ttft_seconds for each in later),
-        preempted=system.preempted() - before[2],
+        preempted=system.preempted() - preempted,
     )
 
 
