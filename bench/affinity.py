@@ -218,7 +218,7 @@ def measure(
 ) -> None:
     """Run all rounds; the results are added to `found`. Raises MeasureError or StartError.
 
-    Other chats are not followed by waiting jobs of all tenants.
+    Other chats run on no workers without affinity, and no waiting jobs of all tenants follow them.
     """
     checkpoint = folder / "model"
     window = chats.window if chats else _MODEL["max_position_embeddings"]
@@ -232,10 +232,9 @@ def measure(
         checkpoint=checkpoint,
     )
     double = partial(_running_sluice, DOUBLE, deployment, workers=1, blocks=2 * blocks)
-    running = [
-        partial(_running_sluice, WITH, deployment, blocks=blocks),
-        partial(_running_sluice, WITHOUT, deployment, blocks=blocks, affinity="0"),
-    ]
+    running = [partial(_running_sluice, WITH, deployment, blocks=blocks)]
+    if chats is None:
+        running.append(partial(_running_sluice, WITHOUT, deployment, blocks=blocks, affinity="0"))
     if chats is not None or not options.quick:
         running.append(double)
     if not options.quick:
