@@ -497,13 +497,16 @@ class OwnedResponse:
         """Whether to write now.
 
         A changed status is written at once. Messages alone wait until they fill an entry, or until
-        UNWRITTEN_SECONDS pass.
+        UNWRITTEN_SECONDS pass. The first ones of a background response do not wait: only they tell
+        other gateways that it is no longer queued. Nobody asks for the status of a batch line.
         """
         has_only_messages = (
             self._written == len(self.entries) and self._written_status == self._status
         )
         if has_only_messages and now - self._written_at < UNWRITTEN_SECONDS:
-            return len(self._pending) >= MESSAGES_OF_ENTRY
+            has_status = self.head.is_background and not self.head.record.line
+            begins = has_status and not self.entries
+            return len(self._pending) >= (1 if begins else MESSAGES_OF_ENTRY)
         return self.needs_write
 
     def write_soon(self) -> None:

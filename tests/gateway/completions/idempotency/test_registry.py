@@ -20,7 +20,7 @@ from gateway.completions.idempotency.registry import (
     KeyedRequest,
 )
 from gateway.platform.redis_client import MeasuredConnection
-from gateway.records.errors import StoreUnavailableError
+from gateway.records.errors import StoreUnavailableError, queue_unavailable
 from tests.support.kinds import every_redis
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.redis_server import RedisServer
@@ -141,3 +141,27 @@ async def test_claim_that_redis_executes_after_its_timeout_frees_the_key(
         await tasks.finish(PATIENCE_SECONDS)
     assert await earlier.find(call, ASKED, "cmpl-2") is None, "the key stands for the next request"
     await executor.aclose()
+
+
+async def test_key_of_a_response_that_a_new_redis_may_lack_is_not_free(
+    registry: IdempotencyRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(idempotency, "ADMISSION_SECONDS", -1.0)
+    is_intact = False
+
+    async def find(*_: object, **__: object) -> None:
+        """Nothing is stored."""
+
+    async def require_intact() -> None:
+        if not is_intact:
+            raise queue_unavailable()
+
+    any_other: Any = None
+    responses: Any = SimpleNamespace(find=find, require_intact=require_intact)
+    earlier = EarlierResponses(registry, responses, any_other, any_other)
+    await registry.claim(ASKED, "cmpl-1")
+    with pytest.raises(StoreUnavailableError):
+        await earlier.find(any_other, ASKED, "cmpl-2")
+    assert (await registry.claim(ASKED, "cmpl-3")).request_id == "cmpl-1"
+    is_intact = True
+    assert await earlier.find(any_other, ASKED, "cmpl-4") is None

@@ -33,6 +33,7 @@ async def open_house(
     monkeypatch.setattr(reading, "REPEAT_SECONDS", 0.3)
     monkeypatch.setattr(settlement, "RECEIPT_PATIENCE_SECONDS", PATIENCE_SECONDS)
     monkeypatch.setattr(owned, "FOLLOWED_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(owned, "UNWRITTEN_SECONDS", 4 * JOURNAL_SECONDS)
     houses: list[House] = []
 
     async def open_one(name: str, *, journal_seconds: float = JOURNAL_SECONDS) -> House:

@@ -9,6 +9,7 @@ from redis.asyncio import Redis
 from contract import keys
 from contract.messages import JobStarted
 from contract.outcomes import FailureCode
+from gateway.completions.stored import owned
 from gateway.completions.stored import reader as reading
 from gateway.completions.stored.store import ResponseState
 from tests.gateway.completions.stored.conftest import OpenHouse
@@ -16,6 +17,7 @@ from tests.gateway.completions.stored.house import (
     TENANT,
     House,
     Reader,
+    begun,
     plain,
     settled_records,
     state_is,
@@ -23,6 +25,7 @@ from tests.gateway.completions.stored.house import (
 )
 from tests.gateway.conftest import eventually
 from tests.support.fake_worker import FakeWorker
+from tests.support.patience import PATIENCE_SECONDS
 
 
 async def test_reader_at_another_gateway_gets_what_the_first_one_gets(
@@ -206,6 +209,18 @@ async def test_request_without_storage_leaves_nothing_and_ends_when_abandoned(
 
     assert request.id in await settled_records(redis, 1)
     assert await first.responses.find(request.id, tenant_id=TENANT) is None
+
+
+async def test_first_token_of_a_background_response_changes_its_status(
+    first: House, second: House, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owned, "UNWRITTEN_SECONDS", 10 * PATIENCE_SECONDS)
+    request, _ = await begun(first, worker, is_background=True)
+
+    async def has_begun() -> bool:
+        return (await second.find(request.id)).has_begun
+
+    await eventually(has_begun, what="the status")
 
 
 async def test_discarded_response_is_dropped(
