@@ -4,7 +4,8 @@ One client sends the same hostile requests repeatedly from its own process, with
 while another tenant requests one token at a time. The output shows the other tenant's time to first
 token and its rejections. It also shows the memory of the gateway before the attack, at its peak and
 after the attack. Goals: p99 under 50 ms, no rejections, and memory back to within 20 %. Where the
-attack fills the engine, p99 may be two of its steps above that of the same tenant alone.
+attack fills the engine, p99 may be two of its steps above that of the same tenant alone. A step of
+vLLM is the mean time between two tokens of a sequence.
 """
 
 import asyncio
@@ -27,6 +28,7 @@ from urllib.parse import urlencode
 import click
 import httpx
 
+from bench.affinity import counter
 from bench.processes import resident_mib
 from bench.sluice import Sluice, running_sluice
 from bench.starting import MODEL
@@ -517,6 +519,24 @@ async def ask(url: str, key: str, *, seconds: float, look: Callable[[], None]) -
     return seen
 
 
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """The steps of vLLM's engines behind Sluice."""
+
+    _sluice: Sluice
+
+    def read(self) -> tuple[float, ...]:
+        """Return the seconds between tokens of one sequence, added up, and how many there were."""
+        *workers, _ = self._sluice.metrics_urls()
+        names = [f"vllm:inter_token_latency_seconds_{each}" for each in ("sum", "count")]
+        return tuple(sum(counter(url, name) for url in workers) for name in names)
+
+    def since(self, began: tuple[float, ...]) -> float:
+        """Return the mean length of a step since an earlier reading, in seconds."""
+        seconds, number = (now - then for now, then in zip(self.read(), began, strict=True))
+        return seconds / max(number, 1.0)
+
+
 def measure(system: System, attack_: Attack, *, seconds: float, after_seconds: float) -> bool:
     """Attack a system, print a table row, and return whether the goals were met."""
     name = attack_.name
@@ -525,6 +545,8 @@ def measure(system: System, attack_: Attack, *, seconds: float, after_seconds: f
     own = [system.key(f"{ATTACKER}-{number}") for number in range(attack_.tenants)]
     other = system.key(OTHER)
     most = 0.0
+    is_vllm = attack_.engine is Engine.VLLM
+    steps = _Steps(system) if is_vllm and isinstance(system, Sluice) else None
 
     def look() -> None:
         nonlocal most
@@ -540,7 +562,9 @@ def measure(system: System, attack_: Attack, *, seconds: float, after_seconds: f
     try:
         if not has_begun.wait(BEGIN_SECONDS):
             raise click.ClickException(f"the attack did not start: {name}")
+        began = steps.read() if steps else ()
         seen = asyncio.run(ask(url, other, seconds=seconds, look=look))
+        step_seconds = steps.since(began) if steps else attack_.deployment.step_seconds
     finally:
         process.kill()
         process.join()
@@ -549,10 +573,10 @@ def measure(system: System, attack_: Attack, *, seconds: float, after_seconds: f
     refused = sum(seen.refused.values())
     title = name if system.name == Sluice.name else f"{name}, {system.name}"
     click.echo(
-        f"| {title} | {alone.p99:.1f} | {seen.row()} | {refused} | {before:.0f} | {most:.0f} "
-        f"| {after:.0f} |"
+        f"| {title} | {alone.p99:.1f} | {1_000 * step_seconds:.0f} | {seen.row()} | {refused} "
+        f"| {before:.0f} | {most:.0f} | {after:.0f} |"
     )
-    goal = alone.p99 + 1_000 * GOAL_STEPS * STEP_SECONDS if attack_.fills else GOAL_MS
+    goal = alone.p99 + 1_000 * GOAL_STEPS * step_seconds if attack_.fills else GOAL_MS
     # NaN, if it saw no two first tokens, is no success.
     return seen.p99 < goal and not refused and after < before * GOAL_MEMORY
 
@@ -618,7 +642,10 @@ def main(
 ) -> None:
     """Attack a gateway with all attacks or with the named ones."""
     settings = {"SLUICE_UNPAID_REQUESTS_PER_MINUTE": "0"} if unlimited else {}
-    columns = ("alone p99", "p50 ms", "p99 ms", "most ms", "refused", "MiB before", "most", "after")
+    columns = (
+        *("alone p99", "step ms", "p50 ms", "p99 ms", "most ms", "refused"),
+        *("MiB before", "most", "after"),
+    )
     click.echo("\n".join(table(("attack", *columns), ())))
     missed = []
     for name in names or _BY_NAME:
