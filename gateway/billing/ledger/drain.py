@@ -23,6 +23,10 @@ _NUMBERS: Final = (
     *(f"free_{name}" for name in Counts._fields),
     *("cost_micros", "first_token_ms", "preemptions", "recomputed_tokens", "class_crossings"),
 )
+_TEXTS: Final = (
+    *("request_id", "tenant_id", "project_id", "credential_id", "model", "endpoint", "dialect"),
+    *("gateway", "code", "engine", "exactness_class"),
+)
 
 
 class UnusableRecordError(Exception):
@@ -31,24 +35,21 @@ class UnusableRecordError(Exception):
 
 def row_of(record: UsageRecord) -> dict[str, Any]:
     """Return the row's columns. Raises UnusableRecordError."""
-    row = {name: _storable(value) for name, value in msgspec.structs.asdict(record).items()}
+    row = msgspec.structs.asdict(record)
     created_ms, ended_ms = row.pop("created_ms"), row.pop("ended_ms")
     del row["line"]  # The ledger has its tier.
-    row["model"] = _storable(record.full_model)
+    row["model"] = record.full_model
     del row["adapter"], row["is_ranked"], row["job_seconds"]
+    for name in _TEXTS:
+        # PostgreSQL rejects the character NUL in text, but the record must still be stored.
+        if "\0" in (row[name] or ""):
+            row[name] = row[name].replace("\0", "\N{REPLACEMENT CHARACTER}")
     numbers = [row[name] for name in _NUMBERS]
     if not all(0 <= number <= MAX_INTEGER for number in numbers):
         raise UnusableRecordError("a count is negative or too large")
     if not (0 <= created_ms <= MAX_MS and 0 <= ended_ms <= MAX_MS):
         raise UnusableRecordError("a time is out of range")
     return row | {"created_at": to_time(created_ms), "ended_at": to_time(ended_ms)}
-
-
-def _storable(value: Any) -> Any:
-    # PostgreSQL rejects the character NUL in text, but the record must still be stored.
-    if type(value) is str and "\0" in value:
-        return value.replace("\0", "\N{REPLACEMENT CHARACTER}")
-    return value
 
 
 FIELD: Final = b"u"

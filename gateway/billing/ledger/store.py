@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import exists, func, insert, select
+from sqlalchemy import bindparam, exists, func, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -93,14 +93,25 @@ class LedgerStore:
             return {}
         months = {month_start(row["created_at"]) for row in rows.values()}
         await make_partitions(self._transaction, months)
-        dialect = self._transaction.get_bind().dialect.name
-        add = (postgresql.insert if dialect == "postgresql" else sqlite.insert)(_LEDGER)
-        added = await self._transaction.execute(
-            add.on_conflict_do_nothing().returning(_LEDGER.c.request_id, _LEDGER.c.created_at),
-            # Sorted, so that two transactions that insert the same rows wait for each other without
-            # deadlock.
-            [rows[request_id] for request_id in sorted(rows)],
-        )
+        # Sorted, so that two transactions that insert the same rows wait for each other without
+        # deadlock.
+        in_order = [rows[request_id] for request_id in sorted(rows)]
+        new = _LEDGER.c.request_id, _LEDGER.c.created_at
+        if self._transaction.get_bind().dialect.name == "postgresql":
+            # An array for each column: one parameter for each value would be 17,000.
+            names = list(in_order[0])
+            arrays = (
+                bindparam(
+                    name, [row[name] for row in in_order], postgresql.ARRAY(_LEDGER.c[name].type)
+                )
+                for name in names
+            )
+            source = select(*map(func.unnest, arrays))
+            add = postgresql.insert(_LEDGER).from_select(names, source)
+            added = await self._transaction.execute(add.on_conflict_do_nothing().returning(*new))
+        else:
+            each = sqlite.insert(_LEDGER).on_conflict_do_nothing().returning(*new)
+            added = await self._transaction.execute(each, in_order)
         return {row.request_id: row.created_at for row in added}
 
     async def _late(self, rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
