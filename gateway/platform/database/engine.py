@@ -120,9 +120,11 @@ class Database:
         """Close all connections, after the end of open transactions, or after `TIMEOUT_SECONDS`."""
         # A cancelled task may leave the end of a transaction to another one. A connection that
         # returns after the end of its pool would never be closed.
-        pool, deadline = self.engine.pool, time.monotonic() + TIMEOUT_SECONDS
+        pool = self.engine.pool
         assert isinstance(pool, QueuePool)  # noqa: S101 - both kinds of databases use it
-        while pool.checkedout() and time.monotonic() < deadline:
+        for _ in range(round(TIMEOUT_SECONDS / _LOOK_SECONDS)):
+            if not pool.checkedout():
+                break
             await asyncio.sleep(_LOOK_SECONDS)
         await self.engine.dispose()
 
