@@ -449,7 +449,10 @@ class _Run:
                 _sessions(seed, factor / 5, scale=scale, number=number)
             ):
                 # A gateway closes a connection on which nothing arrives for ten seconds.
-                first = (replace(one, pause_seconds=0.0) for one in islice(requests, 1))
+                first = (
+                    replace(one, pause_seconds=min(one.pause_seconds, 8.0))
+                    for one in islice(requests, 1)
+                )
                 rest = islice(requests, turns - 1)
                 yield affinity.TENANTS[each % len(affinity.TENANTS)], chain(first, rest)
 

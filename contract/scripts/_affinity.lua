@@ -10,9 +10,10 @@
 -- pretend that, and two workers may have served most of it. So the job is kept no longer than it may
 -- be passed over, unless the server holds its longest prefix, and this worker less than half of it.
 --
--- A job that has started is not kept for a prefix. If this worker has another exactness class than
--- the one that generated the job's last token, the job is kept, once, for any worker of that class that
--- claims jobs, for the time for which a job may be passed over.
+-- A job that has started is not kept for a prefix, unless it was returned to make room: its worker
+-- still holds all of it. If this worker has another exactness class than the one that generated the
+-- job's last token, the job is kept, once, for any worker of that class that claims jobs, for the time
+-- for which a job may be passed over.
 --
 -- `affinity` is the state of one claim:
 --   worker, now, job_prefix, holders, held_prefix, doorbell_prefix, workers, patience, longest_keep,
@@ -123,7 +124,8 @@ local function choose(affinity, queue, entries, room, may_keep)
     best, at, kept = best_of(affinity, entries, room)
     if not best then return nil, has_begun and begun_tenant or 1 end
   until not (best.exists and (has_begun and keep_begun(affinity, best)
-    or not has_begun and may_keep and kept < most_kept_jobs and keep(affinity, best)))
+    or (best.is_returned or not has_begun) and may_keep and kept < most_kept_jobs
+      and keep(affinity, best)))
   for i = 1, best.exists and at - 1 or 0, 2 do
     if note_passed(affinity, look_at(affinity, entries[i])) then
       affinity.passed = affinity.passed + 1

@@ -31,7 +31,7 @@ end
 
 -- Fields of a job that decide about its order, then those that only a lease reads.
 local order_fields = {'need_tokens', 'sequences', 'prompt_tokens', 'weight', 'affinity', 'tenant',
-  'passed_at', 'kept_for', 'kept_until'}
+  'passed_at', 'kept_for', 'kept_until', 'is_returned'}
 local lease_fields = {'payload', 'reported', 'adapter', 'share', 'attempt', unpack(order_fields)}
 
 -- Read of a waiting job what decides about its order, once in a claim; and what a lease reads, if it
@@ -41,12 +41,13 @@ local function look_at(affinity, id, is_likely)
   if job then return job end
   local key = affinity.job_prefix .. id
   local fields = call('HMGET', key, unpack(is_likely and lease_fields or order_fields))
-  local tokens, sequences, prompt, weight, records, tenant, passed_at, kept_for, kept_until =
-    unpack(fields, is_likely and 6 or 1)
+  local tokens, sequences, prompt, weight, records, tenant, passed_at, kept_for, kept_until,
+    is_returned = unpack(fields, is_likely and 6 or 1)
   job = {
     fields = is_likely and fields,
     key = key, exists = tokens, tokens = tonumber(tokens), sequences = tonumber(sequences),
     passed_at = passed_at, kept_for = kept_for, kept_until = tonumber(kept_until),
+    is_returned = is_returned == '1',
     prompt_tokens = tonumber(prompt), weight = tonumber(weight), score = 0, cached = 0
   }
   affinity.seen[id] = job

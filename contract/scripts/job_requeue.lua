@@ -23,9 +23,9 @@ call('ZREM', leases, id)
 -- The next attempt continues after what was received; tokens that the lost attempt counted beyond
 -- that are void.
 call('HSET', key, 'worker', '', 'need_tokens', need_tokens, 'payload', payload,
-  'completion', completion, 'prompt', prompt, 'cached', cached)
+  'completion', completion, 'prompt', prompt, 'cached', cached, 'is_returned', is_returned)
 if affinity ~= '' then call('HSET', key, 'affinity', affinity) end
--- It may be kept again, for its class.
+-- It may be kept again, for its class, or for its worker.
 call('HDEL', key, 'passed_at', 'kept_for', 'kept_until')
 -- The job may have been promoted since its gateway enqueued it.
 enter(lanes_at(3)(place), tenant, id, place, now_ms())

@@ -363,10 +363,15 @@ async def test_affinity_changes_no_order_of_tiers_and_of_started_jobs(
     await enqueue(queue, chat("new", 4), chat("match", 1))
     await enqueue(queue, chat("lazy", 1, service_tier=ServiceTier.FLEX))
     assert await claim_ids(queue, "w1", 9) == ["urgent", "started", "match", "new", "lazy"]
-    # A job that has started, or does not fit, makes none wait.
+    # A job that has started waits only for the worker that returned it to make room.
     await queue.hold("w2", added=digests(2), ttl_ms=TTL_MS)
     await queue.requeue(started, 2, is_returned=True)
+    assert await claim_ids(queue, "w1", prefill_us=500) == []
+    assert await claim_ids(queue, "w2", prefill_us=500) == ["started"]
+    await clock.advance(LEASE_MS)
+    await queue.requeue(started, 3)
     assert await claim_ids(queue, "w1", prefill_us=500) == ["started"]
+    # One that does not fit makes none wait.
     await enqueue(queue, chat("small", 3, tokens=100), chat("large", 1))
     assert await claim_ids(queue, "w1", tokens=150) == ["small"]
     # A revived job keeps its affinity.

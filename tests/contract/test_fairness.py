@@ -120,6 +120,8 @@ class Index:
     holders: dict[Prefix, str] = field(default_factory=dict)
     passed: dict[str, int] = field(default_factory=dict)
     kept: dict[str, tuple[str, int]] = field(default_factory=dict)
+    returned: set[str] = field(default_factory=set)
+    """Waiting jobs that their worker gave back."""
     announced: set[str] = field(default_factory=set)
     """Workers that claim jobs. Those that hold something do, too."""
     sessions: dict[tuple[str, int, str], str] = field(default_factory=dict)
@@ -258,7 +260,8 @@ class Index:
                 return None
             fitting = free[:1] + [each for each in free[1:] if each.need <= room]
             best = free[-1] if self.is_due(free[-1]) else max(fitting, key=self.score)
-            may_keep = best.is_fresh and best.lane is Lane.REQUESTS and waiting < MOST_KEPT
+            may_wait = best.is_fresh or best.job_id in self.returned
+            may_keep = may_wait and best.lane is Lane.REQUESTS and waiting < MOST_KEPT
             if may_keep and self.keep(best):
                 continue
             for each in alike[: alike.index(best)]:
@@ -274,6 +277,7 @@ class Index:
     def forget(self, job_id: str) -> None:
         self.passed.pop(job_id, None)
         self.kept.pop(job_id, None)
+        self.returned.discard(job_id)
 
 
 @dataclass
@@ -457,10 +461,12 @@ class Model:
         else:
             self.lanes[entry.lane].remove(entry)
 
-    def requeue(self, job_id: str) -> bool:
+    def requeue(self, job_id: str, *, is_returned: bool = False) -> bool:
         if self.running[job_id].is_cancelled:
             return False
         self.index.forget(job_id)
+        if is_returned:
+            self.index.returned.add(job_id)
         self.put(self.running.pop(job_id).entry)
         return True
 
@@ -620,7 +626,7 @@ class History:
         if report := self._report():
             entry, attempt = self.model.running[report.job_id].entry, report.attempt
             result = await self.queue.requeue(_job(entry), attempt, is_returned=True)
-            may = self.model.requeue(report.job_id)
+            may = self.model.requeue(report.job_id, is_returned=True)
             assert result is (RequeueResult.REQUEUED if may else RequeueResult.ENDED)
 
     async def revive(self) -> None:
