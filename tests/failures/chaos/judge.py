@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import sub
 from typing import Final
 
 from gateway.billing.ledger.store import LATE
@@ -205,18 +204,21 @@ def _unpaid(history: History, rows: Sequence[Row]) -> str:
 def _judge_row(history: History, rows: Sequence[Row], faults: Sequence[Fault]) -> list[str]:
     if not rows:
         return [] if _is_lost(history, faults) else ["it has no row in the ledger"]
-    prompt = sum(row["prompt_tokens"] for row in rows)
     completion = sum(row["completion_tokens"] for row in rows)
     if history.ending is Ending.COMPLETE:
         found = []
         outcomes = [row["outcome"] for row in rows]
         is_finished = Outcome.FINISHED in outcomes
         is_excused = not is_finished and _gateway_died_before_settlement(history, faults)
-        usage = history.transcript.usage
-        differences = () if usage is None else map(sub, (prompt, completion), usage.values())
-        # Without a settlement, the counts are those that Redis had, perhaps of earlier tokens.
-        if any(each > 0 or (each < 0 and not is_excused) for each in differences):
-            found.append(f"its rows count {prompt} and {completion} tokens, its client {usage}")
+        for kind, used in (history.transcript.usage or {}).items():
+            count = sum(row[kind] for row in rows)
+            # What a lost attempt has processed is free if no client received it, and runs again.
+            charged = count - sum(row[f"free_{kind}"] for row in rows)
+            # Without a settlement, the counts are those that Redis had, perhaps of earlier tokens.
+            if charged > used or (count < used and not is_excused):
+                found.append(
+                    f"its rows count {count} {kind} ({charged} charged), its client {used}"
+                )
         if not (is_finished or is_excused):
             found.append(f"its client has the whole response, its outcome is {outcomes}")
         return found

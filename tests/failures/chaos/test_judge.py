@@ -362,8 +362,13 @@ def complete() -> History:
             row(Outcome.CANCELLED, completion_tokens=1),
             row(request_id="cmpl-1.2", prompt_tokens=0, completion_tokens=2),
         ],
+        # An attempt that was lost before its first token is free.
+        [
+            row(Outcome.LOST, completion_tokens=0, free_prompt_tokens=2),
+            row(request_id="cmpl-1.2"),
+        ],
     ],
-    ids=["one", "continued"],
+    ids=["one", "continued", "free"],
 )
 def test_correct_rows_are_accepted(rows: list[dict[str, Any]]) -> None:
     assert judge_rows([complete()], rows) == []

@@ -266,6 +266,32 @@ async def test_response_settled_by_the_sweep_resumes_with_a_new_reservation(
     ]
 
 
+async def test_prompt_of_a_lost_request_that_received_nothing_is_paid_once(
+    first: House, second: House, worker: FakeWorker, redis: "Redis"
+) -> None:
+    """The engine has read it twice: the first time is free."""
+    request = await first.submit()
+    claim = await worker.claim_one()
+    await first.kill()
+    await worker.drop(claim)
+    await expire(redis, request.id)
+    assert await Sweep(redis).run() == 1
+
+    reader = Reader((await second.attach(request.id)).generation)
+    await worker.conclude(await worker.claim_one(), "a")
+    await reader.to_the_end()
+
+    await settled_records(redis, 2)
+    records = await all_records(redis)
+    paid = [each.prompt_tokens - each.free_prompt_tokens for each in records]
+    assert [counts_of(each) for each in records] == [
+        ("lost", 3, 0),
+        ("lost", 0, 0),
+        ("finished", 3, 1),
+    ]
+    assert paid == [0, 0, 3]
+
+
 async def test_response_whose_receipt_was_lost_is_charged_although_the_sweep_was_first(
     open_house: OpenHouse, worker: FakeWorker, redis: "Redis"
 ) -> None:
@@ -291,9 +317,13 @@ async def settlements(redis: "Redis") -> list[tuple[str, tuple[str, int, int]]]:
     """Return ids, outcomes and counts of all settlements. Of those of one request, the ledger has
     the first, and what a later one has more.
     """
+    return [(each.request_id, counts_of(each)) for each in await all_records(redis)]
+
+
+async def all_records(redis: "Redis") -> list[UsageRecord]:
+    """Return the records of all settlements, in order."""
     entries: Any = await redis.xrange(keys.usage(BUCKET))
-    records = [decode_usage(fields[b"u"]) for _, fields in entries]
-    return [(each.request_id, counts_of(each)) for each in records]
+    return [decode_usage(fields[b"u"]) for _, fields in entries]
 
 
 async def test_sweep_settles_only_the_unsettled_part_of_a_resumed_response(
