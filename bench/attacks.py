@@ -4,8 +4,7 @@ One client sends the same hostile requests repeatedly from its own process, with
 while another tenant requests one token at a time. The output shows the other tenant's time to first
 token and its rejections. It also shows the memory of the gateway before the attack, at its peak and
 after the attack. Goals: p99 under 50 ms, no rejections, and memory back to within 20 %. Where the
-attack fills the engine, p99 may be two of its steps above that of the same tenant alone. A step of
-vLLM is the mean time between two tokens of a sequence.
+attack fills the engine, p99 may be two of its steps above that of the same tenant alone.
 """
 
 import asyncio
@@ -519,22 +518,10 @@ async def ask(url: str, key: str, *, seconds: float, look: Callable[[], None]) -
     return seen
 
 
-@dataclass(frozen=True, slots=True)
-class _Steps:
-    """The steps of vLLM's engines behind Sluice."""
-
-    _sluice: Sluice
-
-    def read(self) -> tuple[float, ...]:
-        """Return the seconds between tokens of one sequence, added up, and how many there were."""
-        *workers, _ = self._sluice.metrics_urls()
-        names = [f"vllm:inter_token_latency_seconds_{each}" for each in ("sum", "count")]
-        return tuple(sum(counter(url, name) for url in workers) for name in names)
-
-    def since(self, began: tuple[float, ...]) -> float:
-        """Return the mean length of a step since an earlier reading, in seconds."""
-        seconds, number = (now - then for now, then in zip(self.read(), began, strict=True))
-        return seconds / max(number, 1.0)
+def _engine_steps(sluice: Sluice) -> float:
+    """Return how many steps all engines have made."""
+    *workers, _ = sluice.metrics_urls()
+    return sum(counter(url, "sluice_worker_engine_steps_total") for url in workers)
 
 
 def measure(system: System, attack_: Attack, *, seconds: float, after_seconds: float) -> bool:
@@ -545,8 +532,6 @@ def measure(system: System, attack_: Attack, *, seconds: float, after_seconds: f
     own = [system.key(f"{ATTACKER}-{number}") for number in range(attack_.tenants)]
     other = system.key(OTHER)
     most = 0.0
-    is_vllm = attack_.engine is Engine.VLLM
-    steps = _Steps(system) if is_vllm and isinstance(system, Sluice) else None
 
     def look() -> None:
         nonlocal most
@@ -562,9 +547,12 @@ def measure(system: System, attack_: Attack, *, seconds: float, after_seconds: f
     try:
         if not has_begun.wait(BEGIN_SECONDS):
             raise click.ClickException(f"the attack did not start: {name}")
-        began = steps.read() if steps else ()
+        step_seconds, steps = attack_.deployment.step_seconds, 0.0
+        if attack_.engine is Engine.VLLM and isinstance(system, Sluice):
+            steps = _engine_steps(system)
         seen = asyncio.run(ask(url, other, seconds=seconds, look=look))
-        step_seconds = steps.since(began) if steps else attack_.deployment.step_seconds
+        if steps and isinstance(system, Sluice):
+            step_seconds = seconds / max(_engine_steps(system) - steps, 1.0)
     finally:
         process.kill()
         process.join()
