@@ -507,7 +507,10 @@ async def ask(url: str, key: str, *, seconds: float, look: Callable[[], None]) -
         while time.monotonic() < end:
             began = time.perf_counter()
             async with client.stream("POST", _COMPLETIONS, json=body) as response:
-                async for _ in response.aiter_raw():
+                async for received in response.aiter_raw():
+                    # Not a keep-alive, which has only the beginning of an event.
+                    if b"\n\n" not in received:
+                        continue
                     if response.status_code == httpx.codes.OK:
                         seen.first_token_ms.append(1000 * (time.perf_counter() - began))
                     break
