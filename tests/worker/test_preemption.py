@@ -351,6 +351,19 @@ class SlowAgain(Stepwise):
         await super().submit(requests)
 
 
+async def test_large_jobs_leave_seats_to_the_jobs_that_are_claimed_with_them(
+    redis_server: RedisServer, gateway: Gateway
+) -> None:
+    groups = [make_job(tenant="large", n=4, max_tokens=ENDLESS) for _ in range(2)]
+    small = make_job(tenant="small", max_tokens=3)
+    await gateway.enqueue(*groups, small)
+    async with running_worker(redis_server, FOUR) as (_, engine, _):
+        await gateway.finished(small)
+        await until(partial(reached, engine, 4))
+        await gateway.read_until(lambda: all(gateway.token_ids(each) for each in groups))
+        assert not engine._waiting
+
+
 async def test_sequence_that_is_parked_while_it_returns_is_not_left_in_the_engine(
     redis_server: RedisServer, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:

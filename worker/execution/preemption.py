@@ -165,14 +165,19 @@ class Preemption:
     def make_room(self, started: Sequence[RunningJob]) -> None:
         """Give started jobs room: return batch jobs, youngest first, for the requests among them.
 
-        Sequences for which there is no room are parked, except one of each job.
+        Sequences for which there is no room are parked, except one of each job. No job takes the
+        seats of those that were claimed with it: a claim does not count all sequences of large
+        jobs.
         """
         requests = [each.seats for each in started if not each.is_preemptible]
         if requests and self._jobs.batch:
             excess = sum(requests) - sum(min(each, self._most_sequences) for each in requests)
             self._return_batch(-self._free_sequences() - excess, -self._free_tokens())
         free = self._free_sequences() + sum(each.seats for each in started)
+        least = {each: 1 if each.is_divisible else each.seats for each in started}
+        free -= sum(least.values())
         for generation in started:
+            free += least[generation]
             if generation.is_divisible:
                 generation.park(generation.seated[max(free, 1) :])
                 self._jobs.note_change()
