@@ -380,7 +380,7 @@ async def _turns(system: _System, number: int, options: Options, chats: Chats | 
         system=system.name,
         round=number,
         requests=len(answers),
-        # As the client is told. An engine also counts the tokens of preempted sequences again.
+        # From the usage of responses: an engine counts the prompt of a preempted sequence again.
         prompt_tokens=sum(each.prompt_tokens for each in answers),
         cached_tokens=sum(each.cached_tokens for each in answers),
         ttft=quantiles(each.ttft_seconds for each in later),

@@ -534,6 +534,7 @@ def measure(system: System, attack_: Attack, *, seconds: float, after_seconds: f
     (gateway,) = next(iter(system.groups(1).values()))
     own = [system.key(f"{ATTACKER}-{number}") for number in range(attack_.tenants)]
     other = system.key(OTHER)
+    counted = system if attack_.engine is Engine.VLLM and isinstance(system, Sluice) else None
     most = 0.0
 
     def look() -> None:
@@ -550,12 +551,11 @@ def measure(system: System, attack_: Attack, *, seconds: float, after_seconds: f
     try:
         if not has_begun.wait(BEGIN_SECONDS):
             raise click.ClickException(f"the attack did not start: {name}")
-        step_seconds, steps = attack_.deployment.step_seconds, 0.0
-        if attack_.engine is Engine.VLLM and isinstance(system, Sluice):
-            steps = _engine_steps(system)
+        began, steps = time.perf_counter(), _engine_steps(counted) if counted else 0.0
         seen = asyncio.run(ask(url, other, seconds=seconds, look=look))
-        if steps and isinstance(system, Sluice):
-            step_seconds = seconds / max(_engine_steps(system) - steps, 1.0)
+        step_seconds = attack_.deployment.step_seconds
+        if counted:
+            step_seconds = (time.perf_counter() - began) / max(_engine_steps(counted) - steps, 1.0)
     finally:
         process.kill()
         process.join()

@@ -10,8 +10,8 @@
 -- pretend that, and two workers may have served most of it. So the job is kept no longer than it may
 -- be passed over, unless the server holds its longest prefix, and this worker less than half of it.
 --
--- A job that has started is not kept for a prefix, unless it was returned to make room: its worker
--- still holds all of it. If this worker has another exactness class than the one that generated the
+-- A job that has started is not kept for a prefix, unless its worker returned it, as it does to make
+-- room: that worker still holds all of it. If this worker has another exactness class than the one that generated the
 -- job's last token, the job is kept, once, for any worker of that class that claims jobs, for the time
 -- for which a job may be passed over.
 --

@@ -23,9 +23,8 @@ _NUMBERS: Final = (
     *(f"free_{name}" for name in Counts._fields),
     *("cost_micros", "first_token_ms", "preemptions", "recomputed_tokens", "class_crossings"),
 )
-_TEXTS: Final = (
-    *("request_id", "tenant_id", "project_id", "credential_id", "model", "endpoint", "dialect"),
-    *("gateway", "code", "engine", "exactness_class"),
+_TEXTS: Final = tuple(
+    field.name for field in msgspec.structs.fields(UsageRecord) if field.type in (str, str | None)
 )
 
 
@@ -35,15 +34,14 @@ class UnusableRecordError(Exception):
 
 def row_of(record: UsageRecord) -> dict[str, Any]:
     """Return the row's columns. Raises UnusableRecordError."""
-    row = msgspec.structs.asdict(record)
-    created_ms, ended_ms = row.pop("created_ms"), row.pop("ended_ms")
-    del row["line"]  # The ledger has its tier.
-    row["model"] = record.full_model
-    del row["adapter"], row["is_ranked"], row["job_seconds"]
+    row = msgspec.structs.asdict(record) | {"model": record.full_model}
     for name in _TEXTS:
         # PostgreSQL rejects the character NUL in text, but the record must still be stored.
         if "\0" in (row[name] or ""):
             row[name] = row[name].replace("\0", "\N{REPLACEMENT CHARACTER}")
+    created_ms, ended_ms = row.pop("created_ms"), row.pop("ended_ms")
+    del row["line"]  # The ledger has its tier.
+    del row["adapter"], row["is_ranked"], row["job_seconds"]
     numbers = [row[name] for name in _NUMBERS]
     if not all(0 <= number <= MAX_INTEGER for number in numbers):
         raise UnusableRecordError("a count is negative or too large")

@@ -497,8 +497,8 @@ class OwnedResponse:
         """Whether to write now.
 
         A changed status is written at once. Messages alone wait until they fill an entry, or until
-        UNWRITTEN_SECONDS pass. The first ones of a background response do not wait: only they tell
-        other gateways that it is no longer queued. Nobody asks for the status of a batch line.
+        UNWRITTEN_SECONDS pass. The first ones of a background response do not wait: until they are
+        stored, its status is `queued`. No customer can read the status of a batch line.
         """
         has_only_messages = (
             self._written == len(self.entries) and self._written_status == self._status
