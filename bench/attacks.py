@@ -285,6 +285,13 @@ def _long_prompts() -> Iterator[bytes]:
     return itertools.cycle([json.dumps(body).encode() for body in bodies])
 
 
+def _cold_prompts() -> Iterator[bytes]:
+    """Yield prompts of which nothing is cached, each as if another tenant had sent it."""
+    for number in itertools.count(time.monotonic_ns()):
+        body = {"model": MODEL, "prompt": [5] * 1_900, "max_tokens": 1, "cache_salt": str(number)}
+        yield json.dumps(body).encode()
+
+
 LONG_TOKENS: Final = 60_000
 _LONG_TEXT: Final = "word " * LONG_TOKENS
 _PIECES: Final[list[str | int]] = ["a", 5]
@@ -446,6 +453,7 @@ ATTACKS: Final = (
     ),
     Attack("engine-alone", _nothing, engine=Engine.VLLM),
     Attack("engine-plain", posts(70, _same(prompt="a")), engine=Engine.VLLM),
+    Attack("engine-prompts", posts(32, _cold_prompts), engine=Engine.VLLM),
     Attack("engine-grammars", posts(70, _grammars), engine=Engine.VLLM),
     Attack("engine-masks", posts(70, _masks), engine=Engine.VLLM),
     Attack("engine-schemas", posts(64, _schemas), engine=Engine.VLLM),

@@ -35,6 +35,7 @@ _SENTINEL: Final = "redis.asyncio.sentinel:SentinelConnectionPool"
 _CYCLE: Final = "uvicorn.protocols.http.httptools_impl:RequestResponseCycle"
 _RESOURCES: Final = "vllm.v1.engine.core_client:BackgroundResources"
 _REQUEST: Final = "vllm.v1.request:Request"
+_SCHEDULER: Final = "vllm.v1.core.sched.scheduler:Scheduler"
 _BUDGET: Final = "vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder"
 READ: Final = {
     "asyncpg": ["asyncpg.connection:Connection._transport"],
@@ -61,7 +62,11 @@ READ: Final = {
     ],
     "vllm": [
         "vllm.sampling_params:SamplingParams._bad_words_token_ids",
-        *(f"vllm.v1.core.sched.scheduler:Scheduler.{name}" for name in ("current_step", "running")),
+        *(f"{_SCHEDULER}.{name}" for name in ("current_step", "running")),
+        *(f"{_SCHEDULER}.{name}" for name in ("kv_cache_manager", "max_num_scheduled_tokens")),
+        *(f"{_SCHEDULER}.{name}" for name in ("requests", "scheduler_config", "waiting")),
+        "vllm.config.scheduler:SchedulerConfig.long_prefill_token_threshold",
+        "vllm.v1.core.kv_cache_manager:KVCacheManager.get_computed_blocks",
         *(f"vllm.v1.engine.core_client:MPClient.{name}" for name in ("decoder", "resources")),
         "vllm.v1.engine.core_client:AsyncMPClient.outputs_queue",
         "vllm.v1.engine.core_client:MPClient.utility_results",
@@ -69,6 +74,8 @@ READ: Final = {
         f"{_RESOURCES}.validate_alive",
         *(f"{_REQUEST}.{name}" for name in ("append_output_token_ids", "is_prefill_chunk")),
         *(f"{_REQUEST}.{name}" for name in ("next_decode_eligible_step", "prefill_stats")),
+        *(f"{_REQUEST}.{name}" for name in ("arrival_time", "block_hashes", "session_id")),
+        *(f"{_REQUEST}.{name}" for name in ("num_computed_tokens", "num_tokens")),
         *(f"{_REQUEST}.{name}" for name in ("structured_output_request", "use_structured_output")),
         *(f"{_BUDGET}.{name}" for name in ("_state", "in_spec_mode", "think_start_token_ids")),
     ],

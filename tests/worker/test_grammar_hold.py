@@ -13,6 +13,7 @@ from worker.engine.vllm.grammar_hold import (
     GrammarHold,
     timed,
 )
+from worker.engine.vllm.prompt_turns import payer, tenant_of
 
 TOKENIZER = LLTokenizer((MODEL_FOLDER / "tokenizer.json").read_text())
 SLOW = 'start: (w " ")*\nw: ' + " | ".join(f"/[a-z]{{1,{n}}}x{n}/" for n in range(1, 101))
@@ -23,7 +24,7 @@ def sequence(tenant: str, seconds: float | None = None, *, priority: int = 0) ->
     if seconds is not None:
         grammar.mask_seconds = seconds
     return SimpleNamespace(
-        cache_salt=tenant,
+        session_id=payer(tenant, 1.0),
         priority=priority,
         is_prefill_chunk=False,
         use_structured_output=True,
@@ -114,7 +115,7 @@ def test_sequences_begin_gradually_but_begin_beside_any_others() -> None:
     most = MOST_MASK_SECONDS / FIRST_MASK_SECONDS
     assert 1 < len(steps.run()) <= most + 1
     steps = Steps([sequence("a", MOST_MASK_SECONDS) for _ in range(40)], [sequence("b")])
-    assert "b" in [each.cache_salt for each in steps.run()]
+    assert "b" in [tenant_of(each) for each in steps.run()]
 
 
 def test_masks_take_no_more_of_a_step_than_its_model() -> None:
@@ -130,7 +131,7 @@ def test_masks_take_no_more_of_a_step_than_its_model() -> None:
 def test_first_token_of_another_tenant_waits_for_no_mask_in_its_own_step() -> None:
     slow = [sequence("a", MOST_MASK_SECONDS / 4) for _ in range(8)]
     steps = Steps([*slow], [unconstrained("b")])
-    own = [each.cache_salt for each in steps.run()]
+    own = [tenant_of(each) for each in steps.run()]
     assert own == ["b"]
     # However many prompts follow, the grammars progress in every second step.
     for _ in range(4):
@@ -146,7 +147,7 @@ def test_first_token_of_another_tenant_waits_for_no_mask_in_its_own_step() -> No
 def test_waiting_sequence_of_a_tenant_begins_beside_many_of_another() -> None:
     steps = Steps([sequence("a", MOST_MASK_SECONDS)], [*(sequence("a") for _ in range(70))])
     steps.waiting.append(sequence("b"))
-    assert "b" in [each.cache_salt for each in steps.run()]
+    assert "b" in [tenant_of(each) for each in steps.run()]
 
 
 def test_time_of_a_mask_is_that_of_the_real_compiler() -> None:

@@ -87,6 +87,29 @@ async def test_first_token_waits_for_no_batch_job(engine: VllmEngine) -> None:
     await engine.abort([line.id])
 
 
+async def test_first_token_waits_for_no_prompts_of_another_tenant(engine: VllmEngine) -> None:
+    many = [
+        make_job(
+            prompt_token_ids=[3] * 900,
+            max_tokens=1,
+            sampling=GREEDY,
+            tenant="many",
+            cache_salt=f"a client's key {number}",
+        )
+        for number in range(30)
+    ]
+    jobs = [*many, make_job(max_tokens=1, sampling=GREEDY, tenant="other")]
+    requests = [generation_of(engine, job).requests() for job in jobs]
+    for each in requests:
+        await engine.submit(each)
+    ended, names = list[str](), {each.id for [each] in requests}
+    while len(ended) < len(jobs):
+        outputs = (await engine.step()).outputs
+        ended += [each.sequence_id for each in outputs if each.sequence_id in names]
+    [last] = requests[-1]
+    assert ended.index(last.id) < len(many) / 2
+
+
 async def interrupt(
     gateway: Gateway, lines: list[GenerationJob], *, requests: int
 ) -> set[tuple[int, int]]:

@@ -136,6 +136,9 @@ class EngineRequest:
     reads_prefix_cache: bool = True
     is_preemptible: bool = False
     """Whether sequences of other jobs go first."""
+    tenant: str = ""
+    weight: float = 1.0
+    """How many times as much of the engine the tenant gets as one of weight 1."""
     adapter: EngineAdapter | None = None
     """None runs the base model. All sequences of one job have the same adapter."""
     pooling: Pooling | None = None

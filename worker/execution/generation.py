@@ -214,6 +214,8 @@ class RunningJob:
                 may_shorten=job.may_shorten,
                 reads_prefix_cache=job.reads_prefix_cache,
                 is_preemptible=self.is_preemptible,
+                tenant=job.tenant,
+                weight=self.weight,
                 adapter=self.adapter,
             )
             for sequence in sequences
@@ -232,6 +234,8 @@ class RunningJob:
                 seed=0,
                 cache_salt=job.cache_salt,
                 is_preemptible=self.is_preemptible,
+                tenant=job.tenant,
+                weight=self.weight,
                 adapter=self.adapter,
                 pooling=pooling,
                 second_text=seconds[index] if seconds else None,

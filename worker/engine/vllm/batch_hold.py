@@ -5,7 +5,7 @@ burst, longer steps also keep the sequences busy that the next requests wait for
 is private, so this module fits one version of it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,24 +37,20 @@ class BatchHold:
             yield
             return
         self._held_steps += 1
-        # Scheduling begins by counting the step.
-        after_next = scheduler.current_step + 2
-        for each in scheduler.running:
-            if each.priority:
-                each.next_decode_eligible_step = max(each.next_decode_eligible_step, after_next)
+        leave_out(scheduler, [each for each in scheduler.running if each.priority])
         waiting = [each for each in scheduler.waiting if each.priority]
         scheduler.waiting.remove_requests(waiting)
         try:
             yield
         finally:
-            self._refused = _first_request(scheduler)
+            self._refused = first_request(scheduler)
             for each in waiting:
                 scheduler.waiting.add_request(each)
 
     def _must_hold(self, scheduler: Any) -> bool:
         if self._held_steps == MOST_HELD_STEPS:
             return False
-        first = _first_request(scheduler)
+        first = first_request(scheduler)
         if first is not None and first is not self._refused:
             return True
         requests = [each for each in scheduler.running if not each.priority]
@@ -65,7 +61,15 @@ class BatchHold:
         return first is None and len(requests) > most_requests
 
 
-def _first_request(scheduler: Any) -> Any:
+def leave_out(scheduler: Any, requests: Iterable[Any]) -> None:
+    """Leave requests that have begun out of the step that is scheduled next."""
+    # Scheduling begins by counting the step.
+    after_next = scheduler.current_step + 2
+    for each in requests:
+        each.next_decode_eligible_step = max(each.next_decode_eligible_step, after_next)
+
+
+def first_request(scheduler: Any) -> Any:
     """Return the request whose prompt begins next, unless only batch jobs wait."""
     first = scheduler.waiting.peek_request() if scheduler.waiting else None
     return None if first is None or first.priority else first

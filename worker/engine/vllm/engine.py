@@ -43,6 +43,7 @@ from worker.engine.vllm.parser_format import parser_format
 from worker.engine.vllm.parsers import VllmParsers
 from worker.engine.vllm.pooling import pooling_arguments, pooling_support
 from worker.engine.vllm.processes import EngineProcesses
+from worker.engine.vllm.prompt_turns import payer
 from worker.engine.vllm.prompts import (
     Prompts,
     clip_seconds,
@@ -419,6 +420,7 @@ class VllmEngine:
             supported_tasks=self._tasks,
             lora_request=None if request.adapter is None else self._lora_request(request.adapter),
             priority=int(request.is_preemptible),
+            session_id=payer(request.tenant, request.weight),
         )
 
     @contextmanager

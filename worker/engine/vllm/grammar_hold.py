@@ -10,6 +10,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from worker.engine.vllm.batch_hold import leave_out
+from worker.engine.vllm.prompt_turns import tenant_of
+
 Fill = Callable[[Any, Any, int], None]
 
 MOST_MASK_SECONDS = 0.010
@@ -31,8 +34,8 @@ class GrammarHold:
         self._began_at = 0.0
         """When the last step began."""
         self._seconds_left = 0.0
-        self._beginning = set[str | None]()
-        self._held = set[str | None]()
+        self._beginning = set[str]()
+        self._held = set[str]()
         """Tenants whose grammars the last step left out for another tenant's first token."""
 
     def begin_step(self, scheduler: Any) -> None:
@@ -55,26 +58,27 @@ class GrammarHold:
             if each.use_structured_output and not each.is_prefill_chunk
         ]
         prompts = {
-            each.cache_salt
+            tenant_of(each)
             for each in (scheduler.waiting if constrained else ())
             if not (each.use_structured_output or each.priority)
         }
         constrained.sort(key=lambda each: getattr(_grammar(each), "filled_at", 0.0))
-        turns = Counter[str | None]()
+        turns = Counter[str]()
 
         def turn(request: Any) -> tuple[int, int]:
-            turns[request.cache_salt] += 1
-            return request.priority, turns[request.cache_salt]
+            tenant = tenant_of(request)
+            turns[tenant] += 1
+            return request.priority, turns[tenant]
 
-        sequences = Counter(each.cache_salt for each in scheduler.running)
+        sequences = Counter(map(tenant_of, scheduler.running))
         least = min((sequences[each] for each in prompts), default=len(scheduler.running))
         holds = self._is_cpu and not self._held
         self._held = {each for each, number in sequences.items() if holds and number > least}
-        # Scheduling begins by counting the step.
-        after_next = scheduler.current_step + 2
-        for each in sorted(constrained, key=turn):
-            if each.cache_salt in self._held or not self._takes(each):
-                each.next_decode_eligible_step = max(each.next_decode_eligible_step, after_next)
+        ordered = sorted(constrained, key=turn)
+        leave_out(
+            scheduler,
+            [each for each in ordered if tenant_of(each) in self._held or not self._takes(each)],
+        )
 
     def may_begin(self, request: Any) -> bool:
         """Whether a sequence whose grammar is compiled may begin in the step being scheduled.
@@ -82,7 +86,7 @@ class GrammarHold:
         One of each tenant may, so that the sequences that run, or wait before it, do not keep it
         from beginning.
         """
-        tenant, beginning = request.cache_salt, self._beginning
+        tenant, beginning = tenant_of(request), self._beginning
         if tenant in self._held:
             return False
         is_first = tenant not in beginning and len(beginning) < MOST_BEGINNING

@@ -15,6 +15,7 @@ from contract.grammar import PARSER_LIMITS
 from worker.engine.vllm.batch_hold import prepare_batch_hold
 from worker.engine.vllm.exactness import prepare_exactness
 from worker.engine.vllm.grammar_hold import prepare_grammar_hold
+from worker.engine.vllm.prompt_turns import prepare_prompt_turns
 from worker.engine.vllm.resumption import prepare_resumption
 from worker.engine.vllm.thinking_budget import prepare_thinking_budget
 from worker.samplers.reported import REPORTED
@@ -34,6 +35,7 @@ def prepare() -> None:
     prepare_base_rows()
     prepare_waits()
     prepare_reported_rows()
+    prepare_prompt_turns()
     prepare_batch_hold()
     prepare_grammar_hold()
     prepare_exactness()

@@ -1,0 +1,205 @@
+"""Prompts of several tenants in vLLM's own scheduler, which computes nothing here."""
+
+from typing import Any
+
+import pytest
+
+from tests.worker.conftest import MODEL_FOLDER
+from worker.engine.vllm.prompt_turns import SEQUENCE_TOKENS, PromptTurns, payer
+
+STEP_TOKENS = 256
+BLOCK = 16
+
+
+class Steps:
+    """A scheduler of vLLM with chunked prefill, and what its steps process."""
+
+    def __init__(self, *, blocks: int = 1_000) -> None:
+        import torch
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.utils.hashing import sha256
+        from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+        from vllm.v1.core.sched.scheduler import Scheduler
+        from vllm.v1.kv_cache_interface import (
+            FullAttentionSpec,
+            KVCacheConfig,
+            KVCacheGroupSpec,
+        )
+        from vllm.v1.structured_output import StructuredOutputManager
+
+        config = EngineArgs(
+            model=str(MODEL_FOLDER),
+            max_num_batched_tokens=STEP_TOKENS,
+            max_num_seqs=16,
+            max_model_len=2_048,
+            enable_chunked_prefill=True,
+            scheduling_policy="priority",
+            async_scheduling=False,
+        ).create_engine_config()
+        config.cache_config.num_gpu_blocks = blocks
+        spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
+        self.scheduler: Any = Scheduler(
+            config,
+            KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)]),
+            StructuredOutputManager(config),
+            BLOCK,
+        )
+        init_none_hash(sha256)
+        self._hasher = get_request_block_hasher(BLOCK, sha256)
+        self._turns = PromptTurns()
+        self._prompts = 0
+
+    def add(
+        self, name: str, tokens: int, *, weight: float = 1.0, prompt: int = 0, priority: int = 0
+    ) -> None:
+        """Add a request of the tenant with whose letter its name begins."""
+        from vllm import SamplingParams
+        from vllm.v1.request import Request
+
+        self._prompts += 1
+        params = SamplingParams(max_tokens=1)
+        params.update_from_generation_config({}, 0)
+        request = Request(
+            name,
+            [prompt or self._prompts] * tokens,
+            params,
+            None,
+            priority=priority,
+            session_id=payer(name[0], weight),
+            block_hasher=self._hasher,
+        )
+        self._turns.arrive(self.scheduler, request)
+        self.scheduler.add_request(request)
+
+    def step(self) -> dict[str, int]:
+        """Return how many tokens of each request the next step processes."""
+        from vllm.v1.outputs import ModelRunnerOutput
+
+        with self._turns.of_next_step(self.scheduler):
+            output = self.scheduler.schedule()
+        taken: dict[str, int] = output.num_scheduled_tokens
+        names = [*taken]
+        sampled: list[list[int]] = [
+            [] if self.scheduler.requests[name].is_prefill_chunk else [7] for name in names
+        ]
+        result = ModelRunnerOutput(
+            names, {name: index for index, name in enumerate(names)}, sampled
+        )
+        self.scheduler.update_from_output(output, result)
+        return taken
+
+    def run(self, steps: int = 100) -> list[str]:
+        """Return the requests in the order in which their prompts were processed."""
+        before, order = {*self.scheduler.requests}, list[str]()
+        for _ in range(steps):
+            self.step()
+            left = {*self.scheduler.requests}
+            order += sorted(before - left)
+            before = left
+            if not left:
+                break
+        return order
+
+
+@pytest.fixture
+def steps() -> Steps:
+    return Steps()
+
+
+def test_prompts_of_a_tenant_with_many_wait_for_those_of_others(steps: Steps) -> None:
+    for number in range(20):
+        steps.add(f"a{number}", STEP_TOKENS)
+    steps.step()
+    steps.add("b", 100)
+    steps.add("c", 100)
+    assert {"b", "c"} <= steps.step().keys()
+
+
+def test_a_long_prompt_lets_a_step_process_a_short_one(steps: Steps) -> None:
+    steps.add("a", 6 * STEP_TOKENS)
+    assert steps.step() == {"a": STEP_TOKENS}
+    steps.add("b", 100)
+    cost = 100 + SEQUENCE_TOKENS
+    assert steps.step() == {"b": 100, "a": STEP_TOKENS - 1 - cost}
+    assert steps.step() == {"a": STEP_TOKENS}
+
+
+def test_a_long_prompt_waits_for_one_that_fills_more_than_half_a_step(steps: Steps) -> None:
+    steps.add("a", 6 * STEP_TOKENS)
+    steps.step()
+    steps.add("b", STEP_TOKENS - 10)
+    assert steps.step() == {"b": STEP_TOKENS - 10}
+
+
+def test_long_prompts_end_one_after_the_other(steps: Steps) -> None:
+    """None ends later than if tenants took turns, and most of them earlier."""
+    steps.add("a", 4 * STEP_TOKENS)
+    steps.step()
+    steps.add("b", 4 * STEP_TOKENS)
+    steps.add("c", STEP_TOKENS)
+    assert steps.run() == ["c", "a", "b"]
+
+
+def test_no_tenant_keeps_anothers_long_prompt_from_ending(steps: Steps) -> None:
+    steps.add("a", 5 * STEP_TOKENS)
+    steps.step()
+    sent = 0
+    while "a" in steps.scheduler.requests:
+        sent += 1
+        steps.add(f"b{sent}", STEP_TOKENS)
+        steps.step()
+    assert 4 <= sent <= 9, "they share the steps"
+
+
+def test_weights_decide_how_tenants_share(steps: Steps) -> None:
+    for number in range(12):
+        steps.add(f"a{number:02}", STEP_TOKENS, weight=3.0)
+        steps.add(f"b{number:02}", STEP_TOKENS)
+    first = steps.run()[:8]
+    assert len([each for each in first if each[0] == "a"]) in {6, 7}
+
+
+def test_what_is_cached_costs_no_turn(steps: Steps) -> None:
+    steps.add("a", 6 * BLOCK, prompt=900)
+    steps.run()
+    for number in range(3):
+        steps.add(f"b{number}", 6 * BLOCK, prompt=901)
+    steps.add("a1", 6 * BLOCK, prompt=900)
+    costs = {name: request.turn.cost for name, request in steps.scheduler.requests.items()}
+    first, other = SEQUENCE_TOKENS + 6 * BLOCK, SEQUENCE_TOKENS
+    assert costs == {"b0": first, "b1": other, "b2": other, "a1": SEQUENCE_TOKENS + BLOCK}
+
+
+def test_a_long_prompt_continues_if_the_others_cannot_begin() -> None:
+    steps = Steps(blocks=2 + 6 * STEP_TOKENS // BLOCK)
+    steps.add("a", 6 * STEP_TOKENS)
+    for _ in range(3):
+        steps.step()
+    steps.add("b", 4 * STEP_TOKENS)
+    assert steps.run(30) == ["a", "b"]
+
+
+def test_a_prompt_goes_before_the_long_ones_of_many_tenants(steps: Steps) -> None:
+    for tenant in "bcdefg":
+        steps.add(tenant, 2 * STEP_TOKENS)
+    for _ in range(5):
+        steps.step()
+    steps.add("a", 10)
+    assert "a" in steps.step(), "although two of them have ended"
+
+
+def test_prompts_that_were_processed_alone_do_not_count(steps: Steps) -> None:
+    for number in range(8):
+        steps.add(f"a{number}", STEP_TOKENS)
+        steps.step()
+    steps.add("b", 2 * STEP_TOKENS)
+    steps.add("a", STEP_TOKENS)
+    assert steps.run() == ["a", "b"]
+
+
+def test_requests_do_not_pay_for_batch_jobs_of_their_tenant(steps: Steps) -> None:
+    for number in range(8):
+        steps.add(f"a{number}", STEP_TOKENS, priority=1)
+    steps.add("b", STEP_TOKENS)
+    steps.add("a", STEP_TOKENS - 1)
+    assert steps.run()[:2] == ["a", "b"]
