@@ -5,7 +5,10 @@ from typing import Any
 import pytest
 
 from tests.worker.conftest import MODEL_FOLDER
-from worker.engine.vllm.prompt_turns import SEQUENCE_TOKENS, PromptTurns, payer
+from worker.engine.vllm import prompt_turns
+from worker.engine.vllm.prompt_turns import PromptTurns, payer
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Of libraries that vLLM loads.
 
 STEP_TOKENS = 256
 BLOCK = 16
@@ -101,8 +104,12 @@ class Steps:
         return order
 
 
+SHARED_TOKENS = 64
+
+
 @pytest.fixture
-def steps() -> Steps:
+def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
+    monkeypatch.setattr(prompt_turns, "SHARED_TOKENS", SHARED_TOKENS)
     return Steps()
 
 
@@ -119,9 +126,35 @@ def test_a_long_prompt_lets_a_step_process_a_short_one(steps: Steps) -> None:
     steps.add("a", 6 * STEP_TOKENS)
     assert steps.step() == {"a": STEP_TOKENS}
     steps.add("b", 100)
-    cost = 100 + SEQUENCE_TOKENS
-    assert steps.step() == {"b": 100, "a": STEP_TOKENS - 1 - cost}
+    assert steps.step() == {"b": 100, "a": STEP_TOKENS - 100}
     assert steps.step() == {"a": STEP_TOKENS}
+
+
+def test_a_step_with_a_short_prompt_has_little_of_long_ones_of_others(steps: Steps) -> None:
+    steps.add("a", 6 * STEP_TOKENS)
+    steps.step()
+    steps.add("b", 20)
+    assert steps.step() == {"b": 20, "a": SHARED_TOKENS}
+    for _ in steps.run():
+        pass
+    steps.add("a1", 2 * STEP_TOKENS)
+    steps.add("a2", 2 * STEP_TOKENS)
+    steps.step()
+    steps.add("b1", 20)
+    steps.add("a3", 20)
+    assert steps.step() == {"b1": 20, "a1": SHARED_TOKENS + 20}, "a3 has a later turn"
+
+
+def test_prompts_of_one_tenant_or_of_one_size_fill_the_steps(steps: Steps) -> None:
+    for number in range(3):
+        steps.add(f"a{number}", 20)
+    steps.add("a", 6 * STEP_TOKENS)
+    assert sum(steps.step().values()) == STEP_TOKENS
+    steps.run()
+    for number in range(6):
+        steps.add(f"a{number}", 40)
+        steps.add(f"b{number}", 40)
+    assert sum(steps.step().values()) > STEP_TOKENS - 40
 
 
 def test_a_long_prompt_waits_for_one_that_fills_more_than_half_a_step(steps: Steps) -> None:
@@ -159,15 +192,14 @@ def test_weights_decide_how_tenants_share(steps: Steps) -> None:
     assert len([each for each in first if each[0] == "a"]) in {6, 7}
 
 
-def test_what_is_cached_costs_no_turn(steps: Steps) -> None:
+def test_what_is_cached_does_not_count(steps: Steps) -> None:
     steps.add("a", 6 * BLOCK, prompt=900)
     steps.run()
     for number in range(3):
         steps.add(f"b{number}", 6 * BLOCK, prompt=901)
     steps.add("a1", 6 * BLOCK, prompt=900)
-    costs = {name: request.turn.cost for name, request in steps.scheduler.requests.items()}
-    first, other = SEQUENCE_TOKENS + 6 * BLOCK, SEQUENCE_TOKENS
-    assert costs == {"b0": first, "b1": other, "b2": other, "a1": SEQUENCE_TOKENS + BLOCK}
+    tokens = {name: request.turn.tokens for name, request in steps.scheduler.requests.items()}
+    assert tokens == {"b0": 6 * BLOCK, "b1": 1, "b2": 1, "a1": BLOCK}
 
 
 def test_a_long_prompt_continues_if_the_others_cannot_begin() -> None:

@@ -18,6 +18,9 @@ from worker.engine.vllm.batch_hold import first_request, leave_out
 
 SEQUENCE_TOKENS: Final = 16
 """What a sequence costs, in tokens, in addition to those of its prompt that are not cached."""
+SHARED_TOKENS: Final = 512
+"""What a step processes of longer prompts beside shorter ones of other tenants. On a GPU, so many
+tokens take little longer than the step without them."""
 _MOST_ENDS: Final = 1_024
 
 
@@ -33,9 +36,14 @@ def tenant_of(request: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    cost: float
-    """Tokens, with those of SEQUENCE_TOKENS."""
+    tokens: int
+    """Tokens of the prompt that are not cached."""
     weight: float
+
+    @property
+    def length(self) -> float:
+        """The virtual time that it takes."""
+        return (SEQUENCE_TOKENS + self.tokens) / self.weight
 
 
 @dataclass(slots=True)
@@ -82,63 +90,84 @@ class PromptTurns:
     def arrive(self, scheduler: Any, request: Any) -> None:
         """Give a new request its turn."""
         weight = float((request.session_id or "1").partition(" ")[0])
-        request.turn = turn = _Turn(self._cost(scheduler, request), weight)
+        request.turn = _Turn(self._tokens(scheduler, request), weight)
         clock, tenant = self._clocks[request.priority], tenant_of(request)
         clock.read(scheduler, request.priority)
         begin = max(clock.ends.get(tenant, 0.0), clock.now)
-        clock.ends[tenant] = request.arrival_time = begin + turn.cost / weight
+        clock.ends[tenant] = request.arrival_time = begin + request.turn.length
 
     @contextmanager
     def of_next_step(self, scheduler: Any) -> Iterator[None]:
-        """Let prompts that have begun wait for others in the step scheduled within this block.
+        """Let long prompts wait for others in the step that is scheduled within this block.
 
-        vLLM would continue them first. The first of them gets what the others leave of the step.
+        vLLM would continue those that have begun first. The first of them gets what prompts with
+        earlier turns leave of the step.
         """
         begun = [each for each in scheduler.running if each.is_prefill_chunk and not each.priority]
-        if not begun:
-            yield
-            return
-        begun.sort(key=lambda each: each.arrival_time)
+        begun.sort(key=_turn)
         first, refused = first_request(scheduler), self._refused
         self._refused = None
-        if first is None or first is refused or first.arrival_time >= begun[0].arrival_time:
+        if first is None or first is refused or (begun and _turn(first) >= _turn(begun[0])):
             leave_out(scheduler, begun[1:])
             yield
             return
-        end = begun[0].arrival_time
-        costs = [
-            each.turn.cost
-            for each in scheduler.waiting
-            if not each.priority and each.arrival_time < end
-        ]
-        left = int(scheduler.max_num_scheduled_tokens - len(scheduler.running) - sum(costs))
-        has_room = left >= max(costs)
-        leave_out(scheduler, begun[has_room:])
-        config = scheduler.scheduler_config
-        threshold = config.long_prefill_token_threshold
-        if has_room:
-            config.long_prefill_token_threshold = min(threshold or left, left)
+        most_of_step, config = scheduler.max_num_scheduled_tokens, scheduler.scheduler_config
+        threshold, decoding = config.long_prefill_token_threshold, len(scheduler.running)
+        decoding -= len(begun)
+        waiting = [each for each in scheduler.requests.values() if _is_waiting(each)]
+        most = self._most_tokens(first, [*begun, *waiting], most_of_step - decoding)
+        scheduler.max_num_scheduled_tokens = most + decoding
+        if begun:
+            earlier = [each.turn.tokens for each in waiting if _turn(each) < _turn(begun[0])]
+            left = most - sum(earlier)
+            has_room = left >= max(earlier, default=0)
+            leave_out(scheduler, begun[has_room:])
+            if has_room:
+                config.long_prefill_token_threshold = min(threshold or left, left)
         try:
             yield
         finally:
+            scheduler.max_num_scheduled_tokens = most_of_step
             config.long_prefill_token_threshold = threshold
-            self._refused = first if first is first_request(scheduler) else None
+            self._refused = first if begun and first is first_request(scheduler) else None
 
-    def _cost(self, scheduler: Any, request: Any) -> float:
-        """Return the tokens to process. A job's further sequences find the prompt in the cache."""
+    def _most_tokens(self, first: Any, prompts: list[Any], most: int) -> int:
+        """Return how many of the `most` tokens of prompts in a step it processes.
+
+        If a tenant's short prompt is first, the step has little of the long prompts of others.
+        """
+        is_shared = first.turn.tokens <= SHARED_TOKENS and any(
+            each.turn.tokens > SHARED_TOKENS and tenant_of(each) != tenant_of(first)
+            for each in prompts
+        )
+        short = [each.turn.tokens for each in prompts if each.turn.tokens <= SHARED_TOKENS]
+        return min(most, sum(short) + SHARED_TOKENS) if is_shared else most
+
+    def _tokens(self, scheduler: Any, request: Any) -> int:
+        """Return the tokens to process: one of a job's further sequences, which find the others."""
         hashes = request.block_hashes
         before, self._last_prompt = self._last_prompt, hashes[-1] if hashes else None
         if hashes and hashes[-1] == before:
-            return SEQUENCE_TOKENS
+            return 1
         _, cached, _ = scheduler.kv_cache_manager.get_computed_blocks(request)
-        return float(SEQUENCE_TOKENS + request.num_tokens - cached)
+        return int(request.num_tokens - cached)
+
+
+def _is_waiting(request: Any) -> bool:
+    return not (request.priority or request.num_computed_tokens)
+
+
+def _turn(request: Any) -> float:
+    return float(request.arrival_time)
 
 
 def _reached(request: Any) -> float:
     """Return the virtual time that a prompt has reached."""
-    turn, left = request.turn, request.num_tokens - request.num_computed_tokens
-    cost = left if request.is_prefill_chunk else turn.cost
-    return float(request.arrival_time - cost / turn.weight)
+    turn: _Turn = request.turn
+    if not request.is_prefill_chunk:
+        return _turn(request) - turn.length
+    left: int = request.num_tokens - request.num_computed_tokens
+    return _turn(request) - left / turn.weight
 
 
 def prepare_prompt_turns() -> None:
