@@ -458,7 +458,7 @@ class _Run:
 
         chats = affinity.Chats(
             begin=begin,
-            window=_PARENT[1] // scale + 2_048,
+            window=_PARENT[1] // scale + 4_096,
             blocks=350 if quick else 1_500,
             model=_SMALL_MODEL,
         )

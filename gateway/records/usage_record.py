@@ -150,7 +150,9 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
         earlier = self.counts
         if not any(earlier):
             return total
-        return Counts(*(max(all_ - before, 0) for all_, before in zip(total, earlier, strict=True)))
+        own = Counts(*(max(all_ - before, 0) for all_, before in zip(total, earlier, strict=True)))
+        # An engine that reads a settled prompt again may find more of it in its cache.
+        return own._replace(cached_tokens=min(own.cached_tokens, own.prompt_tokens))
 
     @property
     def counts(self) -> Counts:

@@ -170,8 +170,9 @@ class OwnedResponses:
             responses += self._ended.values()
             for response in responses:
                 response.doubt()
-        for response in responses:
-            response.end_if_abandoned()
+        if self.dispatcher.presence.is_steady:  # If not, follow notices could not arrive.
+            for response in responses:
+                response.end_if_abandoned(is_silent=True)
         read_bytes = self.dispatcher.reader.read_bytes
         trims = read_bytes - self._trimmed_bytes > TRIM_BYTES and now > self._trims_after
         await self._write([each for each in responses if trims or each.is_write_due(now)])
@@ -230,6 +231,8 @@ class OwnedResponse:
         self._unfinished = len(self.head.jobs)
         self._failure: JobFailed | None = None
         self._state = RUNNING
+        self._is_silent = False
+        """Whether it ended because its followers were silent, and not because clients left."""
         self._is_unanswered = False
         """Whether its client got an error without a failure of its jobs, and may have repeated the
         request: it resumes if a client asks for it."""
@@ -349,8 +352,12 @@ class OwnedResponse:
         self.end_if_abandoned()
         self._end_if_complete()
 
-    def end_if_abandoned(self) -> None:
-        """End the response if no client reads it, unless it runs in the background."""
+    def end_if_abandoned(self, *, is_silent: bool = False) -> None:
+        """End the response if no client reads it, unless it runs in the background.
+
+        If `is_silent`, its followers may have failed while their clients wait. Then the tenant does
+        not pay again for prompts that are read again.
+        """
         if self.has_consumer and not self._followers:
             return
         now = time.monotonic()
@@ -364,7 +371,7 @@ class OwnedResponse:
             or self._wanted_until > now
         )
         if not is_wanted and self._unfinished and self._failure is None:
-            self.end(Ending(Outcome.CANCELLED, is_temporary=True))
+            self.end(Ending(Outcome.CANCELLED, is_temporary=True), is_silent=is_silent)
 
     # -- end -------------------------------------------------------------------------------------
 
@@ -398,10 +405,11 @@ class OwnedResponse:
         """Settle a response that ends with an error, in the background."""
         self.end(Ending.of_error(error))
 
-    def end(self, ending: Ending) -> None:
+    def end(self, ending: Ending, *, is_silent: bool = False) -> None:
         """Settle a response that ends in any other way, in the background."""
         if not self.settlement.begin_end():
             return
+        self._is_silent = is_silent
         self._is_unanswered = ending.is_temporary and self._failure is None
         is_left = ending.outcome is Outcome.CANCELLED or self._is_unanswered
         if not is_left and self._state is not STOPPING:
@@ -437,6 +445,9 @@ class OwnedResponse:
     def _on_settled(self, record: UsageRecord) -> None:
         if self._state not in _OVER:
             settled = Counts.total([self._status.settled, record.counts])
+            if not self._is_silent:
+                # If a client resumes it, the engine reads the prompts again and the tenant pays.
+                settled = settled._replace(prompt_tokens=0, cached_tokens=0)
             self._status = self._status._replace(settled=settled)
             self._end(ResponseState.LEFT)
 

@@ -57,7 +57,7 @@ class ResponseStatus(NamedTuple):
     reservation: str
     """Id under which it is settled: its own, or a new one for each resume after a settlement."""
     settled: Counts
-    """Token counts that earlier reservations were settled with."""
+    """Token counts that earlier reservations were settled with, and that are not charged again."""
     handles: tuple[int, ...]
     """Handles of the jobs that the owner follows, or the former one until this one has written."""
 

@@ -189,7 +189,8 @@ class Takeovers:
         )
         owned.restore(history.received, unread=unread)
         self._owned.add(owned)
-        self._follow_jobs(owned, history, reads_again=not is_running)
+        reads_again = not (is_running or response.status.settled.prompt_tokens)
+        self._follow_jobs(owned, history, reads_again=reads_again)
         telemetry.RESPONSES_TAKEN_OVER.labels(response.state).inc()
         logger.info("this gateway took response %s over", head.request_id)
 
@@ -269,10 +270,7 @@ class Takeovers:
                 # keeps that record. A later reservation has another time, and would be a new row.
                 reservations.adopt(draft.tenant_id, draft.request_id)
         else:
-            # All clients had left; the engine reads the prompts again and the tenant pays for it,
-            # but not for audio.
-            left = status.settled._replace(prompt_tokens=0, cached_tokens=0)
-            settled = history.counts(head.record) if is_running else left
+            settled = history.counts(head.record) if is_running else status.settled
             if head.record.line:
                 settled = Counts()  # The sweep has recorded nothing.
             elif is_running and draft.request_id == head.request_id:

@@ -216,8 +216,10 @@ def _judge_row(history: History, rows: Sequence[Row], faults: Sequence[Fault]) -
             charged = count - sum(row[f"free_{kind}"] for row in rows)
             # Without a settlement, the counts are those that Redis had, perhaps of earlier tokens.
             if charged > used or (count < used and not is_excused):
+                parts = [f"{e['request_id']} {e['outcome']} {e[kind]}" for e in rows]
                 found.append(
-                    f"its rows count {count} {kind} ({charged} charged), its client {used}"
+                    f"its rows count {count} {kind} ({charged} charged: {', '.join(parts)}), its "
+                    f"client {used}"
                 )
         if not (is_finished or is_excused):
             found.append(f"its client has the whole response, its outcome is {outcomes}")

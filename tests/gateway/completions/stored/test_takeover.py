@@ -14,7 +14,7 @@ from common.tasks import end_task
 from contract import keys
 from contract.affinity import class_affinity
 from contract.messages import JobStarted
-from contract.outcomes import FailureCode
+from contract.outcomes import FailureCode, FinishReason
 from contract.queue import JobClaim
 from gateway.completions.queue import lost_jobs
 from gateway.completions.settlement import Ending
@@ -317,10 +317,10 @@ async def test_response_just_taken_over_waits_for_its_reader(
     assert stored is not None
 
     assert await second.responses._takeovers.keep_running(stored) == "gw2"
-    owned = second.responses._owned.by_id[request.id]
-    owned.end_if_abandoned()
+    taken = second.responses._owned.by_id[request.id]
+    taken.end_if_abandoned()
 
-    assert not owned.settlement.has_ended
+    assert not taken.settlement.has_ended
 
 
 # -- abandoned responses --------------------------------------------------------------------------
@@ -361,6 +361,61 @@ async def test_abandoned_response_resumes_and_charges_every_token_once(
         ("finished", 3, 1),
     ]
     await attachment.aclose()
+
+
+async def test_response_whose_followers_died_resumes_without_a_second_prompt(
+    first: House, second: House, worker: FakeWorker, redis: "Redis"
+) -> None:
+    request, claim = await begun(first, worker, "a", "b")
+    attachment = await second.attach(request.id)
+    await Reader(attachment.generation).until_text("ab")
+    response = first.responses._owned.by_id[request.id]
+    await eventually(lambda: response._followers, what="Follow")
+    response.leave()
+    await second.kill()
+    response._followers = dict.fromkeys(response._followers, 0.0)
+    control = keys.control("m", worker.name)
+    await eventually(lambda: redis.llen(control), what="the cancellation being sent")
+    await worker.drop(claim, tokens=2, cached=1)
+    await state_is(first, request.id, ResponseState.LEFT)
+
+    again = await first.attach(request.id)
+    reader = await Reader(again.generation).until_text("ab")
+    claim = await worker.claim_one()
+    await worker.say(claim, "c", finish=FinishReason.STOP)
+    # This engine has all of the prompt in its cache.
+    await worker.finish(claim, cached=3)
+    await reader.to_the_end()
+
+    assert await settled(redis, request.id, f"{request.id}.2") == [
+        ("cancelled", 3, 2),
+        ("finished", 0, 1),
+    ]
+    records = (await usage_records(redis)).values()
+    assert {each.cached_tokens for each in records} == {0, 1}
+    await again.aclose()
+
+
+async def test_silence_of_followers_ends_no_response_while_redis_is_unsteady(
+    first: House, second: House, worker: FakeWorker
+) -> None:
+    request = await first.submit()
+    await worker.claim_one()
+    await first.kill()
+    stored = await second.responses.store.read(request.id)
+    assert stored is not None
+    await second.responses._takeovers.keep_running(stored)
+    others, presence = second.responses._owned, second.dispatcher.presence
+    taken = others.by_id[request.id]
+    presence._resume_after_seconds = 60.0
+    presence.note_outage()
+    taken._wanted_until = 0.0
+
+    await others.check()
+    assert not taken.settlement.has_ended
+    presence._resume_after_seconds = 0.0
+    await others.check()
+    assert taken.settlement.has_ended
 
 
 async def test_abandoned_response_refused_by_limits_can_resume_later(
