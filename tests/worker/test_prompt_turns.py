@@ -11,13 +11,14 @@ from worker.engine.vllm.prompt_turns import PromptTurns, payer
 pytestmark = pytest.mark.filterwarnings("ignore")  # Of libraries that vLLM loads.
 
 STEP_TOKENS = 256
+LONGEST = 2_048
 BLOCK = 16
 
 
 class Steps:
     """A scheduler of vLLM with chunked prefill, and what its steps process."""
 
-    def __init__(self, *, blocks: int = 1_000) -> None:
+    def __init__(self, *, blocks: int = 1_000, is_chunked: bool = True) -> None:
         import torch
         from vllm.engine.arg_utils import EngineArgs
         from vllm.utils.hashing import sha256
@@ -32,10 +33,10 @@ class Steps:
 
         config = EngineArgs(
             model=str(MODEL_FOLDER),
-            max_num_batched_tokens=STEP_TOKENS,
+            max_num_batched_tokens=STEP_TOKENS if is_chunked else LONGEST,
             max_num_seqs=16,
-            max_model_len=2_048,
-            enable_chunked_prefill=True,
+            max_model_len=LONGEST,
+            enable_chunked_prefill=is_chunked,
             scheduling_policy="priority",
             async_scheduling=False,
         ).create_engine_config()
@@ -235,3 +236,14 @@ def test_requests_do_not_pay_for_batch_jobs_of_their_tenant(steps: Steps) -> Non
     steps.add("b", STEP_TOKENS)
     steps.add("a", STEP_TOKENS - 1)
     assert steps.run()[:2] == ["a", "b"]
+
+
+def test_a_prompt_begins_that_has_lost_its_cached_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_turns, "SHARED_TOKENS", SHARED_TOKENS)
+    steps = Steps(is_chunked=False)
+    steps.add("b", 20 * BLOCK, prompt=900)
+    steps.run()
+    steps.add("b1", 20 * BLOCK, prompt=900)
+    steps.scheduler.reset_prefix_cache()
+    steps.add("a", LONGEST // 2)
+    assert steps.run(5) == ["b1", "a"]

@@ -57,9 +57,12 @@ class GrammarHold:
             for each in scheduler.running
             if each.use_structured_output and not each.is_prefill_chunk
         ]
+        if not constrained:
+            self._held = set()
+            return
         prompts = {
             tenant_of(each)
-            for each in (scheduler.waiting if constrained else ())
+            for each in scheduler.waiting
             if not (each.use_structured_output or each.priority)
         }
         constrained.sort(key=lambda each: getattr(_grammar(each), "filled_at", 0.0))

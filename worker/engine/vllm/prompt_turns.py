@@ -84,8 +84,8 @@ class PromptTurns:
         self._last_prompt: Any = None
         """The hash of the last prompt that arrived."""
         self._refused: Any = None
-        """The request that did not begin in a step that left out prompts for it, for lack of
-        memory or of its grammar."""
+        """The first request, if it did not begin in the last step, for lack of memory or of its
+        grammar, or because it has lost its cached part. The next step is vLLM's own."""
 
     def arrive(self, scheduler: Any, request: Any) -> None:
         """Give a new request its turn."""
@@ -129,7 +129,7 @@ class PromptTurns:
         finally:
             scheduler.max_num_scheduled_tokens = most_of_step
             config.long_prefill_token_threshold = threshold
-            self._refused = first if begun and first is first_request(scheduler) else None
+            self._refused = first if first is first_request(scheduler) else None
 
     def _most_tokens(self, first: Any, prompts: list[Any], most: int) -> int:
         """Return how many of the `most` tokens of prompts in a step it processes.
