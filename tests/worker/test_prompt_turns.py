@@ -246,4 +246,4 @@ def test_a_prompt_begins_that_has_lost_its_cached_part(monkeypatch: pytest.Monke
     steps.add("b1", 20 * BLOCK, prompt=900)
     steps.scheduler.reset_prefix_cache()
     steps.add("a", LONGEST // 2)
-    assert steps.run(5) == ["b1", "a"]
+    assert {*steps.run(2)} == {"a", "b1"}
