@@ -361,7 +361,7 @@ async def test_large_jobs_leave_seats_to_the_jobs_that_are_claimed_with_them(
         await gateway.finished(small)
         await until(partial(reached, engine, 4))
         await gateway.read_until(lambda: all(gateway.token_ids(each) for each in groups))
-        assert not engine._waiting
+        await until(lambda: not engine._waiting)
 
 
 async def test_sequence_that_is_parked_while_it_returns_is_not_left_in_the_engine(
