@@ -11,9 +11,9 @@
 -- be passed over, unless the server holds its longest prefix, and this worker less than half of it.
 --
 -- A job that has started is not kept for a prefix, unless its worker returned it, as it does to make
--- room: that worker still holds all of it. If this worker has another exactness class than the one that generated the
--- job's last token, the job is kept, once, for any worker of that class that claims jobs, for the time
--- for which a job may be passed over.
+-- room: that worker still holds all of it. If this worker has another exactness class than the one
+-- that generated the job's last token, the job is kept, once, for any worker of that class that
+-- claims jobs, for the time for which a job may be passed over.
 --
 -- `affinity` is the state of one claim:
 --   worker, now, job_prefix, holders, held_prefix, doorbell_prefix, workers, patience, longest_keep,

@@ -20,6 +20,7 @@ from gateway.completions.queue import lost_jobs
 from gateway.completions.settlement import Ending
 from gateway.completions.stored import history, service
 from gateway.completions.stored.history import frame_messages
+from gateway.completions.stored.owned import OwnedResponse
 from gateway.completions.stored.store import ResponseState
 from gateway.limits.store import QuotaStore
 from gateway.platform.redis_client import MeasuredConnection
@@ -307,17 +308,21 @@ async def test_unaware_former_owner_neither_settles_nor_cancels(
     assert await settled(redis, request.id) == [("finished", 3, 2)]
 
 
-async def test_response_just_taken_over_waits_for_its_reader(
-    first: House, second: House, worker: FakeWorker
-) -> None:
+async def taken_over(first: House, second: House, worker: FakeWorker) -> OwnedResponse:
+    """Start a response at a gateway that dies; return it as the other one owns it, unread."""
     request = await first.submit()
     await worker.claim_one()
     await first.kill()
     stored = await second.responses.store.read(request.id)
     assert stored is not None
-
     assert await second.responses._takeovers.keep_running(stored) == "gw2"
-    taken = second.responses._owned.by_id[request.id]
+    return second.responses._owned.by_id[request.id]
+
+
+async def test_response_just_taken_over_waits_for_its_reader(
+    first: House, second: House, worker: FakeWorker
+) -> None:
+    taken = await taken_over(first, second, worker)
     taken.end_if_abandoned()
 
     assert not taken.settlement.has_ended
@@ -399,14 +404,8 @@ async def test_response_whose_followers_died_resumes_without_a_second_prompt(
 async def test_silence_of_followers_ends_no_response_while_redis_is_unsteady(
     first: House, second: House, worker: FakeWorker
 ) -> None:
-    request = await first.submit()
-    await worker.claim_one()
-    await first.kill()
-    stored = await second.responses.store.read(request.id)
-    assert stored is not None
-    await second.responses._takeovers.keep_running(stored)
+    taken = await taken_over(first, second, worker)
     others, presence = second.responses._owned, second.dispatcher.presence
-    taken = others.by_id[request.id]
     presence._resume_after_seconds = 60.0
     presence.note_outage()
     taken._wanted_until = 0.0
