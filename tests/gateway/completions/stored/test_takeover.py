@@ -372,6 +372,7 @@ async def test_response_whose_followers_died_resumes_without_a_second_prompt(
     first: House, second: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
     request, claim = await begun(first, worker, "a", "b")
+    await worker.send("gw1", started=[JobStarted(claim.job.handle, 1, 3, 1, "class")])
     attachment = await second.attach(request.id)
     await Reader(attachment.generation).until_text("ab")
     response = first.responses._owned.by_id[request.id]
@@ -387,6 +388,9 @@ async def test_response_whose_followers_died_resumes_without_a_second_prompt(
     again = await first.attach(request.id)
     reader = await Reader(again.generation).until_text("ab")
     claim = await worker.claim_one()
+    resumption = claim.job.resumption
+    assert resumption is not None
+    assert (resumption.prompt_tokens, resumption.cached_tokens) == (3, 1)
     await worker.say(claim, "c", finish=FinishReason.STOP)
     # This engine has all of the prompt in its cache.
     await worker.finish(claim, cached=3)
