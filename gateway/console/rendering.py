@@ -40,6 +40,7 @@ _PLACEHOLDER: Final = re.compile(r"\{\w+\}")
 _environment: Final = Environment(
     loader=PackageLoader("gateway.console", "html"),
     autoescape=True,
+    extensions=["jinja2.ext.do"],
     undefined=StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,

@@ -1,7 +1,11 @@
 """Tables and forms as data: a page lists its columns and fields, and one template shows them."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
+
+_AMOUNTS: Final = re.compile("money|price|budget")
+"""Kinds of columns whose cells are numbers to the eye."""
 
 
 class Cell(NamedTuple):
@@ -46,6 +50,16 @@ class Column(NamedTuple):
     """`num`, `money` or `price` (micro-dollars; a price exactly), `budget` (the spent and
     the allowed amount), `time`, `below` (a long text on a line of its own), or classes of the
     cells such as mono or wide."""
+
+    @property
+    def classes(self) -> str:
+        """The classes of its cells."""
+        return _AMOUNTS.sub("num", self.kind)
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether phones show it below its row."""
+        return "wide" in self.kind
 
 
 class Table(NamedTuple):
