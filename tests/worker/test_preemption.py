@@ -415,9 +415,6 @@ async def test_an_interrupted_wait_keeps_its_ring(redis: Redis) -> None:
 class Waiting(list[Any]):
     """The part of vLLM's queue that a hold uses."""
 
-    def peek_request(self) -> Any:
-        return self[0]
-
     def remove_requests(self, some: list[Any]) -> None:
         self[:] = [each for each in self if each not in some]
 
@@ -425,9 +422,12 @@ class Waiting(list[Any]):
 
 
 def test_batch_progresses_though_it_is_left_out_for_requests() -> None:
-    def sequence(priority: int, *, is_prompt: bool = False) -> Any:
+    def sequence(priority: int, *, is_prompt: bool = False, constraint: Any = None) -> Any:
         return SimpleNamespace(
-            priority=priority, is_prefill_chunk=is_prompt, next_decode_eligible_step=0
+            priority=priority,
+            is_prefill_chunk=is_prompt,
+            next_decode_eligible_step=0,
+            structured_output_request=constraint,
         )
 
     hold, batch, decoding = BatchHold(), sequence(1), sequence(0)
@@ -449,6 +449,8 @@ def test_batch_progresses_though_it_is_left_out_for_requests() -> None:
 
     scheduler.waiting[:] = [sequence(1)]
     assert step(), "no request has a prompt"
+    scheduler.waiting[:] = [sequence(0, constraint=SimpleNamespace(grammar=None)), sequence(1)]
+    assert step(), "the request's grammar is being compiled"
     held = []
     for _ in range(2 * MOST_HELD_STEPS + 2):
         scheduler.waiting[:] = [sequence(0), sequence(1)]

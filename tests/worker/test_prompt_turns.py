@@ -1,5 +1,6 @@
 """Prompts of several tenants in vLLM's own scheduler, which computes nothing here."""
 
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -54,14 +55,23 @@ class Steps:
         self._prompts = 0
 
     def add(
-        self, name: str, tokens: int, *, weight: float = 1.0, prompt: int = 0, priority: int = 0
+        self,
+        name: str,
+        tokens: int,
+        *,
+        weight: float = 1.0,
+        prompt: int = 0,
+        priority: int = 0,
+        is_compiling: bool = False,
     ) -> None:
         """Add a request of the tenant with whose letter its name begins."""
         from vllm import SamplingParams
+        from vllm.sampling_params import StructuredOutputsParams
         from vllm.v1.request import Request
 
         self._prompts += 1
-        params = SamplingParams(max_tokens=1)
+        outputs = StructuredOutputsParams(json_object=True) if is_compiling else None
+        params = SamplingParams(max_tokens=1, structured_outputs=outputs)
         params.update_from_generation_config({}, 0)
         request = Request(
             name,
@@ -72,6 +82,8 @@ class Steps:
             session_id=payer(name[0], weight),
             block_hasher=self._hasher,
         )
+        if request.structured_output_request is not None:
+            request.structured_output_request.grammar = Future()
         self._turns.arrive(self.scheduler, request)
         self.scheduler.add_request(request)
 
@@ -164,6 +176,12 @@ def test_a_long_prompt_waits_for_one_that_fills_more_than_half_a_step(steps: Ste
     assert steps.step() == {"b": STEP_TOKENS - 10}
 
 
+def test_steps_are_whole_while_the_grammar_of_a_short_prompt_is_compiled(steps: Steps) -> None:
+    steps.add("a", 6 * STEP_TOKENS)
+    steps.add("b", 20, is_compiling=True)
+    assert [steps.step() for _ in range(4)] == [{"a": STEP_TOKENS}] * 4
+
+
 def test_long_prompts_end_one_after_the_other(steps: Steps) -> None:
     """None ends later than if tenants took turns, and most of them earlier."""
     steps.add("a", 4 * STEP_TOKENS)
@@ -220,13 +238,18 @@ def test_a_prompt_goes_before_the_long_ones_of_many_tenants(steps: Steps) -> Non
     assert "a" in steps.step(), "although two of them have ended"
 
 
-def test_prompts_that_were_processed_alone_do_not_count(steps: Steps) -> None:
+@pytest.mark.parametrize("is_beside_compiling", [False, True])
+def test_prompts_that_were_processed_alone_do_not_count(
+    steps: Steps, *, is_beside_compiling: bool
+) -> None:
+    if is_beside_compiling:
+        steps.add("c", 1, is_compiling=True)
     for number in range(8):
         steps.add(f"a{number}", STEP_TOKENS)
         steps.step()
     steps.add("b", 2 * STEP_TOKENS)
     steps.add("a", STEP_TOKENS)
-    assert steps.run() == ["a", "b"]
+    assert steps.run(20) == ["a", "b"]
 
 
 def test_requests_do_not_pay_for_batch_jobs_of_their_tenant(steps: Steps) -> None:

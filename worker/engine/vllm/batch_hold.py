@@ -23,7 +23,7 @@ class BatchHold:
         self._held_steps = 0
         self._refused: Any = None
         """The request whose prompt did not begin in the last held step, for lack of memory or of
-        its grammar."""
+        time for its mask."""
 
     @contextmanager
     def of_next_step(self, scheduler: Any) -> Iterator[None]:
@@ -71,8 +71,14 @@ def leave_out(scheduler: Any, requests: Iterable[Any]) -> None:
 
 def first_request(scheduler: Any) -> Any:
     """Return the request whose prompt begins next, unless only batch jobs wait."""
-    first = scheduler.waiting.peek_request() if scheduler.waiting else None
+    first = next((each for each in scheduler.waiting if not is_compiling(each)), None)
     return None if first is None or first.priority else first
+
+
+def is_compiling(request: Any) -> bool:
+    """Whether a request cannot begin, because its grammar is being compiled."""
+    constraint = request.structured_output_request
+    return constraint is not None and constraint.grammar is None
 
 
 def prepare_batch_hold() -> None:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from worker.engine.vllm.batch_hold import first_request, leave_out
+from worker.engine.vllm.batch_hold import first_request, is_compiling, leave_out
 
 SEQUENCE_TOKENS: Final = 16
 """What a sequence costs, in tokens, in addition to those of its prompt that are not cached."""
@@ -64,7 +64,7 @@ class _Clock:
         reached = [
             _reached(each)
             for each in scheduler.requests.values()
-            if each.priority == priority and (each.is_prefill_chunk or not each.num_computed_tokens)
+            if each.priority == priority and (each.is_prefill_chunk or _is_waiting(each))
         ]
         self.now = max(self.now, min(reached) if reached else max(self.ends.values(), default=0.0))
         if len(self.ends) >= _MOST_ENDS:
@@ -84,8 +84,8 @@ class PromptTurns:
         self._last_prompt: Any = None
         """The hash of the last prompt that arrived."""
         self._refused: Any = None
-        """The first request, if it did not begin in the last step, for lack of memory or of its
-        grammar, or because it has lost its cached part. The next step is vLLM's own."""
+        """The first request, if it did not begin in the last step, for lack of memory or of time
+        for its mask, or because it has lost its cached part. The next step is vLLM's own."""
 
     def arrive(self, scheduler: Any, request: Any) -> None:
         """Give a new request its turn."""
@@ -114,7 +114,9 @@ class PromptTurns:
         most_of_step, config = scheduler.max_num_scheduled_tokens, scheduler.scheduler_config
         threshold, decoding = config.long_prefill_token_threshold, len(scheduler.running)
         decoding -= len(begun)
-        waiting = [each for each in scheduler.requests.values() if _is_waiting(each)]
+        waiting = [
+            each for each in scheduler.requests.values() if _is_waiting(each) and not each.priority
+        ]
         most = self._most_tokens(first, [*begun, *waiting], most_of_step - decoding)
         scheduler.max_num_scheduled_tokens = most + decoding
         if begun:
@@ -154,7 +156,7 @@ class PromptTurns:
 
 
 def _is_waiting(request: Any) -> bool:
-    return not (request.priority or request.num_computed_tokens)
+    return not (request.num_computed_tokens or is_compiling(request))
 
 
 def _turn(request: Any) -> float:
