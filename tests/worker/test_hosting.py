@@ -366,7 +366,8 @@ async def test_host_kills_workers_that_hang_in_a_swap(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(hosted, "SPARE_SECONDS", 1.0)
+    # A worker that is only slow, on a busy machine, must not be killed.
+    monkeypatch.setattr(hosted, "SPARE_SECONDS", 3.0)
     names = ("first", "second")
     models = write_models(tmp_path, *names, stall_seconds=1.0)
     settings = HostSettings(
