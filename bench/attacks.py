@@ -5,7 +5,7 @@ while another tenant requests one token at a time. The output shows the other te
 token and its rejections. It also shows the memory of the gateway before the attack, at its peak and
 after the attack. Goals: p99 under 50 ms, no rejections, and memory back to within 20 %. Where the
 attack fills the engine, p99 may be two of its steps above that of the same tenant alone. Each first
-token is compared with the steps of its time, which become longer while contexts grow.
+token is compared with two steps of the engine: its own, and the one that ran when it arrived.
 """
 
 import asyncio
@@ -16,9 +16,9 @@ import multiprocessing
 import os
 import tempfile
 import time
-from bisect import bisect_left
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -29,7 +29,6 @@ from urllib.parse import urlencode
 import click
 import httpx
 
-from bench.affinity import counter
 from bench.processes import resident_mib
 from bench.sluice import Sluice, running_sluice
 from bench.starting import MODEL
@@ -57,8 +56,6 @@ ALONE_SECONDS: Final = 4.0
 """How long the other tenant is measured before the attack."""
 FIRST_SECONDS: Final = 1.0
 """How long it sends requests before it is measured: these load what others share."""
-COUNT_SECONDS: Final = 1.0
-"""How often the engine's steps are counted, at most."""
 _RESPONSE_SECONDS: Final = 120.0
 _COMPLETIONS: Final = "/v1/completions"
 
@@ -109,6 +106,7 @@ class Attack:
             max_sequences=256,
             context_window=self.context_window,
             step_seconds=STEP_SECONDS if self.fills else 0.001,
+            times_steps=True,
             gathers=self.fills,
         )
 
@@ -304,41 +302,6 @@ _PIECES: Final[list[str | int]] = ["a", 5]
 _WORDS: Final = "word " * 1_500
 
 
-class Steps:
-    """How long the steps of an engine take: those that a system counts, or others of one length."""
-
-    def __init__(self, counted: Sluice | None, seconds: float) -> None:
-        self._counted, self._seconds = counted, seconds
-        self._counts = list[tuple[float, float]]()
-        """When the steps were counted, and their number."""
-        self.look()
-
-    def look(self) -> None:
-        """Count the steps, unless they have been counted just now."""
-        now = time.perf_counter()
-        if self._counted and (not self._counts or now - self._counts[-1][0] >= COUNT_SECONDS):
-            *workers, _ = self._counted.metrics_urls()
-            steps = sum(counter(url, "sluice_worker_engine_steps_total") for url in workers)
-            self._counts.append((time.perf_counter(), steps))
-
-    @property
-    def mean(self) -> float:
-        """Seconds."""
-        return self._between(0, -1) if len(self._counts) > 1 else self._seconds
-
-    def length(self, at: float) -> float:
-        """Return the length of the steps between the counts before and after a time."""
-        if len(self._counts) < 2:
-            return self._seconds
-        after = bisect_left(self._counts, (at, 0.0))
-        after = min(max(after, 1), len(self._counts) - 1)
-        return self._between(after - 1, after)
-
-    def _between(self, first: int, last: int) -> float:
-        (began, before), (ended, after) = self._counts[first], self._counts[last]
-        return (ended - began) / max(after - before, 1.0)
-
-
 @dataclass(slots=True)
 class Seen:
     """Observations of the other tenant."""
@@ -353,10 +316,16 @@ class Seen:
         """Milliseconds; NaN without two first tokens."""
         return _cut(self.first_token_ms, 99)
 
-    def steps_above(self, ms: float, steps: Steps) -> float:
-        """Return how many steps of its time a first token took above so many ms, at p99."""
-        above = zip(self.first_token_ms, self.seen_at, strict=True)
-        return _cut([(each - ms) / (1_000 * steps.length(at)) for each, at in above], 99)
+    def steps_above(self, ms: float, ends: Sequence[float]) -> float:
+        """Return how many steps a first token took above so many ms, at p99.
+
+        Two steps are the one that had its token and the one before it, which ran when it arrived.
+        """
+        above = []
+        for each, at in zip(self.first_token_ms, self.seen_at, strict=True):
+            last = bisect_right(ends, at) - 1
+            above.append(2 * (each - ms) / (1_000 * (ends[last] - ends[last - 2])))
+        return _cut(above, 99)
 
     def row(self) -> str:
         """Return the percentiles as table cells."""
@@ -585,7 +554,6 @@ def measure(system: System, attack_: Attack, *, seconds: float, after_seconds: f
     (gateway,) = next(iter(system.groups(1).values()))
     own = [system.key(f"{ATTACKER}-{number}") for number in range(attack_.tenants)]
     other = system.key(OTHER)
-    counted = system if attack_.engine is Engine.VLLM and isinstance(system, Sluice) else None
     most = 0.0
 
     def look() -> None:
@@ -602,13 +570,9 @@ def measure(system: System, attack_: Attack, *, seconds: float, after_seconds: f
     try:
         if not has_begun.wait(BEGIN_SECONDS):
             raise click.ClickException(f"the attack did not start: {name}")
-        steps = Steps(counted, attack_.deployment.step_seconds)
-
-        def count_and_look() -> None:
-            steps.look()
-            look()
-
-        seen = asyncio.run(ask(url, other, seconds=seconds, look=count_and_look))
+        began = time.perf_counter()
+        seen = asyncio.run(ask(url, other, seconds=seconds, look=look))
+        ended = time.perf_counter()
     finally:
         process.kill()
         process.join()
@@ -616,9 +580,13 @@ def measure(system: System, attack_: Attack, *, seconds: float, after_seconds: f
     after = resident_mib(gateway)
     refused = sum(seen.refused.values())
     title = name if system.name == Sluice.name else f"{name}, {system.name}"
-    above = seen.steps_above(alone.p99, steps)
+    step_ms = above = float("nan")
+    if isinstance(system, Sluice):
+        ends = system.step_ends()
+        above = seen.steps_above(alone.p99, ends)
+        step_ms = 1_000 * (ended - began) / (bisect_right(ends, ended) - bisect_right(ends, began))
     click.echo(
-        f"| {title} | {alone.p99:.1f} | {1_000 * steps.mean:.0f} | {seen.row()} | {above:.1f} "
+        f"| {title} | {alone.p99:.1f} | {step_ms:.0f} | {seen.row()} | {above:.1f} "
         f"| {refused} | {before:.0f} | {most:.0f} | {after:.0f} |"
     )
     # NaN, if it saw no two first tokens, is no success.

@@ -6,6 +6,7 @@ import os
 import secrets
 import subprocess
 import sys
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -70,6 +71,7 @@ class Sluice:
     ) -> None:
         self.name = name
         self._folder = folder
+        self._steps = folder / "steps"
         self._repository = repository
         self.redis_port = port = free_port()
         self.database_url = database_url or f"sqlite+aiosqlite:///{folder}/sluice.db"
@@ -116,7 +118,8 @@ class Sluice:
             # Send every token by itself, to measure the cost of a single token.
             options["gather-seconds"] = "0"
         arguments = [text for name, value in options.items() for text in (f"--{name}", value)]
-        worker = self._start("worker", [sys.executable, "-m", "worker", *arguments])
+        program = ["bench.timed_worker", str(self._steps)] if deployment.times_steps else ["worker"]
+        worker = self._start("worker", [sys.executable, "-m", *program, *arguments])
         return worker, f"http://127.0.0.1:{port}"
 
     def close(self) -> None:
@@ -149,6 +152,10 @@ class Sluice:
         if tenant not in self._keys:
             self._keys[tenant] = asyncio.run(self._create_key(tenant, weight, limits))
         return self._keys[tenant]
+
+    def step_ends(self) -> Sequence[float]:
+        """Return when the steps of a worker ended (`Deployment.times_steps`)."""
+        return array("d", self._steps.read_bytes())
 
     def groups(self, front_doors: int) -> dict[str, list[int]]:
         """Return the process ids of each part, without gateways beyond `front_doors`."""

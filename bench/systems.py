@@ -35,6 +35,8 @@ class Deployment:
     """Scripted engine: time between two steps."""
     gathers: bool = False
     """Scripted engine: whether new text is gathered over several steps, as by default."""
+    times_steps: bool = False
+    """Whether Sluice's worker writes when its steps ended (`bench.timed_worker`)."""
     checkpoint: Path = CHECKPOINT
     """Folder of the model."""
     engine_arguments: str = ""
