@@ -50,6 +50,7 @@ from worker.engine.base import (
 )
 from worker.engine.scripted import Script, ScriptedEngine
 from worker.execution import runner as runner_module
+from worker.execution.steps import MANY_OUTPUTS
 from worker.queue import doorbells, replies
 from worker.queue import link as link_module
 from worker.queue.replies import ReplyWriter
@@ -135,6 +136,21 @@ async def test_frames_come_in_order_numbered_and_complete(
         )
         assert end.generation_ms > end.prefill_ms > 0
     assert len(gateway.frames) < 60, "one frame has all sequences of a step"
+
+
+async def test_first_token_is_sent_before_the_text_of_many_others(
+    redis_server: RedisServer, gateway: Gateway
+) -> None:
+    others = [make_job(max_tokens=ENDLESS) for _ in range(MANY_OUTPUTS)]
+    newcomers = [make_job(max_tokens=1) for _ in range(5)]
+    async with running_worker(redis_server, STEADY):
+        await gateway.begin(*others)
+        for job in newcomers:
+            await gateway.enqueue(job)
+            await gateway.finished(job)
+    frames = [[each.handle for each in frame.deltas] for frame in gateway.frames]
+    # A frame has more if the one before was still being written.
+    assert any([job.handle] in frames for job in newcomers)
 
 
 async def test_frames_stay_for_a_time_whatever_their_number(

@@ -16,6 +16,10 @@ from worker.queue.replies import ReplyWriter
 SECONDS_PER_SEQUENCE = 0.000625
 """Pause per running sequence: with few sequences, the text of every step is sent at once."""
 
+MANY_OUTPUTS = 32
+"""If a step has so many other outputs, its first tokens are sent before them, in their own frame. A
+gateway passes them on before it decodes and writes the text of the others."""
+
 _STALL_CHECK_SECONDS = 1.0
 
 
@@ -79,8 +83,23 @@ class StepLoop:
         telemetry.note_step(step)
         by_sequence = self._jobs.by_sequence
         is_due = self._pace.is_due(time.monotonic(), len(by_sequence))
+        beginning, others = list[SequenceOutput](), list[SequenceOutput]()
         for output in step.outputs:
             generation = by_sequence.get(output.sequence_id)
+            begins = generation is not None and generation.first_token_at is None
+            (beginning if begins else others).append(output)
+        self._distribute(beginning, is_due=is_due)
+        if beginning and len(others) >= MANY_OUTPUTS:
+            self._writer.end_frames()
+        self._distribute(others, is_due=is_due)
+        self._jobs.note_change()
+        if step.stats is not None:
+            self._jobs.kv_usage = step.stats.kv_usage
+
+    def _distribute(self, outputs: list[SequenceOutput], *, is_due: bool) -> None:
+        """Give outputs to their jobs, unless these have ended."""
+        for output in outputs:
+            generation = self._jobs.by_sequence.get(output.sequence_id)
             if generation is not None:
                 try:
                     self._receive(output, generation, is_due=is_due)
@@ -88,9 +107,6 @@ class StepLoop:
                     self._jobs.fail_broken(generation)
             elif (probe := self._jobs.probe) is not None and output.sequence_id == probe.id:
                 probe.outputs.put_nowait(output)
-        self._jobs.note_change()
-        if step.stats is not None:
-            self._jobs.kv_usage = step.stats.kv_usage
 
     def _receive(self, output: SequenceOutput, generation: RunningJob, *, is_due: bool) -> None:
         if output.end is not None:

@@ -116,6 +116,8 @@ class ReplyOutbox:
     preempted: list[JobPreempted] = field(default_factory=list)
     _started: dict[int, JobStarted] = field(default_factory=dict)
     _started_due_at: float = math.inf
+    _frame_end: int = 0
+    """Deltas after which the next frame ends, if it was ended before the last one."""
     to_end: list[LeaseReport] = field(default_factory=list)
     """Leases of the finished and failed jobs above; they end once these messages are written."""
     to_release: list[LeaseReport] = field(default_factory=list)
@@ -174,8 +176,13 @@ class ReplyOutbox:
         """Release a lease once all messages in this outbox are written."""
         self.to_release.append(report)
 
+    def end_frame(self) -> None:
+        """Send the deltas so far in a frame without later ones."""
+        self._frame_end = len(self.deltas)
+
     def drop(self, handles: set[int]) -> None:
         """Remove the messages of dropped jobs that have not ended."""
+        self._frame_end = 0
         self.prompts = [each for each in self.prompts if each.handle not in handles]
         self.deltas = [each for each in self.deltas if each.handle not in handles]
         for handle in handles:
@@ -186,7 +193,7 @@ class ReplyOutbox:
         self.number += 1
         started, self._started, self._started_due_at = self.started, {}, math.inf
         prompts, self.prompts = self.prompts, []
-        cut = self._cut()
+        cut, self._frame_end = self._cut(), 0
         deltas, self.deltas = self.deltas[:cut], self.deltas[cut:]
         if self.deltas:
             return Taken(self.gateway, Frame(worker, self.number, started, prompts, deltas), [], [])
@@ -208,7 +215,7 @@ class ReplyOutbox:
 
     def _cut(self) -> int:
         """Return the number of deltas in the next frame, never splitting the choices of a token."""
-        deltas = self.deltas
+        deltas = self.deltas[: self._frame_end or None]
         sizes = (len(each.logprobs) + len(each.pooled) for each in deltas)
         weights = accumulate(1 + size // BYTES_OF_LOGPROB for size in sizes)
         full = (cut for cut, weight in enumerate(weights, 1) if weight >= MOST_DELTAS_IN_FRAME)
@@ -247,6 +254,11 @@ class ReplyWriter:
         if outbox is None:
             outbox = self._outboxes[gateway] = ReplyOutbox(gateway)
         return outbox
+
+    def end_frames(self) -> None:
+        """Send what all outboxes have in frames without what is added later."""
+        for outbox in self._outboxes.values():
+            outbox.end_frame()
 
     @property
     def gateways(self) -> list[str]:
