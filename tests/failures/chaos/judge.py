@@ -26,6 +26,8 @@ _AWAY: Final = _BREAKS_CONNECTIONS | {
 """Faults that stop all progress while they last: those of Redis, and of the stream's gateway."""
 NOT_FOUND: Final = "status 404"
 """How the error of a response begins that no gateway can find."""
+CHANGED_ID: Final = "the id became"
+"""How the error of a request begins that runs again under its idempotency key."""
 REFUSE_SECONDS: Final = 2.0
 """Time limit of a refusal while Redis is unavailable."""
 RESUME_SECONDS: Final = 5.0
@@ -53,6 +55,7 @@ def judge_histories(
             Violation("right answers", what, history)
             for what in history.errors
             if not (what.startswith(NOT_FOUND) and _is_only_in_gateway(history, faults))
+            and not (what.startswith((NOT_FOUND, CHANGED_ID)) and _is_lost(history, faults))
         ]
         if history.ending is Ending.HUNG:
             found.append(Violation("ends", "nothing ended it", history))
@@ -240,6 +243,9 @@ def _gateway_died_before_settlement(history: History, faults: Sequence[Fault]) -
     as lost, at no cost.
     """
     gateways = {stretch.gateway for stretch in history.stretches}
+    # The client of a background response sees its end later.
+    is_background = history.behaviour is Behaviour.BACKGROUND
+    earliest_end = history.began if is_background else history.ended - GRACE_SECONDS
     return any(
         _is_away(away, gateways)
         and away.began - GRACE_SECONDS
@@ -247,22 +253,26 @@ def _gateway_died_before_settlement(history: History, faults: Sequence[Fault]) -
         <= (away.ended or history.ended) + GRACE_SECONDS
         and killed.kind is Kind.KILL_GATEWAY
         and killed.target in gateways
-        and history.ended - GRACE_SECONDS
-        <= killed.began
-        <= (away.ended or killed.began) + MARGIN_SECONDS
+        and earliest_end <= killed.began <= (away.ended or killed.began) + MARGIN_SECONDS
         for away in faults
         for killed in faults
     )
 
 
 def _is_lost(history: History, faults: Sequence[Fault]) -> bool:
-    """Whether a failover lost a request's reservation and its settlement, and its gateway was
-    killed before it sent the settlement again.
+    """Whether a failover lost what Redis had of a request, and its gateway was killed before it
+    wrote that again: reservation, settlement, stored response and idempotency key.
     """
-    is_reserved_in_vain = any(
-        fault.began - GRACE_SECONDS <= history.began <= fault.lost_until for fault in faults
+    return any(
+        not stretch.code
+        and lost.began - GRACE_SECONDS <= stretch.began <= lost.lost_until
+        and killed.kind is Kind.KILL_GATEWAY
+        and killed.target == stretch.gateway
+        and stretch.began <= killed.began <= (lost.ended or killed.began) + MARGIN_SECONDS
+        for stretch in history.stretches
+        for lost in faults
+        for killed in faults
     )
-    return is_reserved_in_vain and _gateway_died_before_settlement(history, faults)
 
 
 def judge_growth(

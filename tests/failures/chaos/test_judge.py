@@ -414,23 +414,47 @@ def test_only_a_gateway_that_died_without_redis_may_skip_settlement_or_count_les
 
 
 @pytest.mark.parametrize(
-    ("began", "killed", "is_excused"),
-    [
-        (100, Fault(Kind.KILL_GATEWAY, "gateway-1", 102, 105), True),
-        (90, Fault(Kind.KILL_GATEWAY, "gateway-1", 102, 105), False),
-        (100, Fault(Kind.KILL_GATEWAY, "gateway-1", 120, 125), False),
-    ],
-    ids=["lost", "reserved-before", "gateway-lives"],
+    ("behaviour", "is_excused"), [(Behaviour.BACKGROUND, True), (Behaviour.WHOLE, False)]
 )
-def test_only_a_failover_and_its_gateways_death_may_lose_a_request(
-    began: float, killed: Fault, is_excused: bool
+def test_only_a_background_response_may_have_ended_before_its_client_read_it(
+    behaviour: Behaviour, is_excused: bool
 ) -> None:
     reported = complete()
-    reported.stretches.append(Stretch("gateway-1", began, 101, is_broken=False))
-    reported.began, reported.ended = began, 101
+    reported.behaviour = behaviour
+    reported.stretches.append(Stretch("gateway-1", 98, 99, is_broken=False))
+    reported.began, reported.ended = 98, 103.5
+    faults = [
+        Fault(Kind.KILL_REDIS, "redis", 99.9, 104),
+        Fault(Kind.KILL_GATEWAY, "gateway-1", 102, 105),
+    ]
+    found = judge_rows([reported], [row(Outcome.LOST)], faults)
+    assert [each.invariant for each in found] == ([] if is_excused else ["one record"])
+
+
+@pytest.mark.parametrize(
+    ("began", "code", "killed", "is_excused"),
+    [
+        (100, "", Fault(Kind.KILL_GATEWAY, "gateway-1", 102, 105), True),
+        (90, "", Fault(Kind.KILL_GATEWAY, "gateway-1", 102, 105), False),
+        (100, "store_unavailable", Fault(Kind.KILL_GATEWAY, "gateway-1", 102, 105), False),
+        (100, "", Fault(Kind.KILL_GATEWAY, "gateway-2", 102, 105), False),
+        (100, "", Fault(Kind.KILL_GATEWAY, "gateway-1", 120, 125), False),
+    ],
+    ids=["lost", "reserved-before", "refused", "other-gateway", "gateway-lives"],
+)
+def test_only_a_failover_and_its_gateways_death_may_lose_a_request(
+    began: float, code: str, killed: Fault, is_excused: bool
+) -> None:
     faults = [Fault(Kind.KILL_BEHIND, "redis 1", 99.9, 104, lost_until=101.5), killed]
+    reported = complete()
+    reported.stretches.append(Stretch("gateway-1", began, 101, is_broken=False, code=code))
+    # An earlier gateway may have refused it.
+    reported.began, reported.ended = 90, 101
     found = judge_rows([reported], [], faults)
     assert [each.invariant for each in found] == ([] if is_excused else ["one record"])
+    reported.errors = ["status 404: b''", "the id became cmpl-2 after cmpl-1", "another text"]
+    found = judge_histories([reported], faults)
+    assert len(found) == (1 if is_excused else 3)
 
 
 @pytest.mark.parametrize(
