@@ -405,6 +405,10 @@ async def test_an_interrupted_wait_keeps_its_ring(redis: Redis) -> None:
     assert not await doorbells.wait(Lane, event)
     # No other command may take the token, and no lane is awaited twice.
     assert not await doorbells.wait(Lane, event)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while (await redis.info("clients"))["blocked_clients"] < 2:
+            await asyncio.sleep(0.005)
+    await asyncio.sleep(0.05)  # A third would arrive now.
     assert (await redis.info("clients"))["blocked_clients"] == 2
     await redis.rpush(keys.doorbell(MODEL, Lane.BATCH), 1)
     async with asyncio.timeout(PATIENCE_SECONDS):
