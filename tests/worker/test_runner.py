@@ -151,6 +151,8 @@ async def test_first_token_is_sent_before_the_text_of_many_others(
     frames = [[each.handle for each in frame.deltas] for frame in gateway.frames]
     # A frame has more if the one before was still being written.
     assert any([job.handle] in frames for job in newcomers)
+    after = next(index for index, each in enumerate(frames) if newcomers[0].handle in each) + 1
+    assert max(map(len, frames[after:])) >= MANY_OUTPUTS, "later frames have whole steps again"
 
 
 async def test_frames_stay_for_a_time_whatever_their_number(
