@@ -128,11 +128,11 @@ class Slices:
         """Return whether the next tokens may be more than those that are reserved."""
         return self.reserved <= received + self.sequences * (SLICE_TOKENS // 16)
 
-    def request(self, record: UsageRecord, tokens: int) -> ReservationRequest:
+    def request(self, draft: UsageRecord, tokens: int, *, reservation: str) -> ReservationRequest:
         """Return the reservation of so many completion tokens."""
         # A resumed request has settled a part of its tokens.
-        new = record.used(self._most._replace(completion_tokens=tokens))
-        return ReservationRequest.of(record, self._subjects, new)
+        new = draft.used(self._most._replace(completion_tokens=tokens))
+        return ReservationRequest.of(draft, self._subjects, new, reservation=reservation)
 
 
 @dataclass(eq=False)
@@ -151,11 +151,19 @@ class SettlementService:
         self._to_drop: defaultdict[str, list[str]] = defaultdict(list)
 
     def open(
-        self, record: UsageRecord, admission: Admission, generation: Generation
+        self,
+        record: UsageRecord,
+        admission: Admission,
+        generation: Generation,
+        *,
+        reservation: str = "",
     ) -> "Settlement":
-        """Return the settlement of a request that was just admitted."""
+        """Return the settlement of a request that was just admitted.
+
+        `reservation` as for `QuotaStore.settle`.
+        """
         record = msgspec.structs.replace(record, created_ms=admission.created_ms)
-        return Settlement(self, record, admission, generation)
+        return Settlement(self, record, admission, generation, reservation or record.request_id)
 
     def drop_receipts(self, model: str, job_ids: list[str]) -> None:
         """Drop the receipts of settled jobs with the next batch."""
@@ -200,6 +208,8 @@ class Settlement:
     record: UsageRecord
     admission: Admission
     generation: Generation
+    reservation: str
+    """Id of the reservation."""
 
     def __post_init__(self) -> None:
         self._opened_at = time.monotonic()
@@ -224,12 +234,12 @@ class Settlement:
         """End a request whose jobs were not enqueued: nothing of it counts, or is recorded."""
         self.has_ended, self._is_storage_kept = True, False
         self._free_storage()
-        await self._service.reservations.release(self.record.tenant_id, self.record.request_id)
+        await self._service.reservations.release(self.record.tenant_id, self.reservation)
 
     def hand_over(self) -> None:
         """Leave the request to another gateway, which settles it."""
         self.has_ended = True
-        self._service.reservations.hand_over(self.record.request_id)
+        self._service.reservations.hand_over(self.reservation)
 
     def received_tokens(self) -> int:
         """Return the completion tokens of all jobs that the gateway has received."""
@@ -244,7 +254,7 @@ class Settlement:
         slices.is_extending = True
         try:
             await self._service.reservations.extend_to(
-                slices.request(self.record, tokens),
+                slices.request(self.record, tokens, reservation=self.reservation),
                 is_openai=self.record.dialect == Dialect.OPENAI,
                 sees=sees_key,
             )
@@ -414,12 +424,12 @@ class Settlement:
     async def _end_reservation(self, record: UsageRecord, *, is_recorded: bool) -> None:
         reservations = self._service.reservations
         if not is_recorded:
-            await reservations.release(record.tenant_id, record.request_id)
+            await reservations.release(record.tenant_id, self.reservation)
         elif record.line:
             # Its result is stored next, and must not be free if this gateway dies then.
-            await reservations.settle_surely(record)
+            await reservations.settle_surely(record, reservation=self.reservation)
         else:
-            await reservations.settle(record)
+            await reservations.settle(record, reservation=self.reservation)
 
     def _undelivered(self, counts: Sequence[Counts], *, is_stored: bool) -> Counts:
         """Return the tokens of each job that no client has received or can still receive."""

@@ -32,10 +32,15 @@ class ReservationRequest(msgspec.Struct, frozen=True, kw_only=True):
         draft: UsageRecord,
         subjects: tuple[SubjectLimits, ...],
         most: Counts,
+        *,
+        reservation: str = "",
     ) -> "ReservationRequest":
-        """Request at most so much, at the prices in the draft of the usage record."""
+        """Request at most so much, at the prices in the draft of the usage record.
+
+        `reservation` as for `QuotaStore.settle`.
+        """
         return cls(
-            request_id=draft.request_id,
+            request_id=reservation or draft.request_id,
             tenant_id=draft.tenant_id,
             subjects=subjects,
             prompt_tokens=most.prompt_tokens,

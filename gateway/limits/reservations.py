@@ -59,6 +59,7 @@ class ReservationEnd(msgspec.Struct, frozen=True):
 
     tenant_id: str
     request_id: str
+    """Id of the reservation, which the record may not have: see `QuotaStore.settle`."""
     record: UsageRecord | None = None
 
 
@@ -167,7 +168,7 @@ class Endings:
     async def _end(self, ending: ReservationEnd) -> None:
         try:
             if ending.record is not None:
-                await self._store.settle(ending.record)
+                await self._store.settle(ending.record, reservation=ending.request_id)
             else:
                 await self._store.release(ending.tenant_id, ending.request_id)
         except RedisError as error:
@@ -316,25 +317,26 @@ class Reservations:
         """Leave a reservation to another gateway, or to the sweep."""
         self._open.pop(request_id, None)
 
-    def settle(self, record: UsageRecord) -> Coroutine[Any, Any, bool]:
+    def settle(self, record: UsageRecord, *, reservation: str = "") -> Coroutine[Any, Any, bool]:
         """Settle a reservation of this process with the actual usage; a second call does nothing.
 
-        Return whether Redis confirms within a quarter of a second. If not, the settlement is
-        retried in the background, even if the caller disconnects. The first ending of a request
-        counts.
+        `reservation` as for `QuotaStore.settle`. Return whether Redis confirms within a quarter of
+        a second. If not, the settlement is retried in the background, even if the caller
+        disconnects. The first ending of a request counts.
         """
-        return self._end(ReservationEnd(record.tenant_id, record.request_id, record))
+        request_id = reservation or record.request_id
+        return self._end(ReservationEnd(record.tenant_id, request_id, record))
 
-    async def settle_surely(self, record: UsageRecord) -> None:
+    async def settle_surely(self, record: UsageRecord, *, reservation: str = "") -> None:
         """Settle a reservation of this process; return when Redis has confirmed it."""
-        is_confirmed = await self.settle(record)
+        is_confirmed = await self.settle(record, reservation=reservation)
         while not is_confirmed:
             await asyncio.sleep(CONFIRM_SECONDS)
-            is_confirmed = await self.settle(record)
+            is_confirmed = await self.settle(record, reservation=reservation)
 
     def adopt(self, tenant_id: str, request_id: str) -> None:
-        """Let this process settle a request that has ended, although no reservation is open."""
-        self._open[request_id] = tenant_id, None
+        """Let this process settle a request even if no reservation is open."""
+        self._open.setdefault(request_id, (tenant_id, None))
 
     def release(self, tenant_id: str, request_id: str) -> Coroutine[Any, Any, bool]:
         """Release a reservation of this process whose request was not admitted.

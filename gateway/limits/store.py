@@ -124,24 +124,31 @@ class QuotaStore:
         """
         return await server_id(self._executor)
 
-    async def settle(self, record: UsageRecord, *, expired_ms: int | None = None) -> bool:
+    async def settle(
+        self, record: UsageRecord, *, reservation: str = "", expired_ms: int | None = None
+    ) -> bool:
         """Settle a reservation with the actual usage, and append the record for the ledger.
 
         Return False if the reservation was not open any more. The record is then still appended,
-        and the ledger keeps the first one of the request. With `expired_ms`, only end a reservation
-        whose lease expired at that time and was not renewed since; otherwise do nothing.
+        and the ledger adds what it has more than earlier ones of the request. A `reservation` with
+        another id than the request's is one of a request that may have been settled before: the
+        counters are then derived again. With `expired_ms`, only end a reservation whose lease
+        expired at that time and was not renewed since; otherwise do nothing.
         """
         ending = _Ending(
-            record.request_id,
+            reservation or record.request_id,
             "" if expired_ms is None else expired_ms,
-            requests=1,
-            prompt=record.prompt_tokens,
-            completion=record.completion_tokens,
-            audio=record.audio_seconds,
-            cost=record.cost_micros,
             record=encode_usage(record),
             owners=_encoded_owners(record.owners),
         )
+        if ending.request_id == record.request_id:
+            ending = ending._replace(
+                requests=1,
+                prompt=record.prompt_tokens,
+                completion=record.completion_tokens,
+                audio=record.audio_seconds,
+                cost=record.cost_micros,
+            )
         return await self._ending.add(record.tenant_id, ending)
 
     async def release(

@@ -1,5 +1,6 @@
 """Ledger store: insert usage rows and query them for limits."""
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
@@ -28,7 +29,9 @@ from gateway.records.usage_record import Counts, Outcome
 BATCH: Final = 500
 """Rows that one transaction inserts."""
 LATE: Final = ".late"
-"""Suffix of the id of usage settled after its request was settled as lost."""
+"""Suffix of the id of what a later row of a request has more than earlier ones."""
+MOST_LATE: Final = 9
+"""Rows that are added to the first one of a request."""
 ASKED_AT_ONCE: Final = 5_000
 """Request ids per query; databases limit the number of parameters."""
 
@@ -56,18 +59,20 @@ class LedgerStore:
     async def insert(self, rows: Sequence[Mapping[str, Any]]) -> int:
         """Insert the rows of requests that are not in the ledger. Return how many are new.
 
-        Of several rows of one request the first counts. There is one exception: a gateway may
-        settle a request after a sweep settled it as lost. The gateway was alive, and may have
-        delivered everything, so the difference is added under a separate id. If the later row is
-        of a lost request too, it is added only if the tenant pays for more. The hours of the new
-        rows are marked as dirty.
+        Several rows of one request count once, in any order: a gateway may settle a request that
+        another gateway or the sweep has settled, with less, before. If a later row is not of a lost
+        request while earlier ones are, or if the tenant pays for more, the difference is added
+        under a separate id. The hours of the new rows are marked as dirty.
         """
         first = {row["request_id"]: row for row in reversed(rows)}
         if not first:
             return 0
         added = await self._add(first)
-        again = [row for row in rows if row is not first[row["request_id"]]]
-        again += [row for request_id, row in first.items() if request_id not in added]
+        again = [
+            row
+            for row in rows
+            if row["request_id"] not in added or row is not first[row["request_id"]]
+        ]
         late = await self._add(await self._late(again))
         times = [*added.values(), *late.values()]
         await self.mark_dirty({hour_of(time) for time in times})
@@ -114,24 +119,37 @@ class LedgerStore:
             added = await self._transaction.execute(each, in_order)
         return {row.request_id: row.created_at for row in added}
 
-    async def _late(self, rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-        """Return the additional usage in rows of requests that were settled as lost."""
-        # Of several rows of a request, one that is not lost counts.
-        in_order = sorted(rows, key=lambda row: row["outcome"] is not Outcome.LOST)
-        found = {row["request_id"]: row for row in in_order}
-        if not found:
-            return {}
-        lost = await self._transaction.scalars(
-            select(LedgerRow).where(
-                LedgerRow.request_id.in_(found), LedgerRow.outcome == Outcome.LOST
+    async def _late(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+        """Return what rows have more than earlier ones of their requests, by separate ids."""
+        known, late = await self._rows_of({row["request_id"] for row in rows}), {}
+        for row in rows:
+            earlier = known[row["request_id"]]
+            more = _difference(row, earlier)
+            is_first_end = row["outcome"] is not Outcome.LOST and all(
+                each["outcome"] is Outcome.LOST for each in earlier
             )
-        )
-        late = [_difference(found[row.request_id], row) for row in lost]
-        return {
-            row["request_id"]: row
-            for row in late
-            if row["outcome"] is not Outcome.LOST or _is_more(row)
+            if len(earlier) <= MOST_LATE and (is_first_end or _is_more(more)):
+                earlier.append(more)
+                late[more["request_id"]] = more
+        return late
+
+    async def _rows_of(
+        self, request_ids: Collection[str]
+    ) -> defaultdict[str, list[Mapping[str, Any]]]:
+        """Return the rows of requests: the first one, and those added later."""
+        ids = {
+            id_: request_id
+            for request_id in request_ids
+            for id_ in (request_id, *(_late_id(request_id, n + 1) for n in range(MOST_LATE)))
         }
+        rows = defaultdict[str, list[Mapping[str, Any]]](list)
+        for some in _chunks(sorted(ids)):
+            found = await self._transaction.execute(
+                select(_LEDGER).where(_LEDGER.c.request_id.in_(some))
+            )
+            for row in found.mappings():
+                rows[ids[row["request_id"]]].append(dict(row))
+        return rows
 
     async def mark_dirty(self, hours: Iterable[datetime]) -> None:
         """Mark these hours, so that their sums are computed again."""
@@ -173,22 +191,29 @@ def _chunks(values: Sequence[str]) -> Iterator[Sequence[str]]:
     return (values[i : i + ASKED_AT_ONCE] for i in range(0, len(values), ASKED_AT_ONCE))
 
 
-def _difference(row: Mapping[str, Any], lost: LedgerRow) -> dict[str, Any]:
-    """Return the row of a request minus its row that was settled as lost."""
-    late = {**row, "request_id": f"{lost.request_id}{LATE}"}
+def _late_id(request_id: str, number: int) -> str:
+    return f"{request_id}{LATE}{number if number > 1 else ''}"
+
+
+def _difference(row: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the row of a request minus its earlier rows."""
+    late = {**row, "request_id": _late_id(row["request_id"], len(earlier))}
     for name in Counts._fields:
         free = f"free_{name}"
-        paid = (row[name] - row[free]) - (getattr(lost, name) - getattr(lost, free))
-        late[name] = max(row[name] - getattr(lost, name), 0)
+        before = sum(each[name] for each in earlier)
+        paid = row[name] - row[free] - before + sum(each[free] for each in earlier)
+        late[name] = max(row[name] - before, 0)
         # Negative if tokens that were free are now paid.
         late[free] = late[name] - paid
-    late["cost_micros"] = row["cost_micros"] - lost.cost_micros
+    late["cost_micros"] = row["cost_micros"] - sum(each["cost_micros"] for each in earlier)
     return late
 
 
 def _is_more(row: Mapping[str, Any]) -> bool:
-    paid: list[int] = [row[name] - row[f"free_{name}"] for name in Counts._fields]
-    return min(paid) >= 0 and max(paid) > 0
+    # More tokens in a cache are no more usage.
+    names = set(Counts._fields) - {"cached_tokens"}
+    paid: list[int] = [row[name] - row[f"free_{name}"] for name in names]
+    return min(row["cost_micros"], *paid) >= 0 and max(paid) > 0
 
 
 async def read_balances(

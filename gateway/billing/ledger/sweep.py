@@ -44,6 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Abandoned(NamedTuple):
+    reservation: str
     record: UsageRecord
     expired_ms: int
     """When its lease expired."""
@@ -107,11 +108,13 @@ class Sweep:
         if record.line:
             # The line runs again, and is recorded then.
             is_settled = await self._store.release(
-                record.tenant_id, record.request_id, expired_ms=expired_ms
+                record.tenant_id, abandoned.reservation, expired_ms=expired_ms
             )
         else:
             settled = _settled(record, receipts)
-            is_settled = await self._store.settle(settled, expired_ms=expired_ms)
+            is_settled = await self._store.settle(
+                settled, reservation=abandoned.reservation, expired_ms=expired_ms
+            )
             self.lost_micros += is_settled * settled.free_micros
         if is_settled:
             await queue.forget(job_ids)
@@ -138,10 +141,9 @@ def _abandoned(expired: ExpiredReservation) -> _Abandoned | None:
     if draft is None:
         logger.error("the record of reservation %s cannot be read", expired.request_id)
         return None
-    record = msgspec.structs.replace(
-        draft, request_id=expired.request_id, created_ms=expired.created_ms
-    )
-    return _Abandoned(record, expired.expired_ms)
+    if not draft.created_ms:  # No other gateway has taken the request over.
+        draft = msgspec.structs.replace(draft, created_ms=expired.created_ms)
+    return _Abandoned(expired.request_id, draft, expired.expired_ms)
 
 
 def _has_ended(receipt: JobReceipt) -> bool:

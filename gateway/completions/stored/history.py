@@ -27,7 +27,6 @@ from contract.messages import (
 from contract.scripts import CommandExecutor
 from gateway.completions.queue.reader import EntryId, entry_id_of
 from gateway.completions.stored.journal import Received
-from gateway.records.usage_record import Counts, UsageRecord
 
 FRAMES_AT_ONCE: Final = 64
 
@@ -125,9 +124,6 @@ class JobHistory:
     """The latest attempt of which a message was received."""
     tokens: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
     """Tokens received of each choice; where sequences are ranked, of each sequence."""
-    prompt_tokens: int = 0
-    """0 until a worker has reported that it processed the prompt."""
-    cached_tokens: int = 0
     is_scored: bool = False
     is_started: bool = False
     exactness_class: str = ""
@@ -141,12 +137,12 @@ class History:
     def __init__(self, jobs: Sequence[GenerationJob]) -> None:
         self.received: list[Received] = []
         self.jobs = [JobHistory() for _ in jobs]
-        self._prompts = [len(job.prompt_token_ids) for job in jobs]
 
     @property
-    def has_finished(self) -> bool:
-        """Whether every job has finished."""
-        return all(isinstance(job.end, JobFinished) for job in self.jobs)
+    def has_ended(self) -> bool:
+        """Whether every job has finished, or one has failed."""
+        ends = [job.end for job in self.jobs]
+        return None not in ends or self.failure is not None
 
     @property
     def failure(self) -> JobFailed | None:
@@ -155,13 +151,6 @@ class History:
             if isinstance(job.end, JobFailed):
                 return job.end
         return None
-
-    def counts(self, draft: UsageRecord) -> Counts:
-        """Return the counts of the messages received, of a request with this draft."""
-        return Counts.total(
-            draft.job_counts(index, job.prompt_tokens, job.cached_tokens, sum(job.tokens.values()))
-            for index, job in enumerate(self.jobs)
-        )
 
     def of(self, prompt_index: int) -> list[JobMessage]:
         """Return the messages of one job."""
@@ -192,15 +181,12 @@ class History:
         job.attempt = max(job.attempt, message.attempt)
         if isinstance(message, Delta):
             job.tokens[message.choice] += len(message.token_ids)
-            job.prompt_tokens = job.prompt_tokens or self._prompts[each.prompt_index]
         elif isinstance(message, PromptScored):
             job.is_scored = True
         elif isinstance(message, JobStarted):
             job.is_started, job.exactness_class = True, message.exactness_class
         else:
             job.end = message
-        if isinstance(message, JobStarted | JobFinished):
-            job.prompt_tokens, job.cached_tokens = message.prompt_tokens, message.cached_tokens
 
     def _fits(self, each: Received) -> bool:
         job, message = self.jobs[each.prompt_index], each.message

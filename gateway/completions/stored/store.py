@@ -55,9 +55,9 @@ class ResponseStatus(NamedTuple):
 
     state: ResponseState
     reservation: str
-    """Id under which it is settled: its own, or a new one for each resume after a settlement."""
+    """Id of its reservation: its own, or a new one after its reservation has ended."""
     settled: Counts
-    """Token counts that earlier reservations were settled with, and that are not charged again."""
+    """Token counts in earlier records of its usage, which are not charged again."""
     handles: tuple[int, ...]
     """Handles of the jobs that the owner follows, or the former one until this one has written."""
 

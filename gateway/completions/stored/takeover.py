@@ -23,8 +23,6 @@ from gateway.completions.stored.history import History, UnreadReplies
 from gateway.completions.stored.journal import (
     Received,
     decode_entry,
-    encode_entries,
-    encode_message,
 )
 from gateway.completions.stored.owned import OwnedResponse, OwnedResponses
 from gateway.completions.stored.store import (
@@ -37,8 +35,13 @@ from gateway.completions.stored.store import (
 from gateway.limits.replies import ReservationRequest, sees_key
 from gateway.limits.reservations import Admission
 from gateway.platform import telemetry, tracing
-from gateway.records.errors import ApiError, StoreUnavailableError
-from gateway.records.usage_record import LOST_CODE, Counts, Outcome, UsageRecord
+from gateway.records.errors import (
+    ApiError,
+    InsufficientQuotaError,
+    RateLimitError,
+    StoreUnavailableError,
+)
+from gateway.records.usage_record import Counts, UsageRecord
 
 MAX_CONCURRENT: Final = 8
 """Responses that are taken over concurrently when a gateway with many responses dies."""
@@ -153,7 +156,7 @@ class Takeovers:
         head = response.head
         is_running = response.state is ResponseState.RUNNING
         if not is_running:
-            head = _with_new_deadline(head)
+            head = _resumed(head, response.term + 1, now_ms=await self._redis_ms())
         term = await self._store.adopt(
             head,
             term=response.term,
@@ -170,26 +173,33 @@ class Takeovers:
             # Another gateway may have taken the response over, and written, since it was read.
             response = response._replace(status=page.status)
             unread = history.add_unread(await self._read_replies(head, page, through))
+        status = response.status
         generation = _generation(history, max_unread_bytes=self._max_unread_bytes)
         try:
-            settlement, status = await self._settlement(response, term, history, generation)
-        except StoreUnavailableError:
-            raise
-        except ApiError:
-            await self._store_as_left(response, term, history, entries=entries, unread=unread)
+            settlement = await self._settlement(head, status, term, history, generation)
+        except (RateLimitError, InsufficientQuotaError):
+            # A client can resume it later.
+            await self._store.append(
+                response.id,
+                term=term,
+                index=len(entries),
+                entries=(),
+                status=status,
+                ttl_ms=head.retention_ms,
+            )
             raise
         owned = OwnedResponse(
             self._owned,
             head,
             settlement,
             term,
-            status,
+            ResponseStatus(ResponseState.RUNNING, settlement.reservation, status.settled, ()),
             has_consumer=False,
             entries=list(entries),
         )
         owned.restore(history.received, unread=unread)
         self._owned.add(owned)
-        reads_again = not (is_running or response.status.settled.prompt_tokens)
+        reads_again = not (is_running or status.settled.prompt_tokens)
         self._follow_jobs(owned, history, reads_again=reads_again)
         telemetry.RESPONSES_TAKEN_OVER.labels(response.state).inc()
         logger.info("this gateway took response %s over", head.request_id)
@@ -251,94 +261,67 @@ class Takeovers:
     # -- its reservation -------------------------------------------------------------------------
 
     async def _settlement(
-        self, response: StoredResponse, term: int, history: History, generation: Generation
-    ) -> tuple[Settlement, ResponseStatus]:
-        """Take the reservation over, or make a new one for the rest if it was settled."""
-        head, status = response.head, response.status
-        reservations = self._settlements.reservations
-        draft = self._draft(head, status.reservation, status.settled)
-        is_running = status.state is ResponseState.RUNNING
-        request = _reservation_request(head, draft)
-        reserved = await reservations.take_over(request) if is_running else None
-        is_open = reserved is not None
-        if is_open or history.has_finished or history.failure is not None:
-            admission = Admission(head.record.created_ms, {})
-            if not is_open and (head.record.line or draft.request_id == head.request_id):
-                # The sweep releases a line without a record. It settles other requests as lost,
-                # with the counts that Redis has, which a failover may have lost. The ledger then
-                # adds the difference. If the former owner has settled the request, the ledger
-                # keeps that record. A later reservation has another time, and would be a new row.
-                reservations.adopt(draft.tenant_id, draft.request_id)
-        else:
-            settled = history.counts(head.record) if is_running else status.settled
-            if head.record.line:
-                settled = Counts()  # The sweep has recorded nothing.
-            elif is_running and draft.request_id == head.request_id:
-                await self._settle_lost(draft, settled)
-            draft = self._draft(head, f"{head.request_id}.{term}", settled)
-            status = status._replace(reservation=draft.request_id, settled=settled)
-            request = _reservation_request(head, draft)
-            reserved = request.completion_tokens
-            admission = await reservations.reserve(
-                request,
-                is_openai=draft.dialect == Dialect.OPENAI,
-                # The address of the client that resumes is unknown here.
-                sees=sees_key,
-            )
-            if head.record.line:
-                # Two settlements are one in the ledger only if their times are equal too.
-                admission = Admission(head.record.created_ms, {})
-        settlement = self._settlements.open(draft, admission, generation)
-        if head.is_sliced:
-            slices = _slices(head, head.most)
-            slices.reserved = draft.completion_tokens + (reserved or 0)
-            self._settlements.reserve_in_slices(settlement, slices)
-        return settlement, status._replace(state=ResponseState.RUNNING, handles=())
-
-    async def _settle_lost(self, draft: UsageRecord, received: Counts) -> None:
-        """Settle the part of a response that was received from its first reservation.
-
-        A failover may have lost that reservation, or receipts that the sweep did not find. The
-        ledger adds what an earlier settlement as lost has less.
-        """
-        reservations = self._settlements.reservations
-        reservations.adopt(draft.tenant_id, draft.request_id)
-        await reservations.settle(
-            draft.ended(received, free=Counts(), outcome=Outcome.LOST, code=LOST_CODE)
-        )
-
-    def _draft(self, head: ResponseHead, reservation: str, settled: Counts) -> UsageRecord:
-        return msgspec.structs.replace(
-            head.record,
-            request_id=reservation,
-            gateway=self._dispatcher.gateway,
-            **settled._asdict(),
-        )
-
-    async def _store_as_left(
         self,
-        response: StoredResponse,
+        head: ResponseHead,
+        status: ResponseStatus,
         term: int,
         history: History,
-        *,
-        entries: list[bytes],
-        unread: list[Received],
-    ) -> None:
-        """Store a response that cannot resume now, so that a client can resume it later."""
-        status = response.status
-        settled = (
-            status.settled
-            if status.state is ResponseState.LEFT
-            else history.counts(response.head.record)
+        generation: Generation,
+    ) -> Settlement:
+        """Take the reservation over, or make another one for what the response may still use.
+
+        A running response may have no reservation any more: its owner or the sweep has settled it,
+        or a failover has lost it. What was settled is unknown, because Redis and the ledger may
+        lack it for a while, and its owner replies that this gateway cannot read. So the response is
+        settled as a whole, under the same id and time, and the ledger adds what earlier records
+        have less. It continues even if the limits do not allow another reservation.
+        """
+        reservations = self._settlements.reservations
+        is_running = status.state is ResponseState.RUNNING
+        draft = self._draft(head, status.settled)
+        most = draft.used(head.most)
+        slices = _slices(head, head.most) if head.is_sliced else None
+        if slices is not None:
+            most = _slices(head, most).first
+        request = ReservationRequest.of(draft, head.subjects, most, reservation=status.reservation)
+        reserved = await reservations.take_over(request) if is_running else None
+        if reserved is None:
+            reserved = request.completion_tokens
+            request = msgspec.structs.replace(request, request_id=f"{head.request_id}.{term}")
+            try:
+                if not (is_running and history.has_ended):
+                    await self._reserve(request, draft)
+            except (RateLimitError, InsufficientQuotaError):
+                if not is_running:
+                    raise
+            reservations.adopt(draft.tenant_id, request.request_id)
+        # Two settlements are one in the ledger only if their times are equal too.
+        settlement = self._settlements.open(
+            draft, Admission(draft.created_ms, {}), generation, reservation=request.request_id
         )
-        await self._store.append(
-            response.id,
-            term=term,
-            index=len(entries),
-            entries=encode_entries([encode_message(*each) for each in unread], ""),
-            status=ResponseStatus(ResponseState.LEFT, status.reservation, settled, ()),
-            ttl_ms=response.head.retention_ms,
+        if slices is not None:
+            slices.reserved = draft.completion_tokens + reserved
+            self._settlements.reserve_in_slices(settlement, slices)
+        return settlement
+
+    async def _reserve(self, request: ReservationRequest, draft: UsageRecord) -> None:
+        await self._settlements.reservations.reserve(
+            request,
+            is_openai=draft.dialect == Dialect.OPENAI,
+            # The address of the client that resumes is unknown here.
+            sees=sees_key,
         )
+
+    def _draft(self, head: ResponseHead, settled: Counts) -> UsageRecord:
+        if head.record.line:
+            settled = Counts()  # A line is recorded once, when it has its result.
+        return msgspec.structs.replace(
+            head.record, gateway=self._dispatcher.gateway, **settled._asdict()
+        )
+
+    async def _redis_ms(self) -> int:
+        seconds, microseconds = await self._executor.execute_command("TIME")
+        return int(seconds) * 1000 + int(microseconds) // 1000
 
 
 def _without_counts(history: Sequence[JobMessage]) -> list[JobMessage]:
@@ -359,19 +342,16 @@ def _generation(history: History, *, max_unread_bytes: int) -> Generation:
     return generation
 
 
-def _with_new_deadline(head: ResponseHead) -> ResponseHead:
+def _resumed(head: ResponseHead, term: int, *, now_ms: int) -> ResponseHead:
+    """Return the head of a settled response that resumes, with a usage record for the rest."""
     deadline_ms = clock.now_ms() + head.most_ms
     jobs = [msgspec.structs.replace(job, deadline_ms=deadline_ms) for job in head.jobs]
-    return msgspec.structs.replace(head, jobs=jobs)
+    record = head.record
+    if not record.line:
+        request_id = f"{head.request_id}.{term}"
+        record = msgspec.structs.replace(record, request_id=request_id, created_ms=now_ms)
+    return msgspec.structs.replace(head, jobs=jobs, record=record)
 
 
 def _slices(head: ResponseHead, most: Counts) -> Slices:
     return Slices(head.subjects, most, sequences=sum(job.n for job in head.jobs))
-
-
-def _reservation_request(head: ResponseHead, draft: UsageRecord) -> ReservationRequest:
-    """Return the reservation request for the most that a resumed response may use."""
-    most = draft.used(head.most)
-    if head.is_sliced:
-        most = _slices(head, most).first
-    return ReservationRequest.of(draft, head.subjects, most)

@@ -2,8 +2,9 @@
 -- existed.
 --
 -- The first end wins. A settlement that finds no reservation (Redis lost it, or it has ended) still
--- appends its record; the ledger keeps one record per request. Since the counters may or may not
--- include that request, the subjects' accounts must be derived again. A release that finds no
+-- appends its record; the ledger counts each request once. Since the counters may or may not
+-- include that request, the subjects' accounts must be derived again. This also holds for a release
+-- with the record of a request that may have been settled before. A release that finds no
 -- reservation leaves a mark for a while. The mark rejects a reservation that arrives after its
 -- release. An end by any process but the gateway that reserved leaves the mark too, because that
 -- gateway may come back and restore a reservation that it considers lost.
@@ -13,8 +14,8 @@
 --   id  expired_at: expiry of the lease, to end the reservation only if it is still open and was not
 --     renewed since; or empty
 --   requests: 1 to settle, 0 to release  prompt, completion: tokens  audio: its seconds
---   cost: in micro-dollars; all 0 to release  record: usage record; empty to release
---   owners: msgpack: the names of the subjects, if there is no reservation
+--   cost: in micro-dollars; all 0 to release  record: usage record; empty if there is none
+--   owners: msgpack: the names of the subjects whose accounts may have to be derived again
 -- Output for each request 1 if the reservation was open, else 0
 -- @include server
 -- @include accounts
@@ -48,9 +49,10 @@ for i = 1, #KEYS - first_key do
       decoded[request] = decoded[request] or cmsgpack.unpack(request)
       replies[i] = 1
       if taken or expired_at ~= '' then marks[#marks + 1] = {key, ENDED_MS} end
-    elseif not is_settle then
+    elseif record == '' then
       marks[#marks + 1] = {key, RELEASED_MS}
-    else
+    end
+    if record ~= '' and not (is_open and is_settle) then
       unknown[#unknown + 1] = cmsgpack.unpack(owners)
     end
     ends[#ends + 1] = {
@@ -102,7 +104,7 @@ local function end_in_subject(e, name, is_windowed, is_held, is_prepaid)
 end
 
 for _, e in ipairs(ends) do
-  if e.is_settle then call('XADD', usage_records, '*', 'u', e.record) end
+  if e.record ~= '' then call('XADD', usage_records, '*', 'u', e.record) end
   if e.held then
     local names, windows, held, slots_held, is_prepaid = unpack(e.request)
     for i = 1, #names do

@@ -118,17 +118,18 @@ def _skip_settling() -> None:
     from gateway.limits.reservations import Reservations
     from gateway.records.usage_record import UsageRecord
 
-    settle, calls, skipped = Reservations.settle, [0], list[UsageRecord]()
+    settle, calls, skipped = Reservations.settle, [0], list[tuple[UsageRecord, Any]]()
 
-    async def settle_most(self: Reservations, record: UsageRecord) -> Any:
+    async def settle_most(self: Reservations, record: UsageRecord, **named: Any) -> Any:
         calls[0] += 1
         is_armed = _is_armed(Plant.SKIP_SETTLING)
         if calls[0] % 5 == 0 and is_armed:
-            skipped.append(record)
+            skipped.append((record, named))
             return None
         while skipped and not is_armed:
-            await settle(self, skipped.pop())
-        return await settle(self, record)
+            late, late_named = skipped.pop()
+            await settle(self, late, **late_named)
+        return await settle(self, record, **named)
 
     Reservations.settle = settle_most  # type: ignore[method-assign]
 

@@ -129,6 +129,35 @@ async def test_request_settled_as_lost_is_charged_when_a_gateway_settles_it(
 
 
 @every_database
+async def test_row_that_a_later_one_of_its_request_exceeds_is_supplemented(
+    database: Database,
+) -> None:
+    def row(outcome: Outcome, cached: int, completion: int) -> UsageRecord:
+        return usage_record(
+            1,
+            outcome=outcome,
+            prompt_tokens=10,
+            cached_tokens=cached,
+            completion_tokens=completion,
+            cost_micros=100 - cached + completion,
+        )
+
+    assert await _insert(database, row(Outcome.CANCELLED, 4, 5)) == 1
+    assert await _insert(database, row(Outcome.FINISHED, 6, 5)) == 0  # Only more is cached.
+    assert await _insert(database, row(Outcome.LOST, 0, 7), row(Outcome.FINISHED, 0, 9)) == 2
+    assert await _insert(database, row(Outcome.FINISHED, 0, 9), row(Outcome.FINISHED, 0, 8)) == 0
+    async with database.reading() as transaction:
+        rows = list(await transaction.scalars(select(LedgerRow).order_by(LedgerRow.request_id)))
+    request_id = rows[0].request_id
+    found = [(each.request_id, each.completion_tokens, each.cost_micros) for each in rows]
+    assert found == [
+        (request_id, 5, 101),
+        (f"{request_id}.late", 2, 6),
+        (f"{request_id}.late2", 2, 2),
+    ]
+
+
+@every_database
 async def test_rows_added_concurrently_are_added_once(database: Database) -> None:
     records = [usage_record(number) for number in range(300)]
     added = await asyncio.gather(

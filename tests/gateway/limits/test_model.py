@@ -178,8 +178,11 @@ class Model:
             if limit in MINUTE or limit in (LimitName.BUDGET, None)
         }
 
-    def settle(self, ended: UsageRecord) -> bool:
+    def settle(self, ended: UsageRecord, reservation: str) -> bool:
         self.settled.setdefault(ended.request_id, ended)
+        if reservation != ended.request_id:
+            self.seeded.clear()
+            return self.release(reservation)
         request = self.requests.get(ended.request_id)
         if request is None or not request.is_open:
             self.seeded.clear()
@@ -238,6 +241,7 @@ ACTIONS = {
     "settle": 8,
     "release": 2,
     "again": 1,
+    "taken_over": 1,
     "lost": 1,
     "renew": 2,
     "drain": 2,
@@ -312,7 +316,12 @@ class History:
         return [id_ for id_, used in self.model.requests.items() if used.is_open is is_open]
 
     async def _settle(
-        self, request_id: str, *, created_ms: int, most: tuple[int, int, int, int]
+        self,
+        request_id: str,
+        *,
+        created_ms: int,
+        most: tuple[int, int, int, int],
+        reservation: str = "",
     ) -> None:
         prompt, completion, audio, cost = (self.rng.randint(0, number) for number in most)
         ended = record(
@@ -324,7 +333,8 @@ class History:
             cost_micros=cost,
             is_prepaid=self.model.is_prepaid,
         )
-        assert await self.desk.store.settle(ended) is self.model.settle(ended)
+        is_open = await self.desk.store.settle(ended, reservation=reservation)
+        assert is_open is self.model.settle(ended, reservation or request_id)
 
     async def settle(self) -> None:
         """Settle some open requests in one turn, sometimes beside one that Redis does not know."""
@@ -342,11 +352,19 @@ class History:
         if request_id := self._known(is_open=False):
             await self._settle(request_id, created_ms=self.model.now_ms, most=(9, 9, 9, 9))
 
-    async def lost(self) -> None:
+    async def lost(self, reservation: str = "") -> None:
         self.number += 1
         await self._settle(
-            f"lost{self.number}", created_ms=self.model.now_ms, most=(60, 60, 30, 90)
+            f"lost{self.number}",
+            created_ms=self.model.now_ms,
+            most=(60, 60, 30, 90),
+            reservation=reservation,
         )
+
+    async def taken_over(self) -> None:
+        """Settle a lost request for which a gateway that took it over has reserved again."""
+        if reservation := self._known(is_open=True):
+            await self.lost(reservation)
 
     async def release(self) -> None:
         if request_id := self._known(is_open=True):

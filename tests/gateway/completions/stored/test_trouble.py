@@ -17,6 +17,7 @@ from gateway.completions.stored.owned import OwnedState
 from gateway.completions.stored.store import ResponseState, ResponseStore
 from gateway.limits.store import QuotaStore
 from gateway.records.errors import SlowReaderError, StoreUnavailableError
+from gateway.records.limits import Limits
 from gateway.records.usage_record import Outcome, UsageRecord, decode_usage
 from tests.gateway.completions.stored.conftest import OpenHouse
 from tests.gateway.completions.stored.house import (
@@ -224,13 +225,11 @@ async def test_sweep_does_not_settle_a_response_that_another_gateway_continues(
     taken: list[Reader] = []
     settle = QuotaStore.settle
 
-    async def taken_over_first(
-        store: QuotaStore, record: UsageRecord, *, expired_ms: int | None = None
-    ) -> bool:
+    async def taken_over_first(store: QuotaStore, record: UsageRecord, **options: Any) -> bool:
         """Let the sweep settle after another gateway has taken the response over."""
         if record.outcome is Outcome.LOST:
             taken.append(Reader((await second.attach(request.id)).generation))
-        return await settle(store, record, expired_ms=expired_ms)
+        return await settle(store, record, **options)
 
     monkeypatch.setattr(QuotaStore, "settle", taken_over_first)
     assert await Sweep(redis).run() == 0
@@ -245,8 +244,9 @@ async def test_sweep_does_not_settle_a_response_that_another_gateway_continues(
 
 @pytest.mark.parametrize("is_kept", [True, False], ids=["receipt", "no receipt"])
 async def test_response_settled_by_the_sweep_resumes_with_a_new_reservation(
-    first: House, second: House, worker: FakeWorker, redis: "Redis", *, is_kept: bool
+    open_house: OpenHouse, worker: FakeWorker, redis: "Redis", *, is_kept: bool
 ) -> None:
+    first, second, third = [await open_house(f"gw{number}") for number in (1, 2, 3)]
     request = await abandoned(first, worker, redis)
     if not is_kept:
         await redis.delete(keys.job(MODEL, f"{request.id}-0"))
@@ -254,16 +254,78 @@ async def test_response_settled_by_the_sweep_resumes_with_a_new_reservation(
 
     reader = Reader((await second.attach(request.id)).generation)
     again = await worker.claim_one()
+    await worker.say(again, "b")
+    await reader.until_text("ab")
+    assert await redis.zrange(keys.open_reservations(BUCKET), 0, -1) == [f"{request.id}.2".encode()]
+
+    await second.kill()
+    await worker.lose(again, tokens=2)
+    await eventually(lambda: _has_ended(redis, f"{request.id}-0"), what="the job being taken back")
+    await expire(redis, f"{request.id}.2")
+    assert await Sweep(redis).run() == 1
+    reader = Reader((await third.attach(request.id)).generation)
+    await worker.conclude(await worker.claim_one(), "c")
+    await reader.to_the_end()
+
+    assert reader.text == "abc"
+    assert await settlements(redis, 3) == [
+        (request.id, ("lost", 3, 1) if is_kept else ("lost", 0, 0)),
+        (request.id, ("lost", 3, 2)),
+        (request.id, ("finished", 3, 3)),
+    ]
+    assert len({each.created_ms for each in await all_records(redis)}) == 1
+    assert await redis.zrange(keys.open_reservations(BUCKET), 0, -1) == []
+
+
+async def test_running_response_resumes_although_no_limit_allows_a_new_reservation(
+    first: House, second: House, worker: FakeWorker, redis: "Redis"
+) -> None:
+    limits = Limits(concurrent_requests=1)
+    request, claim = await begun(first, worker, limits=limits)
+    await first.kill()
+    await worker.lose(claim, tokens=1)
+    await expire(redis, request.id)
+    assert await Sweep(redis).run() == 1
+    await second.submit(limits=limits)
+    await worker.claim_one()
+
+    reader = Reader((await second.attach(request.id)).generation)
+    await worker.conclude(await worker.claim_one(), "b")
+    await reader.to_the_end()
+
+    assert reader.text == "ab"
+    assert (await settlements(redis, 2))[1] == (request.id, ("finished", 3, 2))
+
+
+async def test_response_that_a_living_owner_has_settled_is_settled_under_the_same_id(
+    first: House, second: House, worker: FakeWorker, redis: "Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failover has lost its end, its replies and the heartbeat of its owner."""
+
+    async def fail(*_: Any, **__: Any) -> None:
+        raise RedisConnectionError
+
+    request, claim = await begun(first, worker, is_background=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(ResponseStore, "append", fail)
+        first.responses.of(request.settlement).leave()
+        await worker.conclude(claim, "b")
+        await settled_records(redis, 1)
+    await redis.delete(keys.replies("gw1"), keys.gateway_alive("gw1"))
+
+    reader = Reader((await second.attach(request.id)).generation)
+    again = await worker.claim_one()
+    await worker.say(again, "a")
     await worker.conclude(again, "b")
     await reader.to_the_end()
 
     assert reader.text == "ab"
-    await settled_records(redis, 2)
-    assert await settlements(redis) == [
-        (request.id, ("lost", 3, 1) if is_kept else ("lost", 0, 0)),
-        (request.id, ("lost", 3, 1)),
-        (f"{request.id}.2", ("finished", 0, 1)),
+    assert await settlements(redis, 2) == [
+        (request.id, ("finished", 3, 2)),
+        (request.id, ("finished", 3, 2)),
     ]
+    first_record, second_record = await all_records(redis)
+    assert first_record.created_ms == second_record.created_ms
 
 
 async def test_prompt_of_a_lost_request_that_received_nothing_is_paid_once(
@@ -281,15 +343,14 @@ async def test_prompt_of_a_lost_request_that_received_nothing_is_paid_once(
     await worker.conclude(await worker.claim_one(), "a")
     await reader.to_the_end()
 
-    await settled_records(redis, 2)
+    await settlements(redis, 2)
     records = await all_records(redis)
     paid = [each.prompt_tokens - each.free_prompt_tokens for each in records]
     assert [counts_of(each) for each in records] == [
         ("lost", 3, 0),
-        ("lost", 0, 0),
         ("finished", 3, 1),
     ]
-    assert paid == [0, 0, 3]
+    assert paid == [0, 3]
 
 
 async def test_response_whose_receipt_was_lost_is_charged_although_the_sweep_was_first(
@@ -307,16 +368,21 @@ async def test_response_whose_receipt_was_lost_is_charged_although_the_sweep_was
 
     assert reader.text == "ab"
     await state_is(second, request.id, ResponseState.FINISHED)
-    assert await settlements(redis) == [
+    assert await settlements(redis, 2) == [
         (request.id, ("lost", 0, 0)),
         (request.id, ("finished", 3, 2)),
     ]
 
 
-async def settlements(redis: "Redis") -> list[tuple[str, tuple[str, int, int]]]:
-    """Return ids, outcomes and counts of all settlements. Of those of one request, the ledger has
-    the first, and what a later one has more.
+async def settlements(redis: "Redis", number: int) -> list[tuple[str, tuple[str, int, int]]]:
+    """Wait for a number of settlements; return their ids, outcomes and counts. Of those of one
+    request, the ledger has the first, and what a later one has more.
     """
+
+    async def are_made() -> bool:
+        return len(await all_records(redis)) >= number
+
+    await eventually(are_made, what="the settlements")
     return [(each.request_id, counts_of(each)) for each in await all_records(redis)]
 
 
