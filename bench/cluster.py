@@ -2,7 +2,8 @@
 
 Two deployments with the scripted engine take turns with the same load, of many tenants with limits
 and many models. One has a single Redis, the other a cluster of three masters. No Redis has a
-replica.
+replica. Replies are most of the work of Redis, and those of a gateway are on one master: with fewer
+gateways than masters, one of them has nearly none.
 """
 
 import argparse
@@ -41,7 +42,6 @@ _PORTS: Final = 65_536 - _BUS_PORTS
 _READY_SECONDS: Final = 60.0
 _ANSWER_SECONDS: Final = 5.0
 _MODELS: Final = tuple(f"model-{number}" for number in range(48))
-_GATEWAYS: Final = 2
 _LANES: Final = 8
 """Consecutive connections that share a gateway."""
 _CONNECTIONS: Final = 96
@@ -70,11 +70,12 @@ class _System:
     servers: Sequence[Server]
     """Of Redis, except the one that only Celery uses."""
     workers: Server
+    gateways: int
 
     def wait_for_models(self) -> None:
         """Wait until each gateway lists all models. Raises StartError."""
         deadline = time.monotonic() + _READY_SECONDS
-        for url in self.sluice.urls(_GATEWAYS):
+        for url in self.sluice.urls(self.gateways):
             while (found := self._models(url)) < len(_MODELS):
                 self.workers.check()
                 if time.monotonic() > deadline:
@@ -103,7 +104,7 @@ class _System:
 
         Raises MeasureError if they have not ended at a time of the monotonic clock.
         """
-        urls, texts = self.sluice.urls(_GATEWAYS), prompts(seed, _WORDS)
+        urls, texts = self.sluice.urls(self.gateways), prompts(seed, _WORDS)
         lanes = []
         for number in range(_CONNECTIONS):
             model = _MODELS[number % len(_MODELS)]
@@ -111,7 +112,7 @@ class _System:
                 Request(model=model, prompt=next(texts), completion_tokens=_TOKENS, streamed=True)
                 for _ in range(requests)
             ]
-            url = urls[number // _LANES % _GATEWAYS]
+            url = urls[number // _LANES % self.gateways]
             lanes.append(Lane(url, self._key(number), sent))
         meter = Meter({server.name: [server.pid] for server in self.servers})
         left = max(0.0, deadline - time.monotonic())
@@ -177,15 +178,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.cluster", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=8, help="of each connection in a round")
+    parser.add_argument("--gateways", type=int, default=_MASTERS, help="of each deployment")
     parser.add_argument("--seconds", type=float, default=220.0, help="the run fails after these")
     options = parser.parse_args()
     try:
-        _measure(options.rounds, options.requests, time.monotonic() + options.seconds)
+        deadline = time.monotonic() + options.seconds
+        _measure(options.rounds, options.requests, gateways=options.gateways, deadline=deadline)
     except (StartError, MeasureError) as error:
         sys.exit(f"bench.cluster: {error}")
 
 
-def _measure(rounds: int, requests: int, deadline: float) -> None:
+def _measure(rounds: int, requests: int, *, gateways: int, deadline: float) -> None:
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as name, ExitStack() as stack:
         folder = Path(name)
         url, servers = stack.enter_context(_cluster(folder / "servers"))
@@ -201,7 +204,7 @@ def _measure(rounds: int, requests: int, deadline: float) -> None:
             workers = sluice.start_scripted_workers(_MODELS, _STEP_SECONDS)
             stack.callback(workers.stop)
             own = servers if kind == "cluster" else [sluice.redis]
-            systems.append(_System(kind, sluice, own, workers))
+            systems.append(_System(kind, sluice, own, workers, gateways))
         spent: dict[str, list[list[float]]] = {system.name: [] for system in systems}
         for system in systems:
             system.wait_for_models()

@@ -259,18 +259,20 @@ class Stepwise(ScriptedEngine):
     def __init__(self, folder: Path, script: Script) -> None:
         super().__init__(folder, script)
         self._allowed = asyncio.Semaphore(0)
+        self._unstarted = 0
         self.most = 0
         """The number of sequences at each step."""
 
     def allow(self, steps: int = ENDLESS) -> None:
         """Let it make some more steps."""
+        self._unstarted += steps
         for _ in range(steps):
             self._allowed.release()
 
     @property
     def is_held(self) -> bool:
         """Whether it has started every allowed step."""
-        return self._allowed.locked()
+        return self._unstarted == 0
 
     @override
     async def submit(self, requests: Sequence[EngineRequest]) -> None:
@@ -280,12 +282,13 @@ class Stepwise(ScriptedEngine):
     @override
     async def step(self) -> EngineStep:
         await self._allowed.acquire()
+        self._unstarted -= 1
         return await super().step()
 
     @override
     def die(self) -> None:
         super().die()
-        self._allowed.release()
+        self.allow(1)
 
 
 @contextlib.asynccontextmanager
