@@ -6,9 +6,10 @@ ledger. If anything is settled later, the version differs and the counters are n
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable
+import operator
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from redis.exceptions import RedisError
 
@@ -36,6 +37,14 @@ PAUSE_SECONDS: Final = 0.1
 RETRY_AFTER_SECONDS: Final = 1.0
 
 
+class Recorded(NamedTuple):
+    """The usage of one request in the ledger."""
+
+    tokens: int = 0
+    audio_seconds: int = 0
+    cost_micros: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balances:
     """A subject's usage in the ledger: requests count for the day and month of their admission."""
@@ -47,32 +56,42 @@ class Balances:
     credit_micros: int | None
     """Credits granted minus the cost of all prepaid requests; None unless the subject is a tenant.
     """
-    known_ids: Collection[str]
-    """The given request ids that are in the ledger, and therefore in these sums."""
+    known: Mapping[str, Recorded]
+    """Those of the given request ids that are in the ledger, and therefore in these sums."""
 
     def plus(self, undrained: Iterable[UsageRecord], *, day: int, month: int) -> AccountNumbers:
         """Return the numbers of a day and a month with the records that are not in the ledger.
 
-        The first record of a request counts.
+        Several records of a request count as much as the largest, as in the ledger.
         """
-        first: dict[str, UsageRecord] = {}
+        requests, tokens = self.requests_today, self.tokens_today
+        seconds, cost, credit = self.audio_seconds_today, self.cost_this_month, self.credit_micros
+        known = dict(self.known)
         for record in undrained:
-            if record.request_id not in self.known_ids:
-                first.setdefault(record.request_id, record)
-        rest = first.values()
-        today = [record for record in rest if day_of(record.created_ms) == day]
-        of_month = (r.cost_micros for r in rest if month_of(r.created_ms) == month)
-        credit = self.credit_micros
-        if credit is not None:
-            credit -= sum(record.cost_micros for record in rest if record.is_prepaid)
+            is_today = day_of(record.created_ms) == day
+            requests += is_today and record.request_id not in known
+            before = known.get(record.request_id, Recorded())
+            used = Recorded(
+                record.prompt_tokens + record.completion_tokens,
+                record.audio_seconds,
+                record.cost_micros,
+            )
+            known[record.request_id] = most = Recorded(*map(max, before, used))
+            more = Recorded(*map(operator.sub, most, before))
+            if is_today:
+                tokens += more.tokens
+                seconds += more.audio_seconds
+            if month_of(record.created_ms) == month:
+                cost += more.cost_micros
+            if credit is not None and record.is_prepaid:
+                credit -= more.cost_micros
         return AccountNumbers(
             day=day,
             month=month,
-            requests=self.requests_today + len(today),
-            tokens=self.tokens_today
-            + sum(record.prompt_tokens + record.completion_tokens for record in today),
-            audio_seconds=self.audio_seconds_today + sum(record.audio_seconds for record in today),
-            cost_micros=self.cost_this_month + sum(of_month),
+            requests=requests,
+            tokens=tokens,
+            audio_seconds=seconds,
+            cost_micros=cost,
             credit_micros=credit,
         )
 

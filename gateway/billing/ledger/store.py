@@ -10,7 +10,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.billing.credits.service import balance_of
-from gateway.limits.seeding import Balances
+from gateway.limits.seeding import Balances, Recorded
 from gateway.platform.database.claims import lock_kind
 from gateway.platform.database.engine import Database
 from gateway.platform.database.holders import held_by
@@ -137,18 +137,16 @@ class LedgerStore:
         self, request_ids: Collection[str]
     ) -> defaultdict[str, list[Mapping[str, Any]]]:
         """Return the rows of requests: the first one, and those added later."""
-        ids = {
-            id_: request_id
-            for request_id in request_ids
-            for id_ in (request_id, *(_late_id(request_id, n + 1) for n in range(MOST_LATE)))
-        }
         rows = defaultdict[str, list[Mapping[str, Any]]](list)
-        for some in _chunks(sorted(ids)):
-            found = await self._transaction.execute(
-                select(_LEDGER).where(_LEDGER.c.request_id.in_(some))
-            )
-            for row in found.mappings():
-                rows[ids[row["request_id"]]].append(dict(row))
+        ids = {request_id: request_id for request_id in request_ids}
+        for _ in ("first", "later"):
+            for some in _chunks(sorted(ids)):
+                found = await self._transaction.execute(
+                    select(_LEDGER).where(_LEDGER.c.request_id.in_(some))
+                )
+                for row in found.mappings():
+                    rows[ids[row["request_id"]]].append(dict(row))
+            ids = {_late_id(first, n + 1): first for first in rows for n in range(MOST_LATE)}
         return rows
 
     async def mark_dirty(self, hours: Iterable[datetime]) -> None:
@@ -175,16 +173,16 @@ class LedgerStore:
         )
         return PeriodUsage(*(int(value or 0) for value in row.one()))
 
-    async def known(self, request_ids: Collection[str]) -> set[str]:
-        """Return the given request ids that are in the ledger."""
-        found: set[str] = set()
-        for some in _chunks(sorted(request_ids)):
-            found.update(
-                await self._transaction.scalars(
-                    select(LedgerRow.request_id).where(LedgerRow.request_id.in_(some))
-                )
+    async def known(self, request_ids: Collection[str]) -> dict[str, Recorded]:
+        """Return the usage of those of the given requests that are in the ledger."""
+        return {
+            request_id: Recorded(
+                sum(row["prompt_tokens"] + row["completion_tokens"] for row in rows),
+                sum(row["audio_seconds"] for row in rows),
+                sum(row["cost_micros"] for row in rows),
             )
-        return found
+            for request_id, rows in (await self._rows_of(request_ids)).items()
+        }
 
 
 def _chunks(values: Sequence[str]) -> Iterator[Sequence[str]]:
@@ -212,8 +210,8 @@ def _difference(row: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]]) ->
 def _is_more(row: Mapping[str, Any]) -> bool:
     # More tokens in a cache are no more usage.
     names = set(Counts._fields) - {"cached_tokens"}
-    paid: list[int] = [row[name] - row[f"free_{name}"] for name in names]
-    return min(row["cost_micros"], *paid) >= 0 and max(paid) > 0
+    paid: list[int] = [row["cost_micros"], *(row[name] - row[f"free_{name}"] for name in names)]
+    return min(paid) >= 0 and max(paid) > 0
 
 
 async def read_balances(
@@ -241,5 +239,5 @@ async def read_balances(
             audio_seconds_today=today.audio_seconds,
             cost_this_month=this_month.cost_micros,
             credit_micros=(await balance_of(transaction, tenant_id)).micros if has_credit else None,
-            known_ids=await store.known(request_ids),
+            known=await store.known(request_ids),
         )

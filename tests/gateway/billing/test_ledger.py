@@ -10,6 +10,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from contract.tier import ServiceTier
 from gateway.billing.ledger.drain import UnusableRecordError, row_of
 from gateway.billing.ledger.store import LedgerStore, PeriodUsage
+from gateway.limits.seeding import Recorded
 from gateway.platform.database.engine import Database
 from gateway.platform.database.tables import DirtyHourRow, LedgerRow
 from gateway.records.errors import StoreUnavailableError
@@ -78,9 +79,9 @@ async def test_row_has_every_field_of_the_record(database: Database) -> None:
 
 
 @every_database
-async def test_first_row_of_a_request_counts(database: Database) -> None:
+async def test_later_row_that_has_no_more_adds_nothing(database: Database) -> None:
     first, other = usage_record(1), usage_record(2)
-    copy = usage_record(1, cost_micros=999, outcome=Outcome.LOST)
+    copy = usage_record(1, cost_micros=99, outcome=Outcome.LOST)
     assert await _insert(database, first, copy, other) == 2
     assert await _insert(database, copy, other) == 0
     assert await _marked_hours(database) == [NOON], "a duplicate marks no hour"
@@ -268,9 +269,12 @@ async def test_usage_is_read_by_holder_and_time(database: Database) -> None:
     assert await usage(LimitScope.KEY, "key_2") == PeriodUsage(0, 0, 0, 0)
 
 
-async def test_known_request_ids_are_found(database: Database) -> None:
-    await _insert(database, usage_record(1), usage_record(2))
+async def test_usage_of_known_requests_is_found(database: Database) -> None:
+    more = usage_record(2, completion_tokens=50, cost_micros=500, audio_seconds=3)
+    await _insert(database, usage_record(1), usage_record(2), more)
     asked = {usage_record(n).request_id for n in range(2, 12_000)}
     async with database.reading() as transaction:
-        assert await LedgerStore(transaction).known(asked) == {usage_record(2).request_id}
-        assert await LedgerStore(transaction).known([]) == set()
+        store = LedgerStore(transaction)
+        tokens = more.prompt_tokens + more.completion_tokens
+        assert await store.known(asked) == {more.request_id: Recorded(tokens, 3, 500)}
+        assert await store.known([]) == {}

@@ -3,9 +3,11 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
 
+from msgspec import structs
+
 from contract import keys
 from contract.scripts import CommandExecutor
-from gateway.limits.seeding import Balances
+from gateway.limits.seeding import Balances, Recorded
 from gateway.records.errors import StoreUnavailableError
 from gateway.records.limits import LimitScope, SubjectLimits
 from gateway.records.usage_record import UsageRecord, decode_usage
@@ -13,7 +15,7 @@ from tests.gateway.limits.building import BUCKET
 
 
 class FakeLedger:
-    """Keeps the first record of each request, as the real one does."""
+    """Keeps one record of each request, with what later ones have more, as the real one does."""
 
     def __init__(self) -> None:
         self.records: dict[str, UsageRecord] = {}
@@ -47,7 +49,15 @@ class FakeLedger:
             credit_micros=self.granted - sum(r.cost_micros for r in mine if r.is_prepaid)
             if is_tenant
             else None,
-            known_ids=[id_ for id_ in request_ids if id_ in self.records],
+            known={
+                id_: Recorded(
+                    found.prompt_tokens + found.completion_tokens,
+                    found.audio_seconds,
+                    found.cost_micros,
+                )
+                for id_ in request_ids
+                if (found := self.records.get(id_)) is not None
+            },
         )
         if self.delay_seconds:
             await asyncio.sleep(self.delay_seconds)
@@ -65,9 +75,22 @@ class FakeLedger:
         )
         for entry, fields in entries:
             record = decode_usage(fields[b"u"])
-            self.records.setdefault(record.request_id, record)
+            add(self.records, record)
             if deletes:
                 await redis.execute_command("XDEL", keys.usage(BUCKET), entry)
+
+
+def add(records: dict[str, UsageRecord], record: UsageRecord) -> None:
+    """Add a record, or what it has more than the one of its request."""
+    first = records.setdefault(record.request_id, record)
+    larger = max(first, record, key=lambda each: each.prompt_tokens + each.completion_tokens)
+    records[record.request_id] = structs.replace(
+        first,
+        prompt_tokens=larger.prompt_tokens,
+        completion_tokens=larger.completion_tokens,
+        audio_seconds=max(first.audio_seconds, record.audio_seconds),
+        cost_micros=max(first.cost_micros, record.cost_micros),
+    )
 
 
 def _is_of(record: UsageRecord, subject: SubjectLimits) -> bool:

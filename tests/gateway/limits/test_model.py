@@ -33,7 +33,7 @@ from tests.gateway.limits.building import (
     tenant_of,
     usage,
 )
-from tests.gateway.limits.fake_ledger import FakeLedger
+from tests.gateway.limits.fake_ledger import FakeLedger, add
 from tests.support.kinds import every_redis, histories
 from tests.support.patience import PATIENCE_SECONDS
 
@@ -80,7 +80,7 @@ class Model:
     requests: dict[str, Used] = field(default_factory=dict)
     """Admitted requests by id; settled ones have their counts."""
     settled: dict[str, UsageRecord] = field(default_factory=dict)
-    """The first record of each request."""
+    """One record of each request, with what later ones have more."""
     seeded: set[str] = field(default_factory=set)
 
     def is_durable(self, subject: SubjectLimits) -> bool:
@@ -179,7 +179,7 @@ class Model:
         }
 
     def settle(self, ended: UsageRecord, reservation: str) -> bool:
-        self.settled.setdefault(ended.request_id, ended)
+        add(self.settled, ended)
         if reservation != ended.request_id:
             self.seeded.clear()
             return self.release(reservation)
@@ -350,7 +350,8 @@ class History:
 
     async def again(self) -> None:
         if request_id := self._known(is_open=False):
-            await self._settle(request_id, created_ms=self.model.now_ms, most=(9, 9, 9, 9))
+            created_ms = self.model.requests[request_id].created_ms
+            await self._settle(request_id, created_ms=created_ms, most=(99, 99, 9, 99))
 
     async def lost(self, reservation: str = "") -> None:
         self.number += 1
@@ -437,7 +438,7 @@ async def test_scripts_equal_the_model_on_a_random_history(
         await history._settle_open(request_id)
     await history.check()
     for waiting in await usage(any_redis):
-        ledger.records.setdefault(waiting.request_id, waiting)
+        add(ledger.records, waiting)
     assert ledger.records == model.settled
     assert len(model.settled) > 30, "the history is too short to show anything"
 

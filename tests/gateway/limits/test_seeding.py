@@ -69,7 +69,7 @@ async def test_seed_adds_records_that_the_ledger_lacks(
     seeder: Seeder,
     ledger: FakeLedger,
 ) -> None:
-    """Each record counts once: in the ledger, in the stream, or in both during a drain."""
+    """Each request counts once, as its largest record: in the ledger, in the stream, or in both."""
     ledger.granted = 1_000
     await append(any_redis, "a", "b", "b", prompt_tokens=1, cost_micros=10, is_prepaid=True)
     await ledger.drain(any_redis, most=1, deletes=False)
@@ -80,13 +80,13 @@ async def test_seed_adds_records_that_the_ledger_lacks(
     await append(any_redis, "foreign", tenant_id="else", cost_micros=10**6, is_prepaid=True)
     await seeder.seed(TENANT, [KEY, TENANTS])
     key, tenant = await status_of(store, KEY), await status_of(store, TENANTS)
-    assert (key.requests_today, key.tokens_today, key.cost_this_month) == (3, 3, 219)
+    assert (key.requests_today, key.tokens_today, key.cost_this_month) == (3, 3, 308)
     assert key.credit_micros is None
-    assert (tenant.requests_today, tenant.cost_this_month) == (4, 1219)
-    assert tenant.credit_micros == 1_000 - 10 - 10 - 99 - 1000
+    assert (tenant.requests_today, tenant.cost_this_month) == (4, 1308)
+    assert tenant.credit_micros == 1_000 - 10 - 99 - 99 - 1000
     project = project_of(budget_micros=1)
     await seeder.seed(TENANT, [project])
-    assert (await status_of(store, project)).cost_this_month == 1219
+    assert (await status_of(store, project)).cost_this_month == 1308
 
 
 async def test_accounts_and_reservations_of_release_0_3_0_get_their_seconds_of_audio(
