@@ -61,7 +61,7 @@ class Catalogue:
     """A copy of the worker announcements, refreshed every second."""
 
     def __init__(self, executor: CommandExecutor) -> None:
-        self._executor = executor
+        self.executor = executor
         self._queues: dict[str, JobQueue] = {}
         self._models: dict[str, ServedModel] = {}
         self.largest_window = 0
@@ -91,7 +91,7 @@ class Catalogue:
         """Return the queue of a model."""
         queue = self._queues.get(model)
         if queue is None:
-            queue = self._queues[model] = JobQueue(self._executor, model)
+            queue = self._queues[model] = JobQueue(self.executor, model)
         return queue
 
     async def run(self) -> None:
@@ -104,8 +104,8 @@ class Catalogue:
         announced: dict[bytes, bytes]
         removed: set[bytes]
         announced, removed = await asyncio.gather(
-            self._executor.execute_command("HGETALL", keys.MODELS),
-            self._executor.execute_command("SMEMBERS", keys.REMOVED_MODELS),
+            self.executor.execute_command("HGETALL", keys.MODELS),
+            self.executor.execute_command("SMEMBERS", keys.REMOVED_MODELS),
         )
         cards = [card for name, value in announced.items() if (card := _read_card(name, value))]
         statuses = await asyncio.gather(*(self.queue(card.model).status() for card in cards))
@@ -139,10 +139,10 @@ class Catalogue:
 
         Raises RedisError.
         """
-        ids: list[bytes] = await self._executor.execute_command("ZRANGE", keys.workers(name), 0, -1)
+        ids: list[bytes] = await self.executor.execute_command("ZRANGE", keys.workers(name), 0, -1)
         if not ids:
             return []
-        values: list[bytes | None] = await self._executor.execute_command(
+        values: list[bytes | None] = await self.executor.execute_command(
             "MGET", *(keys.worker_card(name, each.decode()) for each in sorted(ids))
         )
         cards = (_read_card(name.encode(), value) for value in values if value is not None)
@@ -153,8 +153,8 @@ class Catalogue:
 
         Raises RedisError.
         """
-        await self._executor.execute_command("SADD", keys.REMOVED_MODELS, name)
-        await self._executor.execute_command("HDEL", keys.MODELS, name)
+        await self.executor.execute_command("SADD", keys.REMOVED_MODELS, name)
+        await self.executor.execute_command("HDEL", keys.MODELS, name)
 
     @property
     def age_seconds(self) -> float:
@@ -215,7 +215,7 @@ class Catalogue:
 
     async def file(self, key: str) -> bytes | None:
         """Return the compressed file that a worker published under a key."""
-        file: bytes | None = await self._executor.execute_command("GET", key)
+        file: bytes | None = await self.executor.execute_command("GET", key)
         return file
 
 

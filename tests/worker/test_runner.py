@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -418,6 +419,20 @@ async def test_job_of_a_dead_gateway_is_dropped(
         await nothing_leased(gateway)
     assert not await redis.exists(keys.replies("dead"))
     assert not await redis.hexists(keys.job(MODEL, dead.id), "worker")
+
+
+async def test_job_of_a_gateway_that_is_missing_for_a_moment_runs(
+    redis: Redis, redis_server: RedisServer, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = make_job(), make_job()
+    async with running_worker(redis_server, STEADY) as (runner, _, _):
+        await gateway.enqueue(first)
+        await gateway.finished(first)
+        monkeypatch.setattr(gateway, "live", partial(redis.delete, keys.gateway_alive("g1")))
+        await gateway.live()
+        await until(lambda: "g1" in runner.link.gateways.missing_for(0.0))
+        await gateway.enqueue(second)
+        await gateway.finished(second)
 
 
 async def test_running_job_of_a_dead_gateway_is_aborted(

@@ -6,6 +6,7 @@ returned jobs are released as soon as the last frame is written.
 
 import asyncio
 import logging
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass
@@ -82,7 +83,7 @@ class PromptChunks:
 
 
 GRACE_SECONDS = 5.0
-"""Time a gateway may be missing, as after a Redis restart, before its running jobs are aborted."""
+"""Time a gateway may be missing, as after a Redis restart, before its jobs are aborted."""
 
 GONE_SECONDS = 600.0
 """Time after which a missing gateway cannot return under the same id."""
@@ -114,7 +115,10 @@ class GatewayWatch:
         self._missing_since = {name: self._missing_since.get(name, now) for name in missing}
 
     async def is_alive(self, gateway: str) -> bool:
-        """Whether a gateway is alive, as of about the last second."""
+        """Whether a gateway is alive, as of about the last second.
+
+        One that this worker has served may be missing for a while: Redis may have been away for it.
+        """
         if gateway in self._alive:
             return True
         try:
@@ -123,7 +127,9 @@ class GatewayWatch:
             return True  # Assume so; `check` repeats it.
         if is_alive:
             self._alive.add(gateway)
-        return is_alive
+            return True
+        since = self._missing_since.get(gateway, -math.inf)
+        return asyncio.get_running_loop().time() - since < GRACE_SECONDS
 
     def missing_for(self, seconds: float) -> set[str]:
         """Return the gateways that have been missing for at least this long."""

@@ -129,6 +129,7 @@ class Dispatcher:
         # Replies may arrive before the enqueue command returns.
         self._jobs.add(tickets)
         try:
+            await self.presence.ensure_announced(self.catalogue.executor)
             begun: list[GenerationJob] = []
             for start in range(0, len(tickets), JOBS_AT_ONCE):
                 if start:

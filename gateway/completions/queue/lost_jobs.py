@@ -105,9 +105,7 @@ class LostJobs:
         """Query Redis about silent jobs, and retry or fail them. Raises RedisError."""
         if not self._presence.is_steady:
             return
-        if not self._presence.is_announced:
-            # Workers drop jobs of a gateway that has no heartbeat in an emptied Redis.
-            await self._presence.beat()
+        await self._presence.ensure_announced(self._client)
         await self._jobs.drop_again()
         now = time.monotonic()
         silent = [

@@ -20,6 +20,8 @@ from contract.scripts.cluster import server_id
 
 ALIVE_SECONDS = 6
 """Other processes consider a gateway dead after this long without a heartbeat."""
+FRESH_SECONDS: Final = 4.5
+"""Age after which the last heartbeat may expire soon: two in a row were not sent."""
 LISTED_MS = 3_600_000
 """How long `known_gateways` has a gateway that did not deregister."""
 LEFT_SECONDS = 60
@@ -37,8 +39,7 @@ class Presence:
         self.gateway = gateway
         self.outages = 0
         """Outages and restarts of Redis that were detected."""
-        self.is_announced = False
-        """Whether a heartbeat was sent since the last outage."""
+        self._announced_at = float("-inf")
         self._client = client
         self._resume_after_seconds = resume_after_seconds
         self._run_id = ""
@@ -58,13 +59,23 @@ class Presence:
         """Give workers time to report the jobs they hold before any job counts as lost."""
         self.outages += 1
         self._steady_since = time.monotonic()
-        self.is_announced = False
+        self._announced_at = float("-inf")
+
+    async def ensure_announced(self, executor: CommandExecutor) -> None:
+        """Send a heartbeat if Redis may not have one any more. Raises RedisError.
+
+        Workers drop the jobs of a gateway without one.
+        """
+        if time.monotonic() - self._announced_at > FRESH_SECONDS:
+            sent_at = time.monotonic()
+            alive = keys.gateway_alive(self.gateway)
+            await executor.execute_command("SET", alive, 1, "EX", ALIVE_SECONDS)
+            self._announced_at = sent_at
 
     async def beat(self) -> None:
         """Send a heartbeat and detect a restarted or replaced Redis. Raises RedisError."""
         await self.announce(self._client)
         await self.detect_outage(self._client)
-        self.is_announced = True
 
     async def detect_outage(self, executor: CommandExecutor) -> None:
         """Detect a restarted or replaced Redis. Raises RedisError."""
@@ -78,7 +89,9 @@ class Presence:
 
         May be called in another event loop, with a client of that loop. Raises RedisError.
         """
+        sent_at = time.monotonic()
         await self._announcement(client).execute()
+        self._announced_at = sent_at
 
     async def deregister(self) -> None:
         """Remove the heartbeat, so that workers stop this gateway's remaining jobs at once.

@@ -55,7 +55,11 @@ class Peers:
         if not (dispatcher.presence.is_steady and dispatcher.presence.may_judge_others()):
             # After an outage, other gateways may not have sent a heartbeat yet.
             return True
-        return bool(await self._executor.execute_command("EXISTS", keys.gateway_alive(gateway)))
+        if await self._executor.execute_command("EXISTS", keys.gateway_alive(gateway)):
+            return True
+        # A failover that is not known yet may have lost the heartbeat.
+        await dispatcher.presence.detect_outage(self._executor)
+        return not dispatcher.presence.is_steady
 
     async def _send(self, gateway: str, notices: dict[str, Any]) -> None:
         with tolerating_outage(f"notify gateway {gateway}"):

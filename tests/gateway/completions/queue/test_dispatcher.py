@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import math
+import time
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import ANY
@@ -27,7 +29,7 @@ from contract.outcomes import FailureCode, FinishReason
 from contract.queue import JOBS_AT_ONCE, EnqueueReport, JobClaim, JobQueue, LeaseReport
 from gateway.completions.queue import reader as reading
 from gateway.completions.queue.generation import Generation
-from gateway.completions.queue.presence import LEFT_SECONDS
+from gateway.completions.queue.presence import FRESH_SECONDS, LEFT_SECONDS
 from gateway.completions.queue.ticket import MAX_REVIVALS
 from gateway.platform.redis_client import connect
 from gateway.records.errors import OverloadedError, StoreUnavailableError, TenantQueueFullError
@@ -352,6 +354,17 @@ async def test_notices_of_gateways_do_not_count_as_frames(
     await redis.xadd(keys.replies(GATEWAY), {"f": messages.encode(notice)})
     await worker.say(claim, "b")
     assert texts(await take(generation, 2)) == ["a", "b"]
+
+
+@pytest.mark.parametrize("age_seconds", [FRESH_SECONDS + 0.1, math.inf])
+async def test_job_is_enqueued_after_a_heartbeat_that_workers_find(
+    desk: Desk, worker: FakeWorker, redis: "Redis", age_seconds: float
+) -> None:
+    await desk.close()  # It sends no more heartbeats.
+    await redis.delete(keys.gateway_alive(GATEWAY))
+    desk.dispatcher.presence._announced_at = time.monotonic() - age_seconds
+    await desk.request()
+    assert await redis.ttl(keys.gateway_alive(GATEWAY)) > 0
 
 
 async def test_goodbye_removes_the_heartbeat(

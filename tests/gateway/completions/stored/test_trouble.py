@@ -1,6 +1,7 @@
 """Lost data and outages of Redis, idle readers, and sweeps at the wrong moment."""
 
 import asyncio
+import math
 from itertools import product
 from typing import Any
 
@@ -156,6 +157,23 @@ async def test_response_continues_after_a_redis_outage(
     await reader.to_the_end()
     assert (direct.text, reader.text) == ("ab", "ab")
     await state_is(second, request.id, ResponseState.FINISHED)
+
+
+async def test_owner_whose_heartbeat_a_failover_lost_is_not_taken_for_dead(
+    first: House, second: House, worker: FakeWorker, redis: "Redis"
+) -> None:
+    request, _ = await begun(first, worker, is_background=True)
+    presence = second.dispatcher.presence
+    presence._resume_after_seconds, presence._began_at = 60.0, -math.inf
+    presence._run_id = "of the former master"
+    await redis.delete(keys.gateway_alive("gw1"))
+
+    await second.responses.take_over_background()
+    assert (await second.find(request.id)).owner == "gw1"
+
+    presence._steady_since = -math.inf
+    await second.responses.take_over_background()
+    assert (await second.find(request.id)).owner == "gw2"
 
 
 async def test_background_response_continues_without_its_slow_reader(
