@@ -83,10 +83,8 @@ class LostJobs:
         is_ours = lost.gateway == gateway
         if is_ours and lost.handle in self._jobs.tickets:
             self.lose(notice)
-        elif not is_ours and await self._client.exists(keys.gateway_alive(lost.gateway)):
+        elif not is_ours and await self._presence.is_alive(lost.gateway, self._client):
             await send_notices(self._client, lost.gateway, sender=gateway, lost=[notice])
-        elif not is_ours and not self._presence.may_judge_others():
-            return
         elif is_ours or not await self._notices.on_orphan(model, lost):
             # No client waits for it: its gateway is gone or has cancelled it.
             await self._catalogue.queue(model).cancel(lost.job_id, lost.tenant)

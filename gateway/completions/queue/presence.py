@@ -51,9 +51,17 @@ class Presence:
         """Whether Redis has been up long enough for every live process to have announced itself."""
         return time.monotonic() - self._steady_since >= self._resume_after_seconds
 
-    def may_judge_others(self) -> bool:
-        """Whether other gateways had time to announce themselves to a restarted Redis."""
-        return time.monotonic() - self._began_at >= self._resume_after_seconds
+    async def is_alive(self, gateway: str, executor: CommandExecutor) -> bool:
+        """Whether another gateway is alive, or may be as far as is known. Raises RedisError."""
+        had_time = time.monotonic() - self._began_at >= self._resume_after_seconds
+        if not (self.is_steady and had_time):
+            # After an outage, other gateways may not have sent a heartbeat yet.
+            return True
+        if await executor.execute_command("EXISTS", keys.gateway_alive(gateway)):
+            return True
+        # A failover that is not known yet may have lost the heartbeat.
+        await self.detect_outage(executor)
+        return not self.is_steady
 
     def note_outage(self) -> None:
         """Give workers time to report the jobs they hold before any job counts as lost."""

@@ -52,14 +52,7 @@ class Peers:
         dispatcher = self._dispatcher
         if gateway == dispatcher.gateway:
             return False  # This gateway would list the response in `OwnedResponses`.
-        if not (dispatcher.presence.is_steady and dispatcher.presence.may_judge_others()):
-            # After an outage, other gateways may not have sent a heartbeat yet.
-            return True
-        if await self._executor.execute_command("EXISTS", keys.gateway_alive(gateway)):
-            return True
-        # A failover that is not known yet may have lost the heartbeat.
-        await dispatcher.presence.detect_outage(self._executor)
-        return not dispatcher.presence.is_steady
+        return await dispatcher.presence.is_alive(gateway, self._executor)
 
     async def _send(self, gateway: str, notices: dict[str, Any]) -> None:
         with tolerating_outage(f"notify gateway {gateway}"):
