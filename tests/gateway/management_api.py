@@ -51,7 +51,7 @@ class Management:
         if body is not None:
             options["json"] = body
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
-            headers = {"authorization": f"Bearer {key}"}
+            headers = {"authorization": f"Bearer {key}"} | options.pop("headers", {})
             return await client.request(method, path, headers=headers, **options)
 
     def lose_database(self) -> None:

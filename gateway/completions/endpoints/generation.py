@@ -48,6 +48,7 @@ from gateway.http.services import services_of
 from gateway.limits.refusal_log import Refusals
 from gateway.platform import tracing
 from gateway.platform.settings import Settings
+from gateway.records.errors import StoreUnavailableError
 from gateway.records.principal import Principal
 
 MOST_SESSION: Final = 256
@@ -151,6 +152,8 @@ class Completions:
             submission = await self._submit(
                 request, call, endpoint, measure, request_id, is_idempotent=idempotent is not None
             )
+            if idempotent is not None and submission.checked.request.stream:
+                await self._require_stored(submission)
         except BaseException:
             if idempotent is not None:
                 # The client may repeat the request under its key.
@@ -188,6 +191,18 @@ class Completions:
             shows_cost=asked == "true" or (asked != "false" and call.principal.shows_cost),
             is_idempotent=is_idempotent,
         )
+
+    async def _require_stored(self, submission: Submission) -> None:
+        """Wait until every gateway can find a stream, so that its client never gets another one."""
+        response, settlement = submission.response, submission.settlement
+        if response is None or response.head.is_background:
+            return
+        try:
+            await self._responses.require_stored(response.id, is_findable=True)
+        except StoreUnavailableError as error:
+            self._responses.of(settlement).fail(error)
+            error.is_recorded = True
+            raise
 
     async def _replay(
         self,

@@ -6,13 +6,14 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import httpx
 import msgspec
 import pytest
 from pydantic import SecretStr
 from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from contract import keys
 from contract.messages import Delta, JobFailed, ReturnReason
@@ -21,6 +22,7 @@ from contract.tier import ServiceTier
 from gateway.accounts.tenants.service import TenantService
 from gateway.billing.prices import PriceService
 from gateway.completions.stored.head import ResponseHead
+from gateway.completions.stored.store import ResponseStore
 from gateway.limits.reservations import Reservations
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
@@ -409,6 +411,43 @@ async def test_request_that_fails_before_the_queue_holds_nothing(
         assert (await gateway.call(key, "POST", "/v1/completions", body)).status_code == 500
         assert not services[Reservations].open_requests
     assert not await redis.keys("{b:*}:open*") + await redis.keys("{b:*}:stored*")
+
+
+async def test_stream_that_must_not_run_twice_begins_only_when_it_is_stored(
+    copy_sqlite: Callable[[Path], str],
+    redis: "Redis",
+    redis_server: RedisServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only its gateway could resume it, and its client would get another one under the same key."""
+    worker = FakeWorker(redis, MODEL)
+    await worker.announce()
+    settings = Settings(
+        database_url=SecretStr(copy_sqlite(tmp_path / "stored.db")), redis_url=redis_server.url
+    )
+    async with running_management(settings) as gateway:
+        services = gateway.services
+        await TenantService(services[Database], services[ChangeAnnouncer]).create(
+            "acme", tenant_id="acme"
+        )
+        key = await gateway.key("acme", Scope.COMPLETIONS)
+
+        async def ask() -> httpx.Response:
+            body = asking(stream=True, max_tokens=2)
+            headers = {"idempotency-key": "order-1"}
+            return await gateway.call(key, "POST", "/v1/completions", body, headers=headers)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ResponseStore, "open", AsyncMock(side_effect=RedisConnectionError))
+            refused = await ask()
+            assert refused.status_code == 503, refused.text
+            assert refused.json()["error"]["code"] == "store_unavailable"
+            assert "retry-after" in refused.headers
+            await eventually(lambda: nothing_left(redis, MODEL), what="the cancellation")
+        again = asyncio.create_task(ask())
+        await worker.conclude(await worker.claim_one(), "b")
+        assert (await again).status_code == 200
 
 
 async def test_record_counts_preemptions_of_all_attempts_and_their_tokens_once(
