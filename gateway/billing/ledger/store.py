@@ -138,15 +138,17 @@ class LedgerStore:
     ) -> defaultdict[str, list[Mapping[str, Any]]]:
         """Return the rows of requests: the first one, and those added later."""
         rows = defaultdict[str, list[Mapping[str, Any]]](list)
-        ids = {request_id: request_id for request_id in request_ids}
-        for _ in ("first", "later"):
+
+        async def read(ids: Mapping[str, str]) -> None:
             for some in _chunks(sorted(ids)):
                 found = await self._transaction.execute(
                     select(_LEDGER).where(_LEDGER.c.request_id.in_(some))
                 )
                 for row in found.mappings():
                     rows[ids[row["request_id"]]].append(dict(row))
-            ids = {_late_id(first, n + 1): first for first in rows for n in range(MOST_LATE)}
+
+        await read({request_id: request_id for request_id in request_ids})
+        await read({_late_id(first, n + 1): first for first in rows for n in range(MOST_LATE)})
         return rows
 
     async def mark_dirty(self, hours: Iterable[datetime]) -> None:

@@ -48,7 +48,7 @@ from gateway.http.services import services_of
 from gateway.limits.refusal_log import Refusals
 from gateway.platform import tracing
 from gateway.platform.settings import Settings
-from gateway.records.errors import StoreUnavailableError
+from gateway.records.errors import ApiError
 from gateway.records.principal import Principal
 
 MOST_SESSION: Final = 256
@@ -199,9 +199,10 @@ class Completions:
             return
         try:
             await self._responses.require_stored(response.id, is_findable=True)
-        except StoreUnavailableError as error:
+        except BaseException as error:
             self._responses.of(settlement).fail(error)
-            error.is_recorded = True
+            if isinstance(error, ApiError):
+                error.is_recorded = True
             raise
 
     async def _replay(
