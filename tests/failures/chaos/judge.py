@@ -55,7 +55,8 @@ def judge_histories(
             Violation("right answers", what, history)
             for what in history.errors
             if not (what.startswith(NOT_FOUND) and _is_only_in_gateway(history, faults))
-            and not (what.startswith((NOT_FOUND, CHANGED_ID)) and _is_lost(history, faults))
+            and not (what.startswith(NOT_FOUND) and _is_lost(history, faults))
+            and not _runs_again(history, faults)
         ]
         if history.ending is Ending.HUNG:
             found.append(Violation("ends", "nothing ended it", history))
@@ -174,7 +175,7 @@ def judge_rows(
             found += [
                 Violation("one record", what, history) for what in _judge_row(history, own, faults)
             ]
-            if what := _unpaid(history, own):
+            if (what := _unpaid(history, own)) and not _runs_again(history, faults):
                 found.append(Violation("money", what, history))
     return found
 
@@ -236,27 +237,43 @@ def _judge_row(history: History, rows: Sequence[Row], faults: Sequence[Fault]) -
 
 
 def _gateway_died_before_settlement(history: History, faults: Sequence[Fault]) -> bool:
-    """Whether Redis was away when a request ended, and its gateway was killed before Redis came
-    back.
+    """Whether Redis was away when a request ended, and its gateway was killed, or had stopped,
+    before Redis came back.
 
     No process then has a record that the client received everything. The ledger records the request
     as lost, at no cost.
     """
     gateways = {stretch.gateway for stretch in history.stretches}
     # The client of a background response sees its end later.
-    is_background = history.behaviour is Behaviour.BACKGROUND
+    is_background = history.behaviour in (Behaviour.BACKGROUND, Behaviour.CANCELLING)
     earliest_end = history.began if is_background else history.ended - GRACE_SECONDS
     return any(
         _is_away(away, gateways)
         and away.began - GRACE_SECONDS
         <= history.ended
         <= (away.ended or history.ended) + GRACE_SECONDS
-        and killed.kind is Kind.KILL_GATEWAY
-        and killed.target in gateways
-        and earliest_end <= killed.began <= (away.ended or killed.began) + MARGIN_SECONDS
+        and dead.target in gateways
+        and earliest_end <= died_at <= (away.ended or died_at) + MARGIN_SECONDS
         for away in faults
-        for killed in faults
+        for dead in faults
+        if away is not dead and (died_at := _died_at(dead))
     )
+
+
+def _died_at(fault: Fault) -> float:
+    """Return when a gateway was gone; 0 for other faults, and for a gateway that still stops."""
+    if fault.kind is Kind.KILL_GATEWAY:
+        return fault.began
+    return fault.ended if fault.kind is Kind.RESTART_GATEWAY else 0.0
+
+
+def _runs_again(history: History, faults: Sequence[Fault]) -> bool:
+    """Whether a request ran twice because what Redis had of it is lost, its idempotency key too.
+
+    What its client received is then of two responses.
+    """
+    has_changed = any(what.startswith(CHANGED_ID) for what in history.errors)
+    return has_changed and _is_lost(history, faults)
 
 
 def _is_lost(history: History, faults: Sequence[Fault]) -> bool:

@@ -396,8 +396,10 @@ def test_wrong_rows_are_reported(rows: list[dict[str, Any]]) -> None:
         (Fault(Kind.KILL_GATEWAY, "gateway-1", 102, 105), True),
         (Fault(Kind.KILL_GATEWAY, "gateway-2", 102, 105), False),
         (Fault(Kind.KILL_GATEWAY, "gateway-1", 120, 125), False),
+        (Fault(Kind.RESTART_GATEWAY, "gateway-1", 92, 104), True),
+        (Fault(Kind.RESTART_GATEWAY, "gateway-1", 92, 120), False),
     ],
-    ids=["before-redis-was-back", "other-gateway", "later"],
+    ids=["before-redis-was-back", "other-gateway", "later", "stopped-before", "stopped-later"],
 )
 def test_only_a_gateway_that_died_without_redis_may_skip_settlement_or_count_less(
     killed: Fault, is_excused: bool
@@ -414,7 +416,8 @@ def test_only_a_gateway_that_died_without_redis_may_skip_settlement_or_count_les
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "is_excused"), [(Behaviour.BACKGROUND, True), (Behaviour.WHOLE, False)]
+    ("behaviour", "is_excused"),
+    [(Behaviour.BACKGROUND, True), (Behaviour.CANCELLING, True), (Behaviour.WHOLE, False)],
 )
 def test_only_a_background_response_may_have_ended_before_its_client_read_it(
     behaviour: Behaviour, is_excused: bool
@@ -452,9 +455,12 @@ def test_only_a_failover_and_its_gateways_death_may_lose_a_request(
     reported.began, reported.ended = 90, 101
     found = judge_rows([reported], [], faults)
     assert [each.invariant for each in found] == ([] if is_excused else ["one record"])
-    reported.errors = ["status 404: b''", "the id became cmpl-2 after cmpl-1", "another text"]
-    found = judge_histories([reported], faults)
-    assert len(found) == (1 if is_excused else 3)
+    reported.errors = ["status 404: b''", "another text"]
+    assert len(judge_histories([reported], faults)) == (1 if is_excused else 2)
+    reported.errors = ["the id became cmpl-2 after cmpl-1", "another text"]
+    assert len(judge_histories([reported], faults)) == (0 if is_excused else 2)
+    unpaid = [row(free_completion_tokens=1)]
+    assert len(judge_rows([reported], unpaid, faults)) == (0 if is_excused else 1)
 
 
 @pytest.mark.parametrize(
