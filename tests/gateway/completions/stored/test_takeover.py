@@ -363,7 +363,22 @@ async def test_abandoned_response_resumes_and_charges_every_token_once(
         # The engine has read the prompt again.
         ("finished", 3, 1),
     ]
+    earlier, later = (await usage_records(redis)).values()
+    assert earlier.created_ms < later.created_ms, "limits of a day count it when it resumed"
     await attachment.aclose()
+
+
+async def test_line_that_was_left_is_charged_as_a_whole_when_it_resumes(
+    first: House, second: House, worker: FakeWorker, redis: "Redis"
+) -> None:
+    request = await left(first, worker, redis, line="batch_1:1")
+
+    reader = Reader((await second.attach(request.id)).generation)
+    await worker.conclude(await worker.claim_one(), "c", "d")
+    await reader.to_the_end()
+
+    # What was used before has no record.
+    assert await settled(redis, request.id) == [("finished", 3, 4)]
 
 
 async def test_response_whose_followers_died_resumes_without_a_second_prompt(
