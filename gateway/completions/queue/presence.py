@@ -76,8 +76,7 @@ class Presence:
         """
         if time.monotonic() - self._announced_at > FRESH_SECONDS:
             sent_at = time.monotonic()
-            alive = keys.gateway_alive(self.gateway)
-            await executor.execute_command("SET", alive, 1, "EX", ALIVE_SECONDS)
+            await executor.execute_command(*self._sign_of_life())
             self._announced_at = sent_at
 
     async def beat(self) -> None:
@@ -113,11 +112,14 @@ class Presence:
         with tolerating_outage("deregister the gateway"):
             await pipeline.execute()
 
+    def _sign_of_life(self) -> tuple[str | int, ...]:
+        return "SET", keys.gateway_alive(self.gateway), 1, "EX", ALIVE_SECONDS
+
     def _announcement(self, client: "Redis") -> Any:
         pipeline, now_ms = client.pipeline(transaction=False), clock.now_ms()
         pipeline.execute_command("ZADD", keys.GATEWAYS, now_ms, self.gateway)
         pipeline.execute_command("ZREMRANGEBYSCORE", keys.GATEWAYS, 0, now_ms - LISTED_MS)
-        pipeline.execute_command("SET", keys.gateway_alive(self.gateway), 1, "EX", ALIVE_SECONDS)
+        pipeline.execute_command(*self._sign_of_life())
         pipeline.execute_command("EXPIRE", keys.replies(self.gateway), keys.REPLIES_SECONDS)
         return pipeline
 

@@ -20,10 +20,7 @@ from gateway.completions.queue.reader import entry_id_of
 from gateway.completions.settlement import Settlement, Slices
 from gateway.completions.stored.head import ResponseHead
 from gateway.completions.stored.history import History, UnreadReplies
-from gateway.completions.stored.journal import (
-    Received,
-    decode_entry,
-)
+from gateway.completions.stored.journal import Received, decode_entry
 from gateway.completions.stored.owned import OwnedResponse, OwnedResponses
 from gateway.completions.stored.store import (
     DEADLINE_GRACE_MS,

@@ -42,7 +42,7 @@ from tests.gateway.conftest import (
     nothing_left,
     serve,
 )
-from tests.gateway.management_api import running_management
+from tests.gateway.management_api import Management, running_management
 from tests.gateway.tenants import all_have_received_changes, change_tenant
 from tests.support.fake_worker import ENGINE, FakeWorker
 from tests.support.processes import wait_until
@@ -388,66 +388,72 @@ async def test_request_refused_by_the_queue_is_not_recorded_and_uses_no_limit(
     assert (await complete(customer.client)).status_code == 200
 
 
-async def test_request_that_fails_before_the_queue_holds_nothing(
-    copy_sqlite: Callable[[Path], str],
-    redis: "Redis",
-    redis_server: RedisServer,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(ResponseHead, "of", Mock(side_effect=ArithmeticError("a bug")))
+@pytest.fixture
+async def fake_worker(redis: "Redis") -> FakeWorker:
+    """A worker that the gateway in this process knows when it starts."""
     worker = FakeWorker(redis, MODEL)
     await worker.announce()
+    return worker
+
+
+@pytest.fixture
+async def management(
+    fake_worker: FakeWorker,
+    copy_sqlite: Callable[[Path], str],
+    redis_server: RedisServer,
+    tmp_path: Path,
+) -> AsyncIterator[Management]:
+    """A gateway in this process, with the tenant `acme`."""
     settings = Settings(
-        database_url=SecretStr(copy_sqlite(tmp_path / "bug.db")), redis_url=redis_server.url
+        database_url=SecretStr(copy_sqlite(tmp_path / "own.db")), redis_url=redis_server.url
     )
     async with running_management(settings) as gateway:
         services = gateway.services
         await TenantService(services[Database], services[ChangeAnnouncer]).create(
             "acme", tenant_id="acme"
         )
-        key = await gateway.key("acme", Scope.COMPLETIONS)
-        body = asking(prompt="a b " * 900, stream=True)
-        assert (await gateway.call(key, "POST", "/v1/completions", body)).status_code == 500
-        assert not services[Reservations].open_requests
-    assert not await redis.keys("{b:*}:open*") + await redis.keys("{b:*}:stored*")
+        yield gateway
+
+
+async def test_request_that_fails_before_the_queue_holds_nothing(
+    redis: "Redis", management: Management, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ResponseHead, "of", Mock(side_effect=ArithmeticError("a bug")))
+    key = await management.key("acme", Scope.COMPLETIONS)
+    body = asking(prompt="a b " * 900, stream=True)
+    assert (await management.call(key, "POST", "/v1/completions", body)).status_code == 500
+    assert not management.services[Reservations].open_requests
+
+    async def is_free() -> bool:
+        return not await redis.keys("{b:*}:open*") + await redis.keys("{b:*}:stored*")
+
+    await eventually(is_free, what="the release")
 
 
 async def test_stream_that_must_not_run_twice_begins_only_when_it_is_stored(
-    copy_sqlite: Callable[[Path], str],
     redis: "Redis",
-    redis_server: RedisServer,
-    tmp_path: Path,
+    fake_worker: FakeWorker,
+    management: Management,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Only its gateway could resume it, and its client would get another one under the same key."""
-    worker = FakeWorker(redis, MODEL)
-    await worker.announce()
-    settings = Settings(
-        database_url=SecretStr(copy_sqlite(tmp_path / "stored.db")), redis_url=redis_server.url
-    )
-    async with running_management(settings) as gateway:
-        services = gateway.services
-        await TenantService(services[Database], services[ChangeAnnouncer]).create(
-            "acme", tenant_id="acme"
-        )
-        key = await gateway.key("acme", Scope.COMPLETIONS)
+    key = await management.key("acme", Scope.COMPLETIONS)
 
-        async def ask() -> httpx.Response:
-            body = asking(stream=True, max_tokens=2)
-            headers = {"idempotency-key": "order-1"}
-            return await gateway.call(key, "POST", "/v1/completions", body, headers=headers)
+    async def ask() -> httpx.Response:
+        body = asking(stream=True, max_tokens=2)
+        headers = {"idempotency-key": "order-1"}
+        return await management.call(key, "POST", "/v1/completions", body, headers=headers)
 
-        with monkeypatch.context() as patch:
-            patch.setattr(ResponseStore, "open", AsyncMock(side_effect=RedisConnectionError))
-            refused = await ask()
-            assert refused.status_code == 503, refused.text
-            assert refused.json()["error"]["code"] == "store_unavailable"
-            assert "retry-after" in refused.headers
-            await eventually(lambda: nothing_left(redis, MODEL), what="the cancellation")
-        again = asyncio.create_task(ask())
-        await worker.conclude(await worker.claim_one(), "b")
-        assert (await again).status_code == 200
+    with monkeypatch.context() as patch:
+        patch.setattr(ResponseStore, "open", AsyncMock(side_effect=RedisConnectionError))
+        refused = await ask()
+        assert refused.status_code == 503, refused.text
+        assert refused.json()["error"]["code"] == "store_unavailable"
+        assert "retry-after" in refused.headers
+        await eventually(lambda: nothing_left(redis, MODEL), what="the cancellation")
+    again = asyncio.create_task(ask())
+    await fake_worker.conclude(await fake_worker.claim_one(), "b")
+    assert (await again).status_code == 200
 
 
 async def test_record_counts_preemptions_of_all_attempts_and_their_tokens_once(
