@@ -133,7 +133,10 @@ class NeedsSeed(NamedTuple):
 
 
 class Withdrawn(NamedTuple):
-    """The reservation was released before it arrived, or another process has ended it."""
+    """Nothing is reserved, because the reservation has ended.
+
+    It was released before it arrived, another process has ended it, or there is none to extend.
+    """
 
 
 ReserveReply = Admitted | Refused | NeedsSeed | Withdrawn

@@ -290,13 +290,16 @@ class Reservations:
         """Reserve for an admitted request as much as this, or leave its reservation as it is.
 
         Raises RateLimitError or InsufficientQuotaError if a limit does not allow it, RedisError or
-        StoreUnavailableError if that is unknown.
+        StoreUnavailableError if that is unknown, or if Redis has no such reservation: it has ended,
+        or `restore` reserves again.
         """
         extend = partial(self._store.reserve, lease_ms=LEASE_MS, extends=True)
         reply = await self._seeded(request, await extend(request), extend)
         if isinstance(reply, Refused):
             raise refusal_error(reply, is_openai=is_openai, sees=sees)
-        if isinstance(reply, Admitted) and request.request_id in self._open:
+        if not isinstance(reply, Admitted):
+            raise _unavailable()
+        if request.request_id in self._open:
             self._open[request.request_id] = request.tenant_id, request
 
     async def take_over(self, request: ReservationRequest) -> int | None:

@@ -78,7 +78,7 @@ class QuotaStore:
         """Reserve the maximum usage of the request in all limits, or in none.
 
         For a request that is already admitted, it reserves nothing and returns the first reply
-        again; if it `extends` the reservation, it adds the tokens that are not yet reserved.
+        again. If it `extends` a reservation, it only adds the tokens that are not yet reserved.
         """
         packed = _packed(request.subjects, is_prepaid=request.is_prepaid)
         # A gateway of release 0.3.0 has seeded accounts without audio, which only audio needs.

@@ -2,8 +2,9 @@
 -- admitted if every limit of its subjects allows it. It reserves in all limits or in none.
 --
 -- For a request that is already admitted, nothing changes and the reply is that of the first call.
--- If the call `extends` the reservation, it becomes as large as asked for, or stays as it is. What is
--- added counts in the current slot of a minute, and in the day and month of the admission.
+-- If the call `extends` a reservation that is open, it becomes as large as asked for, or stays as it
+-- is. What is added counts in the current slot of a minute, and in the day and month of the
+-- admission. A reservation that has ended, or that Redis has lost, is not extended.
 -- If the counters of an account are incomplete, the script reports it before any decision.
 --
 -- KEYS open_reservations, then the reservation of each request
@@ -20,7 +21,8 @@
 --   {-1, ms, limit (1 to 9, or 10: credit), subject, its value, used, ms until it allows the request
 --   or -1, remaining...} rejected;
 --   {0, subject...} must be seeded first;
---   {-2} released before it arrived, or ended by another process (see quota_end).
+--   {-2} released before it arrived, or ended by another process (see quota_end); or there is
+--   nothing to extend.
 --   `ms` is Unix time; `remaining` has for each subject the four per-minute values, budget and
 --   credit, -1 where there is no limit
 -- @include server
@@ -99,7 +101,7 @@ local function decide(i)
   local at = first_request + (i - 1) * fields
   local id, prompt, completion, audio, cost, record = unpack(ARGV, at, at + fields - 1)
   local created_ms, released, amounts = unpack(known[i])
-  if released then return {-2} end
+  if released or extends == '1' and not created_ms then return {-2} end
   created_ms = created_ms or admitted[id]
   prompt, completion, audio, cost = tonumber(prompt), tonumber(completion), tonumber(audio),
     tonumber(cost)

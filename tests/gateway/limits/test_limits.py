@@ -599,7 +599,5 @@ async def test_extension_belongs_to_the_day_of_its_request(
     assert await one.settle("r1", completion=400)
     status, *_ = await store.status(TENANT, one.subjects)
     assert status.tokens_today == 0
-    # A reservation that Redis has lost is made again.
-    assert isinstance(await one.extend("lost"), Admitted)
-    status, *_ = await store.status(TENANT, one.subjects)
-    assert status.tokens_today == 30
+    # There is nothing to extend after the end.
+    assert isinstance(await one.extend("r1", completion=600), Withdrawn)

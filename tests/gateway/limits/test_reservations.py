@@ -4,6 +4,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,7 +17,7 @@ from contract import keys
 from gateway.limits import reservations
 from gateway.limits import reservations as endings
 from gateway.limits import store as store_module
-from gateway.limits.replies import ReservationRequest
+from gateway.limits.replies import ReservationRequest, sees_all
 from gateway.limits.reservations import Admission, Reservations
 from gateway.limits.seeding import Seeder
 from gateway.limits.store import QuotaStore
@@ -471,6 +472,25 @@ async def test_disconnected_gateway_does_not_restore_ended_reservations(
     assert {(each.request_id, each.created_ms) for each in await usage(any_redis)} == {
         ("r1", created_ms)
     }
+
+
+async def test_extension_that_waits_for_the_ledger_reserves_nothing_after_the_settlement(
+    desk: GatewayDesk, ledger: FakeLedger, any_redis: "Redis"
+) -> None:
+    desk.subjects = (key_of(tokens_per_day=10**6, concurrent_requests=9), *desk.subjects[1:])
+    created_ms = (await desk.reserve("r1")).created_ms
+    await desk.store.unseed(TENANT, desk.subjects[0].subject)
+    ended = record("r1", created_ms=created_ms, prompt_tokens=10, completion_tokens=7)
+    ledger.meanwhile = partial(desk.reservations.settle, ended)
+
+    with pytest.raises(StoreUnavailableError):
+        await desk.reservations.extend_to(
+            desk.request("r1", completion=500), is_openai=False, sees=sees_all
+        )
+
+    assert await open_ids(any_redis) == set()
+    key, *_ = await desk.store.status(TENANT, desk.subjects)
+    assert (key.requests_today, key.tokens_today, key.concurrent_requests) == (1, 17, 0)
 
 
 async def test_no_reservation_and_no_task_remains(desk: GatewayDesk, any_redis: "Redis") -> None:
