@@ -241,6 +241,15 @@ class Settlement:
         self.has_ended = True
         self._service.reservations.hand_over(self.reservation)
 
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether Redis has confirmed the end of the reservation."""
+        return not self._service.reservations.is_ending(self.reservation)
+
+    async def confirmed(self) -> None:
+        """Wait until Redis has confirmed the end of the reservation."""
+        await self._service.reservations.confirmed(self.reservation)
+
     def received_tokens(self) -> int:
         """Return the completion tokens of all jobs that the gateway has received."""
         return sum(self.generation.received_tokens.values())
@@ -423,13 +432,10 @@ class Settlement:
 
     async def _end_reservation(self, record: UsageRecord, *, is_recorded: bool) -> None:
         reservations = self._service.reservations
-        if not is_recorded:
-            await reservations.release(record.tenant_id, self.reservation)
-        elif record.line:
-            # Its result is stored next, and must not be free if this gateway dies then.
-            await reservations.settle_surely(record, reservation=self.reservation)
-        else:
+        if is_recorded:
             await reservations.settle(record, reservation=self.reservation)
+        else:
+            await reservations.release(record.tenant_id, self.reservation)
 
     def _undelivered(self, counts: Sequence[Counts], *, is_stored: bool) -> Counts:
         """Return the tokens of each job that no client has received or can still receive."""

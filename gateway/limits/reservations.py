@@ -112,6 +112,12 @@ class Endings:
         await wait_for_end(self._begin(ending), timeout_seconds=WAIT_SECONDS)
         return ending.request_id not in self._pending
 
+    async def confirmed(self, request_id: str) -> None:
+        """Wait until Redis has confirmed the ending of a request, if there is one."""
+        while (ending := self._pending.get(request_id)) is not None:
+            await self.send(ending)
+            await asyncio.sleep(FIRST_PAUSE_SECONDS)
+
     async def run(self) -> None:
         """Retry unconfirmed endings until cancelled."""
         backoff = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
@@ -217,8 +223,6 @@ SEED_PATIENCE_SECONDS: Final = 3.0
 Each attempt to derive them takes several queries, and settlements of other requests, such as the
 lines of batches, make attempts void. Seeding continues after a request has stopped waiting.
 """
-CONFIRM_SECONDS: Final = 0.25
-"""How often a settlement that has to be confirmed is tried again."""
 WATCH_SECONDS: Final = 1.0
 """Interval of the check whether Redis is still the same process."""
 RETRY_AFTER_SECONDS: Final = 1.0
@@ -330,12 +334,13 @@ class Reservations:
         request_id = reservation or record.request_id
         return self._end(ReservationEnd(record.tenant_id, request_id, record))
 
-    async def settle_surely(self, record: UsageRecord, *, reservation: str = "") -> None:
-        """Settle a reservation of this process; return when Redis has confirmed it."""
-        is_confirmed = await self.settle(record, reservation=reservation)
-        while not is_confirmed:
-            await asyncio.sleep(CONFIRM_SECONDS)
-            is_confirmed = await self.settle(record, reservation=reservation)
+    def is_ending(self, request_id: str) -> bool:
+        """Return whether Redis has not confirmed the end of a reservation of this process yet."""
+        return request_id in self._endings
+
+    async def confirmed(self, request_id: str) -> None:
+        """Wait until Redis has confirmed the end of a reservation of this process."""
+        await self._endings.confirmed(request_id)
 
     def adopt(self, tenant_id: str, request_id: str) -> None:
         """Let this process settle a request even if no reservation is open."""

@@ -385,21 +385,31 @@ class OwnedResponse:
     async def finish(self) -> None:
         """Settle a response whose jobs have all finished.
 
-        A line of a batch is settled when its journal is complete, and ends only then. If this
-        gateway dies before, the one that takes the response over settles it under the same id.
+        It ends when its settlement is confirmed, so a client that reads it after the death of this
+        gateway has paid for it. Until then, the gateway that takes the response over settles it
+        under the same id. A line of a batch is settled when its journal is complete, and this waits
+        for its end; otherwise this waits as long as `Settlement.finish`.
         """
-        if self.head.record.line:
-            async with self._finish_lock:
-                while self.needs_write and self._state is not LOST:
-                    await self.write()
-                    if self.needs_write:
-                        await asyncio.sleep(WRITE_SECONDS)
-                if not self.settlement.has_ended:
-                    await self.settlement.finish()
+        if not self.head.record.line:
+            if not self.settlement.has_ended:
+                await self.settlement.finish()
+                if self.settlement.is_confirmed:
                     self._end(ResponseState.FINISHED)
-        elif not self.settlement.has_ended:
-            self._end(ResponseState.FINISHED)
-            await self.settlement.finish()
+                else:
+                    self._owned.tasks.start(self._end_when_confirmed())
+            return
+        async with self._finish_lock:
+            while self.needs_write and self._state is not LOST:
+                await self.write()
+                if self.needs_write:
+                    await asyncio.sleep(WRITE_SECONDS)
+            if not self.settlement.has_ended:
+                await self.settlement.finish()
+                await self._end_when_confirmed()
+
+    async def _end_when_confirmed(self) -> None:
+        await self.settlement.confirmed()
+        self._end(ResponseState.FINISHED)
 
     def fail(self, error: BaseException) -> None:
         """Settle a response that ends with an error, in the background."""

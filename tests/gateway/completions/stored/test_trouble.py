@@ -392,6 +392,40 @@ async def test_response_whose_receipt_was_lost_is_charged_although_the_sweep_was
     ]
 
 
+async def test_whole_response_that_is_read_after_its_gateway_died_is_charged(
+    first: House, second: House, worker: FakeWorker, redis: "Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its gateway dies after all tokens are stored, before Redis confirms the settlement."""
+    settle = QuotaStore.settle
+
+    async def fail(self: QuotaStore, record: UsageRecord, **options: Any) -> bool:
+        if record.gateway == "gw1" and record.outcome is Outcome.FINISHED:
+            raise RedisConnectionError
+        return await settle(self, record, **options)
+
+    monkeypatch.setattr(QuotaStore, "settle", fail)
+    request = await first.submit(stream=False)
+    await worker.conclude(await worker.claim_one(), "a", "b")
+    await Reader(request.generation).to_the_end()
+    await first.responses.of(request.settlement).finish()
+    await first.responses._owned.write()
+    await first.kill()
+    await expire(redis, request.id)
+    assert await Sweep(redis).run() == 1
+    (lost,) = await all_records(redis)
+
+    reader = await Reader((await second.attach(request.id)).generation).to_the_end()
+
+    assert reader.text == "ab"
+    await state_is(second, request.id, ResponseState.FINISHED)
+    assert await settlements(redis, 2) == [
+        (request.id, ("lost", 3, 2)),
+        (request.id, ("finished", 3, 2)),
+    ]
+    _, delivered = await all_records(redis)
+    assert (lost.cost_micros, delivered.cost_micros) == (0, 5)
+
+
 async def settlements(redis: "Redis", number: int) -> list[tuple[str, tuple[str, int, int]]]:
     """Wait for a number of settlements; return their ids, outcomes and counts. Of those of one
     request, the ledger has the first, and what a later one has more.
