@@ -95,7 +95,9 @@ class StoredCompletions:
     ) -> Response:
         """Return a completion's status, with the error of a failed one."""
         head, failure = response.head, None
-        if response.state is ResponseState.RUNNING:
+        # In the background, one that was left resumes when a client looks at it.
+        resumes = response.state is ResponseState.LEFT and head.is_background
+        if resumes or response.state is ResponseState.RUNNING:
             status = "in_progress" if response.has_begun else "queued"
         else:
             status = _ENDED[response.state]

@@ -6,6 +6,7 @@ import weakref
 from typing import Any
 from unittest.mock import AsyncMock, Mock
 
+import msgspec
 import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -16,12 +17,15 @@ from contract.affinity import class_affinity
 from contract.messages import JobStarted
 from contract.outcomes import FailureCode, FinishReason
 from contract.queue import JobClaim
+from gateway.completions.endpoints.stored import StoredCompletions
 from gateway.completions.queue import lost_jobs
+from gateway.completions.sealing import Sealer
 from gateway.completions.settlement import Ending
 from gateway.completions.stored import history, service
 from gateway.completions.stored.history import frame_messages
 from gateway.completions.stored.owned import OwnedResponse
 from gateway.completions.stored.store import ResponseState
+from gateway.dialects.endpoint import CHATS
 from gateway.limits.store import QuotaStore
 from gateway.platform.redis_client import MeasuredConnection
 from gateway.records.errors import RateLimitError, StoreUnavailableError, queue_unavailable
@@ -595,7 +599,11 @@ async def test_background_request_without_a_queue_runs_for_the_client_that_repea
     await worker.drop(claim, tokens=0)
     await eventually(lambda: not first.responses._owned.by_id, what="the settlement")
 
-    await second.find(request.id)
+    # A client stops to look at a status that is an end.
+    response, services = await second.find(request.id), [Mock()] * 5
+    stored = StoredCompletions(*services, _sealer=Sealer(["secret"]))
+    shown = await stored.status(CHATS, response)
+    assert msgspec.json.decode(shown.body)["status"] == "queued"
 
     await worker.conclude(await worker.claim_one(), "a")
     await state_is(second, request.id, ResponseState.FINISHED)
