@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from redis.exceptions import RedisError
 
-from common import logs
+from common import clock, logs
 from common.present import present
 from common.tasks import end_task
 from contract.tier import TIER_RANKS, ServiceTier
@@ -100,6 +100,16 @@ class Line:
         """The identity of the line."""
         return line_id_of(self.batch.id, self.number)
 
+    @property
+    def endpoint(self) -> Endpoint:
+        """The endpoint that serves the line."""
+        return ENDPOINTS_BY_PATH[self.batch.endpoint]
+
+    @property
+    def request_id(self) -> str:
+        """Id of its response and its usage record, however often it runs."""
+        return self.endpoint.id_of(self.id)
+
     @cached_property
     def custom_id(self) -> str:
         """The customer's name of the line."""
@@ -110,7 +120,8 @@ class Line:
         """What makes its request run once, however often and wherever it is submitted."""
         batch, digest = self.batch, hashlib.sha256(self.content).hexdigest()
         # A client's key has no space, so it never stands for a line.
-        return IdempotentRequest(batch.tenant_id, batch.project_id, f"line {self.id}", digest)
+        name, least_ms = f"line {self.id}", max(to_ms(batch.expires_at) - clock.now_ms(), 0)
+        return IdempotentRequest(batch.tenant_id, batch.project_id, name, digest, least_ms)
 
 
 class LineRun(NamedTuple):
@@ -197,7 +208,7 @@ class LineRunner:
         body: dict[str, Any] = await beside(partial(self._parse, content))
         choice, profile = await self._models.choose(principal, body, header=None)
         deadline_ms = to_ms(line.batch.expires_at) + GRACE_MS
-        batch_line = BatchLine(line.id, deadline_ms, tier)
+        batch_line = BatchLine(line.id, line.request_id, deadline_ms, tier)
         return Call(principal, profile, choice, body, beside, line=batch_line)
 
     def _parse(self, content: bytes) -> dict[str, Any]:
@@ -212,8 +223,7 @@ class LineRunner:
         self, line: Line, call: Call, *, begins: bool
     ) -> StoredResponse | Submission | None:
         """Return the earlier response of a line, or submit it; None if it must not begin to run."""
-        endpoint = ENDPOINTS_BY_PATH[line.batch.endpoint]
-        request_id = endpoint.new_id()
+        endpoint, request_id = line.endpoint, line.endpoint.new_id()
         earlier = await self._earlier.find(call, line.idempotent, request_id)
         if earlier is not None:
             return earlier
@@ -303,7 +313,7 @@ def _finished(line: Line, response: StoredResponse, whole: WholeResponse) -> Lin
     result = finished(
         line.id,
         line.custom_id,
-        request_id=response.id,
+        request_id=line.request_id,
         body=whole.content,
         usage=whole.usage,
         cost_micros=cost_by(response.head.record)(whole.usage),

@@ -1,5 +1,6 @@
 """Endpoints that run models, with their differences except for the shapes of responses."""
 
+import hashlib
 import os
 import re
 from dataclasses import dataclass, replace
@@ -76,8 +77,14 @@ class Endpoint:
 
     def new_id(self) -> str:
         """Return an unguessable id."""
-        random = os.urandom(_ID_LENGTH).translate(_CHARACTER_OF_BYTE)
-        return f"{self.id_prefix}{random.decode()}"
+        return self._id(os.urandom(_ID_LENGTH))
+
+    def id_of(self, name: str) -> str:
+        """Return the id that always belongs to a name, which nobody may be able to guess."""
+        return self._id(hashlib.sha256(name.encode()).digest())
+
+    def _id(self, bits: bytes) -> str:
+        return self.id_prefix + bits[:_ID_LENGTH].translate(_CHARACTER_OF_BYTE).decode()
 
     def has_given(self, request_id: str) -> bool:
         """Return whether an id has the form of this endpoint's response ids."""

@@ -138,7 +138,7 @@ class QuotaStore:
         ending = _Ending(
             reservation or record.request_id,
             "" if expired_ms is None else expired_ms,
-            record=encode_usage(record),
+            record=encode_usage(record.for_ledger),
             owners=_encoded_owners(record.owners),
         )
         if ending.request_id == record.request_id:

@@ -78,6 +78,8 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     gateway: str = ""
     line: str = ""
     """Batch and line number of a line of a batch, which pays only for a delivered result."""
+    ledger_id: str = ""
+    """Id of the request in the ledger, if it has another one in Redis for each time it runs."""
     adapter: str = ""
     """Name of the adapter with which it runs; empty for the model itself."""
     jobs: int = 1
@@ -218,6 +220,13 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
             exactness_class=", ".join(names),
             class_crossings=sum(len(each) - 1 for each in of_jobs),
         )
+
+    @property
+    def for_ledger(self) -> "UsageRecord":
+        """The record under its id in the ledger."""
+        if not self.ledger_id:
+            return self
+        return msgspec.structs.replace(self, request_id=self.ledger_id, ledger_id="")
 
     @property
     def owners(self) -> tuple[tuple[LimitScope, str | None], ...]:

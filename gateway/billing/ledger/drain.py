@@ -40,7 +40,7 @@ def row_of(record: UsageRecord) -> dict[str, Any]:
         if "\0" in (row[name] or ""):
             row[name] = row[name].replace("\0", "\N{REPLACEMENT CHARACTER}")
     created_ms, ended_ms = row.pop("created_ms"), row.pop("ended_ms")
-    del row["line"]  # The ledger has its tier.
+    del row["line"], row["ledger_id"]  # The ledger has its tier and its id.
     del row["adapter"], row["is_ranked"], row["job_seconds"]
     numbers = [row[name] for name in _NUMBERS]
     if not all(0 <= number <= MAX_INTEGER for number in numbers):
@@ -63,6 +63,8 @@ class _Batch:
     """The rows that one transaction inserts, and their stream entries."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
+    lines: set[str] = field(default_factory=set)
+    """Ids of rows of lines of batches."""
     entries: dict[int, list[bytes]] = field(default_factory=dict)
     """Bucket -> ids of stream entries."""
 
@@ -105,19 +107,22 @@ class Drain:
         batches = [_Batch()]
         for bucket, page in pages.items():
             for entry_id, fields in page:
-                row = _row(fields)
-                if row is None:
+                record = readable_usage(fields.get(FIELD))
+                row = None if record is None else _row(record)
+                if record is None or row is None:
                     await self._put_aside(bucket, entry_id, fields)
                     continue
                 if len(batches[-1].rows) == BATCH:
                     batches.append(_Batch())
                 batches[-1].rows.append(row)
+                if record.line:
+                    batches[-1].lines.add(record.request_id)
                 batches[-1].entries.setdefault(bucket, []).append(entry_id)
         return [batch for batch in batches if batch.rows]
 
     async def _move(self, batch: _Batch) -> int:
         async with self._database.writing() as transaction:
-            added = await LedgerStore(transaction).insert(batch.rows)
+            added = await LedgerStore(transaction).insert(batch.rows, lines=batch.lines)
         # The entries are no longer needed. If deleting them fails, a second insert has no effect.
         pipeline = self._redis.pipeline(transaction=False)
         for bucket, entry_ids in batch.entries.items():
@@ -141,10 +146,9 @@ class Drain:
         await pipeline.execute()
 
 
-def _row(fields: Mapping[bytes, bytes]) -> dict[str, Any] | None:
-    """Return the ledger row of an entry; None if the entry cannot be stored in the ledger."""
-    record = readable_usage(fields.get(FIELD))
+def _row(record: UsageRecord) -> dict[str, Any] | None:
+    """Return the ledger row of a record; None if the ledger cannot store it."""
     try:
-        return None if record is None else row_of(record)
+        return row_of(record)
     except UnusableRecordError:
         return None

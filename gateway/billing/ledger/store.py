@@ -56,14 +56,20 @@ class LedgerStore:
     def __init__(self, transaction: AsyncSession) -> None:
         self._transaction = transaction
 
-    async def insert(self, rows: Sequence[Mapping[str, Any]]) -> int:
+    async def insert(
+        self, rows: Sequence[Mapping[str, Any]], *, lines: Collection[str] = ()
+    ) -> int:
         """Insert the rows of requests that are not in the ledger. Return how many are new.
 
         Several rows of one request count once, in any order: a gateway may settle a request that
         another gateway or the sweep has settled, with less, before. If a later row is not of a lost
         request while earlier ones are, or if the tenant pays for more, the difference is added
         under a separate id. The hours of the new rows are marked as dirty.
+
+        The ids `lines` are those of lines of batches, which may have run before, at another time.
         """
+        if lines:
+            rows = await self._at_first_times(rows, lines)
         first = {row["request_id"]: row for row in reversed(rows)}
         if not first:
             return 0
@@ -78,6 +84,24 @@ class LedgerStore:
         await self.mark_dirty({hour_of(time) for time in times})
         await self._number({**added, **late})
         return len(times)
+
+    async def _at_first_times(
+        self, rows: Sequence[Mapping[str, Any]], lines: Collection[str]
+    ) -> list[Mapping[str, Any]]:
+        """Return rows of lines with the times of their first runs: the time is part of the key."""
+        await self.lock_positions()  # Another transaction may insert a first run.
+        found = await self._transaction.execute(
+            select(_LEDGER.c.request_id, _LEDGER.c.created_at).where(
+                _LEDGER.c.request_id.in_(lines)
+            )
+        )
+        times = {row.request_id: row.created_at for row in found}
+        return [
+            {**row, "created_at": times.setdefault(row["request_id"], row["created_at"])}
+            if row["request_id"] in lines
+            else row
+            for row in rows
+        ]
 
     async def lock_positions(self) -> None:
         """Block other transactions that number rows, until this one ends."""

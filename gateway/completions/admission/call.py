@@ -81,6 +81,8 @@ class BatchLine(msgspec.Struct, frozen=True):
 
     id: str
     """Batch and line number."""
+    request_id: str
+    """Id of its response and its usage record, however often it runs."""
     deadline_ms: int
     """Unix time at which its batch expires."""
     tier: ServiceTier

@@ -135,10 +135,12 @@ class RequestSubmitter:
             )
             cost_of = cost_by(record) if shows_cost else None
             seal = self._sealer.seal_of(request_id, checked.request, tenant_id=principal.tenant_id)
-            completion = _completion(checked, request_id, cost_of=cost_of, seal=seal)
+            shown_id = request_id if call.line is None else call.line.request_id
+            completion = _completion(checked, shown_id, cost_of=cost_of, seal=seal)
             if retention:
                 head = ResponseHead.of(
                     completion,
+                    request_id=request_id,
                     jobs=kept,
                     record=settlement.record,
                     subjects=principal.limits,
@@ -191,6 +193,7 @@ class RequestSubmitter:
             is_prepaid=principal.is_prepaid,
             gateway=self._dispatcher.gateway,
             line="" if call.line is None else call.line.id,
+            ledger_id="" if call.line is None else call.line.request_id,
             jobs=len(checked.prepared.prompts),
             job_seconds=request.speech.seconds_of_clips if request.audio else [],
         )

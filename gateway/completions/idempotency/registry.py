@@ -28,6 +28,8 @@ class IdempotentRequest(NamedTuple):
     key: str
     body_digest: str
     """Fingerprint of the content, equal for equal requests."""
+    least_ms: int = 0
+    """Milliseconds for which the key stays taken at least, beside its retention."""
 
 
 class KeyedRequest(NamedTuple):
@@ -61,7 +63,7 @@ class IdempotencyRegistry:
             entry=_entry(request),
             request_id=request_id,
             body_digest=request.body_digest,
-            retention_ms=self._retention_ms,
+            retention_ms=self._retention_ms + request.least_ms,
             in_place_of=in_place_of,
             gateway=self._gateway,
         )

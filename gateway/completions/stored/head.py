@@ -52,6 +52,8 @@ class ResponseHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     """
 
     request_id: str
+    shown_id: str = ""
+    """The id that clients see, if it is another one."""
     model: str
     """As given by the client."""
     created: int
@@ -92,6 +94,7 @@ class ResponseHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
         cls,
         completion: Completion,
         *,
+        request_id: str,
         jobs: list[GenerationJob],
         **others: Any,
     ) -> "ResponseHead":
@@ -119,7 +122,8 @@ class ResponseHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
         if request.tool_use is not None:
             fields["tool_use"] = replace(request.tool_use, tools=[])
         return cls(
-            request_id=completion.id,
+            request_id=request_id,
+            shown_id="" if completion.id == request_id else completion.id,
             model=completion.model,
             created=completion.created,
             fingerprint=completion.fingerprint,
@@ -152,7 +156,7 @@ class ResponseHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
         """Return the parts shared by all chunks of the response."""
         request = self.generation_request()
         return Completion(
-            id=self.request_id,
+            id=self.shown_id or self.request_id,
             model=self.model,
             created=self.created,
             fingerprint=self.fingerprint,

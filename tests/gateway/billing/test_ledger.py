@@ -25,7 +25,9 @@ NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
 async def _insert(database: Database, *records: UsageRecord) -> int:
     async with database.writing() as transaction:
-        return await LedgerStore(transaction).insert([row_of(record) for record in records])
+        lines = {record.request_id for record in records if record.line}
+        rows = [row_of(record) for record in records]
+        return await LedgerStore(transaction).insert(rows, lines=lines)
 
 
 async def _marked_hours(database: Database) -> list[datetime]:
@@ -67,7 +69,7 @@ async def test_row_has_every_field_of_the_record(database: Database) -> None:
     assert await _insert(database, record) == 1
     async with database.reading() as transaction:
         row = (await transaction.scalars(select(LedgerRow))).one()
-    unlike = ("line", "adapter", "is_ranked", "model", "job_seconds")
+    unlike = ("line", "ledger_id", "adapter", "is_ranked", "model", "job_seconds")
     for field in UsageRecord.__struct_fields__:
         if not field.endswith("ed_ms") and field not in unlike:
             assert getattr(row, field) == getattr(record, field), field
@@ -156,6 +158,34 @@ async def test_row_that_a_later_one_of_its_request_exceeds_is_supplemented(
         (f"{request_id}.late", 2, 6),
         (f"{request_id}.late2", 2, 2),
     ]
+
+
+@every_database
+@pytest.mark.parametrize("days", [0, 40], ids=["an hour later", "in another month"])
+async def test_line_that_runs_again_at_another_time_is_charged_once(
+    database: Database, days: int
+) -> None:
+    def run(hours: int, tokens: int) -> UsageRecord:
+        created_ms = NOON_MS + (24 * days + hours) * HOUR_MS
+        return usage_record(
+            1,
+            line="batch_1:1",
+            created_ms=created_ms,
+            prompt_tokens=10,
+            cached_tokens=0,
+            completion_tokens=tokens,
+            cost_micros=10 + tokens,
+        )
+
+    assert await _insert(database, run(0, 5), run(1, 5)) == 1
+    assert (
+        await asyncio.gather(*(_insert(database, run(hours, 5)) for hours in range(4))) == [0] * 4
+    )
+    assert await _insert(database, run(5, 7)) == 1
+    async with database.reading() as transaction:
+        rows = list(await transaction.scalars(select(LedgerRow)))
+    assert sum(row.cost_micros for row in rows) == 17
+    assert len({row.created_at for row in rows}) == 1
 
 
 @every_database

@@ -228,6 +228,7 @@ class House:
         if is_kept:
             head = ResponseHead.of(
                 completion,
+                request_id=request_id,
                 jobs=jobs,
                 record=settlement.record,
                 subjects=subjects,

@@ -77,6 +77,8 @@ def head_of(completion: Completion) -> ResponseHead:
     )
     return ResponseHead.of(
         completion,
+        # A line of a batch shows another id than the one that Redis knows.
+        request_id="cmpl-run",
         jobs=jobs,
         record=record,
         subjects=SUBJECTS,

@@ -18,6 +18,7 @@ from gateway.completions.rendering.failures import to_api_error
 from gateway.completions.settlement import Ending
 from gateway.records.batches import Batch
 from gateway.records.errors import ApiError, InternalError, RequestCancelledError, SlowReaderError
+from gateway.records.times import utc_now
 from gateway.records.usage_record import Outcome, UsageRecord
 from tests.gateway.completions.stored.house import (
     COMPLETION_PRICE,
@@ -150,6 +151,7 @@ async def test_line_of_a_batch_that_is_cancelled_while_it_ends_is_delivered_if_i
 ) -> None:
     random, delivered = Random(37), set[str]()
     names = dict.fromkeys(Batch.__dataclass_fields__)
+    names |= {"endpoint": "/v1/completions", "expires_at": utc_now()}
     for number in range(40):
         request = await first.submit(line=f"batch_1:{number}", stream=False, is_background=True)
         claim = await worker.claim_one()

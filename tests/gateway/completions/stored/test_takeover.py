@@ -600,8 +600,8 @@ async def test_background_request_without_a_queue_runs_for_the_client_that_repea
     await eventually(lambda: not first.responses._owned.by_id, what="the settlement")
 
     # A client stops to look at a status that is an end.
-    response, services = await second.find(request.id), [Mock()] * 5
-    stored = StoredCompletions(*services, _sealer=Sealer(["secret"]))
+    response, sealer = await second.find(request.id), Sealer(["secret"])
+    stored = StoredCompletions(Mock(), Mock(), Mock(), second.responses, Mock(), sealer)
     shown = await stored.status(CHATS, response)
     assert msgspec.json.decode(shown.body)["status"] == "queued"
 
