@@ -90,7 +90,7 @@ class EarlierResponses:
             return await self._find(call, idempotent, request_id)
         except (RedisError, asyncio.CancelledError) as error:
             # Redis may have mapped the key to this request, or may still do so.
-            await self.release(idempotent, request_id)
+            await self._free(idempotent, request_id)
             if isinstance(error, RedisError):
                 raise queue_unavailable() from None
             raise
@@ -98,9 +98,14 @@ class EarlierResponses:
     async def release(self, idempotent: IdempotentRequest, request_id: str) -> None:
         """Free the key of a request that was not admitted.
 
-        If Redis does not respond, or does not know of the claim yet, this continues in the
-        background.
+        A request whose jobs may be in the queue keeps its key: whoever repeats it gets its
+        response, which resumes, instead of a second one. If Redis does not respond, or does not
+        know of the claim yet, this continues in the background.
         """
+        if not self._responses.may_run(request_id):
+            await self._free(idempotent, request_id)
+
+    async def _free(self, idempotent: IdempotentRequest, request_id: str) -> None:
         releasing = asyncio.create_task(self._release(idempotent, request_id))
         # A gateway that stops waits for it.
         self._settlements.tasks.start(wait_for_end(releasing, timeout_seconds=ADMISSION_SECONDS))

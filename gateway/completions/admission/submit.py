@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from common import clock, logs
+from common.tasks import wait_for_end
 from common.tracing import RESERVE
 from contract.adapters import LOAD_TOKENS, cache_salt_of
 from contract.affinity import (
@@ -61,6 +62,8 @@ from gateway.records.principal import Principal
 from gateway.records.times import utc_now
 from gateway.records.usage_record import Counts, UsageRecord
 
+DISCARD_SECONDS: Final = 0.25
+"""How long a refused request waits until its response is deleted."""
 _JOB_BYTES: Final = 1_024
 """Approximate bytes of a job without its prompt."""
 _TOKEN_BYTES: Final = 5
@@ -225,8 +228,11 @@ class RequestSubmitter:
             yield settlement
         except BaseException:
             if not settlement.has_ended:
-                self._responses.discard(record.request_id)
+                discarding = self._responses.discard(record.request_id)
                 await settlement.withdraw()
+                if discarding is not None:
+                    # If this gateway died before, another one would take the response over.
+                    await wait_for_end(discarding, timeout_seconds=DISCARD_SECONDS)
             raise
 
     async def _reserve(

@@ -8,19 +8,25 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from redis.exceptions import RedisError
 
 from common import clock
-from common.tasks import tolerating_outage
+from common.tasks import tolerating_outage, wait_for_end
 from contract.messages import Delta, Follow, JobFailed, JobFinished, JobMessage
 from contract.outcomes import FailureCode
 from gateway.completions.queue.dispatcher import Dispatcher
 from gateway.completions.queue.reader import entry_id_of
 from gateway.completions.rendering.failures import to_api_error
-from gateway.completions.settlement import CANCELLED_CODE, Ending, Settlement, SettlementService
+from gateway.completions.settlement import (
+    CANCELLED_CODE,
+    CLOSE_SECONDS,
+    Ending,
+    Settlement,
+    SettlementService,
+)
 from gateway.completions.stored.head import ResponseHead
 from gateway.completions.stored.journal import (
     MESSAGES_OF_ENTRY,
@@ -150,12 +156,16 @@ class OwnedResponses:
         """Do not write an ended response again, because it is deleted."""
         self._ended.pop(request_id, None)
 
-    def discard(self, request_id: str) -> None:
-        """Delete a response whose jobs were not enqueued. Does nothing if it is not owned."""
+    def discard(self, request_id: str) -> asyncio.Task[Any] | None:
+        """Delete a response whose jobs were not enqueued, in a task; None if it is not owned."""
         response = self.by_id.pop(request_id, None)
-        if response is not None:
-            self.background.remove(request_id)
-            self.tasks.start(response.discard())
+        if response is None:
+            return None
+        self.background.remove(request_id)
+        discarding = asyncio.create_task(response.discard())
+        # A gateway that stops waits for it.
+        self.tasks.start(wait_for_end(discarding, timeout_seconds=CLOSE_SECONDS))
+        return discarding
 
     async def check(self) -> None:
         """End the responses that no client reads, and write those whose messages are due.

@@ -10,7 +10,7 @@ import logging
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from common.tasks import repeat
 from contract.messages import CancelResponse, JobFailed, ResponseGrown
@@ -104,9 +104,13 @@ class Responses:
                 owned.cancel()
             raise queue_unavailable()
 
-    def discard(self, request_id: str) -> None:
-        """Delete a response whose jobs were not enqueued. Does nothing if it is not stored."""
-        self._owned.discard(request_id)
+    def discard(self, request_id: str) -> asyncio.Task[Any] | None:
+        """Delete a response whose jobs were not enqueued, in a task; None if it is not stored."""
+        return self._owned.discard(request_id)
+
+    def may_run(self, request_id: str) -> bool:
+        """Return whether this gateway owns a response, whose jobs may be in the queue."""
+        return request_id in self._owned.by_id
 
     def of(self, settlement: Settlement) -> OwnedResponse | Settlement:
         """Return what ends a request: its response if this gateway stores it, or its settlement.

@@ -140,6 +140,7 @@ class House:
     async def submit(
         self,
         *,
+        request_id: str = "",
         prompts: int = 1,
         n: int = 1,
         best_of: int = 1,
@@ -155,7 +156,7 @@ class House:
         **parameters: Any,
     ) -> Submitted:
         """Admit a request as the API does, and put its jobs on the queue."""
-        request_id = f"cmpl-{self.name}{next(_numbers)}"
+        request_id = request_id or f"cmpl-{self.name}{next(_numbers)}"
         body = {"model": MODEL, "prompt": ["x"] * prompts, "n": n, "stream": True} | parameters
         request = to_generation_request(
             validate(CompletionRequest, body), PROFILES[Dialect.VLLM], max_prompts=10

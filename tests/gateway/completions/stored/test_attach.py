@@ -6,6 +6,7 @@ import weakref
 import pytest
 from redis.asyncio import Redis
 
+from common.present import present
 from contract import keys
 from contract.messages import JobStarted
 from contract.outcomes import FailureCode
@@ -227,7 +228,7 @@ async def test_discarded_response_is_dropped(
     first: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
     request = await first.submit()
-    first.responses.discard(request.id)
+    await present(first.responses.discard(request.id))
 
     async def is_gone() -> bool:
         return not await redis.exists(keys.response(request.id), keys.journal(request.id))

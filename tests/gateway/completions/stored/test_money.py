@@ -3,21 +3,39 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from datetime import timedelta
 from random import Random
 from types import SimpleNamespace
 from typing import Any, Final
+from unittest.mock import AsyncMock
 
 import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from common.present import present
+from common.tasks import end_task
 from contract.messages import JobFailed
 from contract.outcomes import FailureCode
-from gateway.batches.running import BatchState, Line, LineRunner
+from contract.tier import ServiceTier
+from gateway.batches.running import BatchState, Line, LineRun, LineRunner
+from gateway.completions.admission.idempotency import EarlierResponses
+from gateway.completions.admission.submit import Submission
+from gateway.completions.idempotency.registry import IdempotencyRegistry
 from gateway.completions.rendering.failures import to_api_error
 from gateway.completions.settlement import Ending
+from gateway.completions.stored.store import StoredResponse
+from gateway.dialects.endpoint import COMPLETIONS
+from gateway.platform.redis_client import MeasuredConnection
 from gateway.records.batches import Batch
-from gateway.records.errors import ApiError, InternalError, RequestCancelledError, SlowReaderError
+from gateway.records.errors import (
+    ApiError,
+    InternalError,
+    RequestCancelledError,
+    SlowReaderError,
+    StoreUnavailableError,
+    queue_unavailable,
+)
 from gateway.records.times import utc_now
 from gateway.records.usage_record import Outcome, UsageRecord
 from tests.gateway.completions.stored.house import (
@@ -145,6 +163,11 @@ async def test_only_delivered_tokens_are_charged_after_a_server_failure(
         assert (name, paid(record)) == (name, delivered)
 
 
+def _submission(request: Submitted, stored: StoredResponse) -> Submission:
+    checked: Any = SimpleNamespace(card=SimpleNamespace(model=MODEL))
+    return Submission(checked, request.completion, request.generation, request.settlement, stored)
+
+
 @pytest.mark.parametrize("is_continued", [False, True], ids=["begun here", "continued"])
 async def test_line_of_a_batch_that_is_cancelled_while_it_ends_is_delivered_if_it_is_paid(
     first: House, second: House, worker: FakeWorker, redis: "Redis", *, is_continued: bool
@@ -165,14 +188,7 @@ async def test_line_of_a_batch_that_is_cancelled_while_it_ends_is_delivered_if_i
             first.responses.of(request.settlement).leave()
             run = runner._continue(line, stored)
         else:
-            submission: Any = SimpleNamespace(
-                checked=SimpleNamespace(card=SimpleNamespace(model=MODEL)),
-                completion=request.completion,
-                generation=request.generation,
-                settlement=request.settlement,
-                response=stored,
-            )
-            run = runner._follow(line, submission)
+            run = runner._follow(line, _submission(request, stored))
         running = asyncio.create_task(run)
         stop = line.state.stop.set
         asyncio.get_running_loop().call_later(random.uniform(0.0, 0.02), stop)
@@ -184,6 +200,57 @@ async def test_line_of_a_batch_that_is_cancelled_while_it_ends_is_delivered_if_i
         await ending
     records = await settled_records(redis, 40)
     assert delivered == {key for key, record in records.items() if record.cost_micros}
+
+
+async def test_line_that_runs_again_is_paid_once_although_its_first_gateway_dies(
+    first: House, second: House, worker: FakeWorker, redis: "Redis"
+) -> None:
+    batch: Any = {**dict.fromkeys(Batch.__dataclass_fields__), "endpoint": COMPLETIONS.path}
+    batch |= {"id": "batch_1", "tenant_id": TENANT, "expires_at": utc_now()}
+    line = Line(BatchState(Batch(**batch)), 1, b'{"custom_id":"a"}')
+    principal: Any = SimpleNamespace(allows_model=lambda _: True, project_id=None)
+    begun = asyncio.Event()
+
+    async def run(house: House, error: ApiError | None = None) -> LineRun | None:
+        executor, retention = MeasuredConnection(redis), timedelta(hours=1)
+        registry = IdempotencyRegistry(executor, gateway=house.name, retention=retention)
+        earlier = EarlierResponses(registry, house.responses, house.reservations, house.settlements)
+        services: Any = [*[None] * 5, earlier, registry, house.responses, house.catalogue]
+        runner: Any = LineRunner(*services)
+
+        async def submit(_call: object, _endpoint: object, request_id: str) -> Any:
+            request = await house.submit(
+                request_id=request_id, line=line.id, stream=False, is_background=True
+            )
+            if error is not None:
+                # A worker has the job, but the gateway does not know that it is in the queue.
+                await begun.wait()
+                house.responses.of(request.settlement).fail(error)
+                raise error
+            return _submission(request, await house.find(request.id))
+
+        runner._call = AsyncMock(return_value=SimpleNamespace(principal=principal))
+        runner._submit = submit
+        found: LineRun | None = await runner.run(line, principal, ServiceTier.BATCH)
+        return found
+
+    async def serve() -> None:
+        while True:
+            await worker.conclude(await worker.claim_one(), "a")
+
+    failing = asyncio.create_task(run(first, queue_unavailable()))
+    await worker.claim_one()
+    begun.set()
+    with pytest.raises(StoreUnavailableError):
+        await failing
+    await first.kill()
+    serving = asyncio.create_task(serve())
+    delivered = present(await run(second)).request_id
+    await second.responses.take_over_background()
+    await eventually(lambda: not second.responses._owned.by_id, what="the ends")
+    await end_task(serving)
+    records = await settled_records(redis, 1)
+    assert [key for key, record in records.items() if record.cost_micros] == [delivered]
 
 
 async def test_line_of_a_batch_that_runs_again_has_no_record(
