@@ -301,7 +301,7 @@ class BatchStore:
             )
 
     async def lost(self, gateway: str, chunks: Iterable[Chunk]) -> set[tuple[str, int]]:
-        """Return which of these chunks another gateway has leased: batch and number."""
+        """Return which of these chunks another gateway has leased or ended: batch and number."""
         lost = set[tuple[str, int]]()
         for batch_id, numbers in _by_batch(chunks):
             rows = await self._transaction.scalars(
@@ -351,7 +351,8 @@ class BatchStore:
             chunks: the chunks, as they were claimed.
             progress: what their lines add to the counts.
             rest: lines of the only chunk that have not run, and are to be released again.
-            gateway: must still lease the chunk if there is a rest: another one may be running it.
+            gateway: ran the lines; empty if none did. It must still lease the chunk if there is a
+                rest: another one may be running it.
         """
         batch_id = chunks[0].batch_id
         extents = [(chunk.number, chunk.lines) for chunk in chunks]
@@ -365,7 +366,7 @@ class BatchStore:
                 BatchChunkRow.state != ChunkState.DONE,
                 BatchChunkRow.gateway == gateway if rest else true(),
             )
-            .values(state=ChunkState.DONE)
+            .values(state=ChunkState.DONE, gateway=gateway)
             .returning(BatchChunkRow.number)
         )
         if len(list(ended)) < len(chunks):

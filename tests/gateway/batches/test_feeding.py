@@ -312,7 +312,10 @@ async def test_chunk_of_a_dead_gateway_is_claimed_again_and_ends_once(
         store = BatchStore(transaction)
         # The first gateway lives after all; it may end the lines, but not renew their lease.
         await store.renew("gw-1", [first.chunk], later, lease=timedelta(days=1))
-        assert await store.finish_chunks([first.chunk], Progress(completed=LINES))
+        assert not await store.lost("gw-2", [second.chunk])
+        assert await store.finish_chunks([first.chunk], Progress(completed=LINES), gateway="gw-1")
+        # The second gateway stops its lines, whose responses the first one deletes.
+        assert await store.lost("gw-2", [second.chunk]) == {(second.batch.id, second.chunk.number)}
         assert not await store.finish_chunks([second.chunk], Progress(completed=LINES))
         lease, state = (
             await transaction.execute(select(BatchChunkRow.leased_until, BatchChunkRow.state))
