@@ -125,7 +125,8 @@ class EarlierResponses:
                 raise IdempotencyConflictError
             response = await responses.find(claim.request_id, tenant_id=idempotent.tenant_id)
             if response is not None and response.state is not ResponseState.FAILED:
-                if not response.is_readable_by(call.principal):
+                # A line that has run keeps its result if its key loses the model later.
+                if call.line is None and not response.is_readable_by(call.principal):
                     # A request without a model in its body uses the default of this credential.
                     raise IdempotencyConflictError
                 return response

@@ -233,12 +233,15 @@ class Responses:
         """Wait until a line of a batch that was read to its end is settled.
 
         Return False if it was cancelled or failed after its last token, and is not charged. If the
-        owner dies before, this gateway takes the response over. Raises an ApiError or RedisError.
+        owner dies before, this gateway takes the response over. Raises an ApiError or RedisError,
+        and StoreUnavailableError if the response is gone, so that nobody knows how it ended.
         """
         while True:
             stored = await self.store.read(response.id, max_entries=0)
-            if stored is None or stored.state.is_end:
-                return stored is None or stored.state is ResponseState.FINISHED
+            if stored is None:
+                raise queue_unavailable()
+            if stored.state.is_end:
+                return stored.state is ResponseState.FINISHED
             await self._takeovers.keep_running(stored)
             await self._end_of(stored)
 

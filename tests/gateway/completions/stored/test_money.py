@@ -208,7 +208,8 @@ async def test_line_that_runs_again_is_paid_once_although_its_first_gateway_dies
     batch: Any = {**dict.fromkeys(Batch.__dataclass_fields__), "endpoint": COMPLETIONS.path}
     batch |= {"id": "batch_1", "tenant_id": TENANT, "expires_at": utc_now()}
     line = Line(BatchState(Batch(**batch)), 1, b'{"custom_id":"a"}')
-    principal: Any = SimpleNamespace(allows_model=lambda _: True, project_id=None)
+    # The key of the batch may not use the model any more.
+    principal: Any = SimpleNamespace(allows_model=lambda _: False, project_id=None)
     begun = asyncio.Event()
 
     async def run(house: House, error: ApiError | None = None) -> LineRun | None:
@@ -229,7 +230,7 @@ async def test_line_that_runs_again_is_paid_once_although_its_first_gateway_dies
                 raise error
             return _submission(request, await house.find(request.id))
 
-        runner._call = AsyncMock(return_value=SimpleNamespace(principal=principal))
+        runner._call = AsyncMock(return_value=SimpleNamespace(principal=principal, line=line))
         runner._submit = submit
         found: LineRun | None = await runner.run(line, principal, ServiceTier.BATCH)
         return found

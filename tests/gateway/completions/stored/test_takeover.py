@@ -189,6 +189,10 @@ async def test_line_of_a_batch_ends_when_its_settlement_is_confirmed(
     await waiting
     assert await settled(redis, request.id) == [("finished", 3, 2)]
     await state_is(second, request.id, ResponseState.FINISHED)
+    stored = await second.find(request.id)
+    await second.responses.forget(request.id)
+    with pytest.raises(StoreUnavailableError):
+        await second.responses.settled(stored)
 
 
 async def test_line_that_is_reserved_again_keeps_its_id_and_time(
