@@ -11,6 +11,7 @@ from pathlib import Path
 import uvloop
 
 from tests.failures.chaos.deployment import Size
+from tests.failures.chaos.faults import Kind
 from tests.failures.chaos.history import Behaviour
 from tests.failures.chaos.load import BEHAVIOURS
 from tests.failures.chaos.run import FAULT_EVERY_SECONDS, Options, run
@@ -28,6 +29,8 @@ def main() -> int:
         lines=arguments.lines,
         clients=arguments.clients,
         every=arguments.every,
+        kinds=arguments.kinds or tuple(Kind),
+        completions=arguments.completions,
         behaviours={each: BEHAVIOURS[each] for each in arguments.behaviours or BEHAVIOURS},
     )
     report = uvloop.run(run(options, say=_say))
@@ -61,6 +64,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--lines", type=int, default=0, help="of batches beside the requests")
     parser.add_argument("--clients", type=int, default=16, help="concurrent requests")
     parser.add_argument("--every", type=float, default=FAULT_EVERY_SECONDS, help="seconds")
+    parser.add_argument(
+        "--completions", type=int, default=0, help="responses that clients must have at least"
+    )
+    parser.add_argument("--kinds", type=Kind, choices=Kind, nargs="+", help="kinds of faults")
     parser.add_argument(
         "--behaviours",
         type=Behaviour,

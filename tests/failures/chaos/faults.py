@@ -188,11 +188,11 @@ class FaultInjector:
         self._start(act)
         return True
 
-    async def kill_worker(self, worker: Member, kind: Kind = Kind.KILL_WORKER) -> None:
-        """Kill this worker; return while it restarts."""
-        starts = worker.starts
-        self._start(_kill(self, Planned(kind, 0, 0), worker))
-        while worker.starts == starts:
+    async def kill(self, member: Member, kind: Kind = Kind.KILL_WORKER) -> None:
+        """Kill this process; return while it restarts."""
+        starts = member.starts
+        self._start(_kill(self, Planned(kind, 0, 0), member))
+        while member.starts == starts:
             await asyncio.sleep(0.01)
 
     def _start(self, act: Coroutine[Any, Any, None]) -> None:

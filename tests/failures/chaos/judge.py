@@ -175,9 +175,27 @@ def judge_rows(
             found += [
                 Violation("one record", what, history) for what in _judge_row(history, own, faults)
             ]
-            if (what := _unpaid(history, own)) and not _runs_again(history, faults):
+            if (what := _unpaid(history, own, faults)) and not _runs_again(history, faults):
                 found.append(Violation("money", what, history))
     return found
+
+
+def judge_paid(histories: Collection[History], rows: Iterable[Row]) -> list[Violation]:
+    """Return the paid rows of a tenant that none of its clients knows, if each knows its ids."""
+    known = {history.request_id for history in histories}
+    return [
+        Violation("money", f"no client has the paid {row['request_id']} ({row['outcome']})")
+        for row in rows
+        if "" not in known and row["request_id"].partition(".")[0] not in known
+        if row["cost_micros"]
+    ]
+
+
+def judge_totals(tenant: str, spent: Mapping[str, int]) -> list[Violation]:
+    """Return the difference between the micro-dollars that a tenant has spent by each source."""
+    if len(set(spent.values())) == 1:
+        return []
+    return [Violation("money", f"{tenant} has spent {dict(spent)}")]
 
 
 def cost_of(row: Row) -> int:
@@ -192,15 +210,26 @@ def cost_of(row: Row) -> int:
     return -(-cost // 1_000_000)
 
 
-def _unpaid(history: History, rows: Sequence[Row]) -> str:
-    """Return how many of the tokens that a client received are in no row that it pays for.
+def _unpaid(history: History, rows: Sequence[Row], faults: Sequence[Fault]) -> str:
+    """Return how much of what a client received is in no row that it pays for.
 
-    A gateway's death is the operator's loss, as far as no receipt of a worker is left.
+    A gateway's death is the operator's loss, as far as no receipt of a worker is left, unless the
+    client has the whole response: then its cost is what the response says, and no less.
     """
     outcomes = [row["outcome"] for row in rows]
     paid = sum(row["completion_tokens"] - row["free_completion_tokens"] for row in rows)
-    received = history.transcript.tokens
-    if Outcome.LOST in outcomes or not rows or paid >= received:
+    received, cost = history.transcript.tokens, history.transcript.cost_micros
+    if history.ending is Ending.COMPLETE:
+        received = (history.transcript.usage or {}).get("completion_tokens", received)
+    is_whole = history.ending is Ending.COMPLETE and Outcome.FINISHED not in outcomes
+    if not rows or (is_whole and _gateway_died_before_settlement(history, faults)):
+        return ""
+    if history.ending is Ending.COMPLETE and cost is not None:
+        charged = sum(row["cost_micros"] for row in rows)
+        # The cost of each part of a response that was settled before its end is rounded up.
+        if not cost <= charged < cost + len(rows):
+            return f"its client has the whole response for {cost}, its rows cost {charged}"
+    if paid >= received or (Outcome.LOST in outcomes and history.ending is not Ending.COMPLETE):
         return ""
     return f"its client received {received} tokens and pays for {paid} ({outcomes})"
 
@@ -249,6 +278,8 @@ def _gateway_died_before_settlement(history: History, faults: Sequence[Fault]) -
     earliest_end = history.began if is_background else history.ended - GRACE_SECONDS
     return any(
         _is_away(away, gateways)
+        # Another gateway takes the responses over of one that is gone.
+        and away.kind not in (Kind.KILL_GATEWAY, Kind.RESTART_GATEWAY)
         and away.began - GRACE_SECONDS
         <= history.ended
         <= (away.ended or history.ended) + GRACE_SECONDS

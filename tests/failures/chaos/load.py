@@ -13,6 +13,7 @@ from typing import Any, Final
 from tests.failures.chaos.client import DONE, Event, Reply, talk
 from tests.failures.chaos.history import Behaviour, Ending, History, Stretch
 from tests.failures.chaos.recipes import Recipe
+from tests.failures.chaos.transcript import Transcript
 from tests.support.stack import MODEL
 
 PATIENCE_SECONDS: Final = 90.0
@@ -46,6 +47,20 @@ _SINGLE: Final = frozenset(
     {Behaviour.STREAM, Behaviour.WHOLE, Behaviour.LEAVING, Behaviour.HOSTILE}
 )
 """Behaviours that do not retry."""
+_KEYED: Final = frozenset(
+    {
+        Behaviour.REPEATING,
+        Behaviour.REPEATING_STREAM,
+        Behaviour.BACKGROUND,
+        Behaviour.CANCELLING,
+    }
+)
+"""Behaviours with an Idempotency-Key: their clients learn the id of each request that is paid."""
+_WAITING: Final = frozenset({Behaviour.BACKGROUND, Behaviour.CANCELLING})
+KEYED_TENANT: Final = "prepaid"
+"""All of its requests have an Idempotency-Key."""
+AGAIN: Final = 0.3
+"""Share of the repeating clients that repeat a request whose response they have."""
 
 
 @dataclass(slots=True)
@@ -65,6 +80,11 @@ class Load:
     _clients: set["asyncio.Task[None]"] = field(default_factory=set)
     _tasks: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
 
+    @property
+    def _tenants(self) -> list[str]:
+        has_keyed = not _KEYED.isdisjoint(self.behaviours)
+        return [each for each in sorted(self.keys) if has_keyed or each != KEYED_TENANT]
+
     async def run(self, clients: int) -> None:
         """Let clients send requests until the end time, and finish those that have begun."""
         async with self._tasks:
@@ -73,7 +93,7 @@ class Load:
 
     def burst(self, requests: int) -> None:
         """Send further requests of one tenant at once, of clients that come only once."""
-        tenant = self.rng.choice(sorted(self.keys))
+        tenant = self.rng.choice(self._tenants)
         for _ in range(requests):
             self._begin(self._next(tenant)[1].run())
 
@@ -100,11 +120,19 @@ class Load:
 
     def _next(self, tenant: str = "") -> tuple[History, "ClientRequest"]:
         rng = self.rng
-        (behaviour,) = rng.choices(list(self.behaviours), list(self.behaviours.values()))
+        tenant = tenant or rng.choice(self._tenants)
+        weights = self.behaviours
+        if tenant == KEYED_TENANT:
+            weights = {each: weight for each, weight in weights.items() if each in _KEYED}
+        (behaviour,) = rng.choices(list(weights), list(weights.values()))
         recipe = rng.choice(
-            [each for each in self.recipes if each.may_stream or behaviour not in _STREAMED]
+            [
+                each
+                for each in self.recipes
+                if (each.may_stream or behaviour not in _STREAMED)
+                and (each.may_wait or behaviour not in _WAITING)
+            ]
         )
-        tenant = tenant or rng.choice(sorted(self.keys))
         history = History(len(self.histories), recipe.name, behaviour, tenant)
         self.histories.append(history)
         return history, ClientRequest(
@@ -216,6 +244,20 @@ class ClientRequest:
             if reply.is_complete and reply.status == 200:
                 self._read_whole(reply)
             await self._after(reply, is_over=history.transcript.is_done)
+        if history.behaviour is Behaviour.REPEATING and self._draw < AGAIN:
+            await self._repeat(body, headers)
+
+    async def _repeat(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> None:
+        """Request the response again that this client has, at the next gateway."""
+        history, again = self._history, Transcript()
+        reply = await self._talk(self._recipe.path, body, headers)
+        if history.ending is not Ending.COMPLETE or not reply.is_complete or reply.status != 200:
+            return
+        history.identify(reply.json)
+        again.add(reply.json)
+        again.is_done = True
+        if difference := again.difference(history.transcript):
+            history.add_error(f"repeated: {difference}")
 
     def _read_whole(self, reply: Reply) -> None:
         body = reply.json
@@ -298,7 +340,7 @@ class ClientRequest:
                 path,
                 patience=max(self._deadline - began, 0.1),
                 body=body,
-                headers=headers,
+                headers={"x-include-cost": "true", **headers},
                 on_event=on_event,
             )
             if reply.was_reached:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 from collections.abc import Callable, Collection
 from enum import StrEnum
 from pathlib import Path
@@ -27,6 +28,8 @@ class Plant(StrEnum):
     CALL_AGAIN = "call sent again after a cut"
     READ_ANEW = "parser restarts after a cut"
     OTHER_CALL_IDS = "call with another id"
+    END_UNSETTLED = "response ended before its settlement"
+    RUN_LINES_TWICE = "line not found by the next gateway"
 
 
 def plant_all(role: str) -> None:
@@ -246,6 +249,38 @@ def _change_call_ids() -> None:
     ChatChoice._call_id = own_id  # type: ignore[method-assign]
 
 
+def _end_unsettled() -> None:
+    """A gateway dies when the first whole response has ended, before it is settled."""
+    from gateway.completions.stored.owned import OwnedResponse
+    from gateway.completions.stored.store import ResponseState
+
+    finish = OwnedResponse.finish
+
+    async def end_and_die(self: OwnedResponse) -> None:
+        if _is_armed(Plant.END_UNSETTLED) and not self.head.record.is_streamed:
+            self._end(ResponseState.FINISHED)
+            await self.write()
+            arm(Path(os.environ[ARMED_FILE]), ())
+            os.kill(os.getpid(), signal.SIGKILL)
+        await finish(self)
+
+    OwnedResponse.finish = end_and_die  # type: ignore[method-assign]
+
+
+def _run_lines_twice() -> None:
+    """The next gateway does not find the response of a line, and runs the line again."""
+    from gateway.batches.running import Line
+
+    shared = Line.__dict__["idempotent"].func
+
+    def own(self: Line) -> Any:
+        found = shared(self)
+        own_key = f"{found.key} {os.getpid()}"
+        return found._replace(key=own_key) if _is_armed(Plant.RUN_LINES_TWICE) else found
+
+    Line.idempotent = property(own)  # type: ignore[assignment,method-assign]
+
+
 PLANTS: dict[Plant, Callable[[], None]] = {
     Plant.NEVER_RECLAIM: _never_reclaim,
     Plant.NEVER_DROP: _never_drop,
@@ -258,6 +293,8 @@ PLANTS: dict[Plant, Callable[[], None]] = {
     Plant.CALL_AGAIN: _resend_calls,
     Plant.READ_ANEW: _reset_parsers,
     Plant.OTHER_CALL_IDS: _change_call_ids,
+    Plant.END_UNSETTLED: _end_unsettled,
+    Plant.RUN_LINES_TWICE: _run_lines_twice,
 }
 
 WORKERS: Final = frozenset({Plant.CALL_AGAIN, Plant.READ_ANEW})

@@ -10,6 +10,8 @@ from tests.support.stack import CHECKPOINT, MODEL
 
 COMPLETIONS = "/v1/completions"
 CHATS = "/v1/chat/completions"
+MESSAGES = "/v1/messages"
+RESPONSES = "/v1/responses"
 STOP_AT = 0.6
 """Position of the stop string in the text."""
 
@@ -21,6 +23,8 @@ class Recipe:
     name: str
     body: dict[str, Any]
     may_stream: bool = True
+    may_wait: bool = True
+    """Whether it may run in the background."""
     path: str = COMPLETIONS
     reaches: frozenset[str] = frozenset()
     """What the response must contain, or the recipe proves nothing."""
@@ -309,6 +313,11 @@ _CHATS: Final[Mapping[str, tuple[dict[str, Any], set[str]]]] = {
         {"calls", "function_call"},
     ),
 }
+_OTHERS: Final[Mapping[str, tuple[str, dict[str, Any]]]] = {
+    "message": (MESSAGES, {"messages": _messages("Hello"), "max_tokens": 90, "temperature": 0}),
+    "response": (RESPONSES, {"input": "Hello", "max_output_tokens": 92, "temperature": 0}),
+}
+"""Requests in other dialects, for clients that read whole responses."""
 _MEMBERS: Final = ("text", "reasoning", "calls")
 _STOPPED: Final[Mapping[str, str]] = {
     **dict.fromkeys(
@@ -331,6 +340,10 @@ def first_recipes() -> list[Recipe]:
         *(
             Recipe(name, body, path=CHATS, reaches=frozenset(reaches))
             for name, (body, reaches) in _CHATS.items()
+        ),
+        *(
+            Recipe(name, body, may_stream=False, may_wait=False, path=path)
+            for name, (path, body) in _OTHERS.items()
         ),
     ]
 

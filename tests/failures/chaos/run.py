@@ -20,8 +20,10 @@ from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
 
+from gateway.billing.invoices import InvoiceService
 from gateway.platform.database import schema
 from gateway.records.records import Billing
+from gateway.records.times import utc_now
 from tests.failures.chaos.batches import Batches
 from tests.failures.chaos.deployment import CLOCKED, Deployment, Member, Size, deployed
 from tests.failures.chaos.faults import MASTERS, FaultInjector, Kind, each_once, schedule
@@ -33,14 +35,23 @@ from tests.failures.chaos.judge import (
     judge_behaviours,
     judge_growth,
     judge_histories,
+    judge_paid,
     judge_rows,
+    judge_totals,
 )
-from tests.failures.chaos.load import BEHAVIOURS, PATIENCE_SECONDS, Load, record_response
+from tests.failures.chaos.load import (
+    BEHAVIOURS,
+    KEYED_TENANT,
+    PATIENCE_SECONDS,
+    Load,
+    record_response,
+)
 from tests.failures.chaos.machine import Standstill, watched_machine
 from tests.failures.chaos.plants import Plant, arm
 from tests.failures.chaos.proxy import ANNOUNCED
 from tests.failures.chaos.recipes import Recipe, first_recipes, stopped_recipes
 from tests.failures.proofs.accounts import Accounts, open_accounts
+from tests.failures.proofs.client import request
 from tests.failures.proofs.ledger import Books, open_books
 from tests.support.postgres_server import PostgresServer
 from tests.support.redis_cluster import RedisClusterServers
@@ -53,7 +64,8 @@ SETTLE_SECONDS = 75.0
 EXPIRY_SECONDS = 45.0
 """Time in which everything of requests in Redis has expired or been dropped."""
 SAMPLE_SECONDS = 0.5
-PRICE = 2_000_000
+PRICES = {"prompt": 1_370_000, "cached": 410_000, "completion": 5_930_000}
+"""Micro-dollars per million tokens. The costs of most requests are rounded."""
 CREDIT = 10**12
 
 MEMORY = "MiB of memory"
@@ -99,6 +111,8 @@ class Options:
     """Roles whose last process has a clock that can be set, and therefore starts slowly."""
     clients: int = 16
     every: float = FAULT_EVERY_SECONDS
+    kinds: Collection[Kind] = tuple(Kind)
+    """The faults to inject, as far as they are possible."""
     behaviours: Mapping[Behaviour, int] = field(default_factory=lambda: BEHAVIOURS)
     is_planted: bool = False
     """Whether every process has all defects, disarmed."""
@@ -117,6 +131,9 @@ class Round:
     """The armed defects."""
     recipes: tuple[str, ...] = ()
     """The recipes of this round; none: all of the deployment's."""
+    behaviours: Mapping[Behaviour, int] | None = None
+    """Of its clients, unless they are the deployment's."""
+    lines: int = 0
     patience: float = PATIENCE_SECONDS
     """Timeout of clients."""
     settle_seconds: float = SETTLE_SECONDS
@@ -270,6 +287,8 @@ class Run:
         self._keys: dict[str, str] = {}
         self._recipes: list[Recipe] = []
         self._batches = Batches([], {}, [], 0)
+        self._known: set[str] = set()
+        """Rows from before the round."""
 
     async def prepare(self) -> None:
         """Make accounts, record the correct responses, and open the connections that any load
@@ -294,6 +313,7 @@ class Run:
         options, deployment = self._options, self.deployment
         round_ = round_ or Round(disturb=self._faults)
         before = await self._held()
+        self._known = {row["request_id"] for row in await self.books.rows()}
         arm(deployment.armed_file, round_.plants)
         injector = FaultInjector(deployment)
         recipes = [
@@ -304,11 +324,11 @@ class Run:
             self._keys,
             recipes,
             random.Random(options.seed),
-            behaviours=options.behaviours,
+            behaviours=round_.behaviours or options.behaviours,
             patience=round_.patience,
         )
-        urls = list(deployment.gateway_urls.values())
-        self._batches = batches = Batches(urls, self._keys, recipes, options.lines)
+        urls, lines = list(deployment.gateway_urls.values()), options.lines or round_.lines
+        self._batches = batches = Batches(urls, self._keys, recipes, lines)
         began = time.monotonic()
         async with self._sampling(load):
             loading = asyncio.create_task(load.run(options.clients))
@@ -341,7 +361,8 @@ class Run:
 
     async def _faults(self, load: Load, injector: FaultInjector) -> None:
         """Inject the faults that the seed draws."""
-        options, kinds = self._options, injector.kinds()
+        options = self._options
+        kinds = [kind for kind in injector.kinds() if kind in options.kinds]
         self._say(f"{options.clients} clients, a fault each {options.every:g} s ...")
         await asyncio.sleep(1)
         if options.seconds is None:
@@ -378,15 +399,15 @@ class Run:
         """
         workers = self.deployment.named("worker")
         while True:
-            before = {each.name: await self._metric(each, PREEMPTED) for each in workers}
+            before = {each.name: await self.metric(each, PREEMPTED) for each in workers}
             load.burst(BURST)
             deadline = time.monotonic() + BURST_SECONDS
             while time.monotonic() < deadline:
                 for worker in workers:
                     if worker.is_busy or not worker.was_ready:
                         continue
-                    if await self._metric(worker, PREEMPTED) > before[worker.name]:
-                        await injector.kill_worker(worker, Kind.KILL_PREEMPTING)
+                    if await self.metric(worker, PREEMPTED) > before[worker.name]:
+                        await injector.kill(worker, Kind.KILL_PREEMPTING)
                         return
 
     async def _settle(
@@ -407,7 +428,35 @@ class Run:
             await asyncio.sleep(0.2)
         found += left
         rows = await self.books.rows()
-        return found + judge_rows(histories, rows, injector.log) + self._batches.judge_rows(rows)
+        new = [row for row in rows if row["request_id"] not in self._known]
+        found += judge_rows(histories, rows, injector.log) + self._batches.judge_rows(new)
+        keyed = [each for each in histories if each.tenant == KEYED_TENANT]
+        found += judge_paid(keyed, [row for row in new if row["tenant_id"] == KEYED_TENANT])
+        for tenant, key in self._keys.items():
+            spent = sum(row["cost_micros"] for row in rows if row["tenant_id"] == tenant)
+            deadline = time.monotonic() + min(EXPIRY_SECONDS, seconds)
+            while (wrong := judge_totals(tenant, await self._spent(tenant, key, spent))) and (
+                time.monotonic() < deadline
+            ):
+                await asyncio.sleep(0.5)
+            found += wrong
+        return found
+
+    async def _spent(self, tenant: str, key: str, ledger: int) -> dict[str, int]:
+        """Return what a tenant has spent by its ledger, usage report, invoice and credit."""
+        url = next(iter(self.deployment.gateway_urls.values()))
+        usage = (await request(url, key, path="/v1/usage?bucket=total")).json
+        credits_ = (await request(url, key, path="/v1/limits")).json["credits"]
+        month = f"{utc_now():%Y-%m}"
+        statement = await InvoiceService(self.books.database).statement(tenant, month)
+        spent = {
+            "ledger": ledger,
+            "usage": sum(each["cost_micros"] for each in usage["data"]),
+            "invoice": statement.total_micros,
+        }
+        if tenant == "prepaid":
+            spent["credit"] = CREDIT - credits_["remaining_micros"]
+        return spent
 
     async def _left(self, before: Mapping[str, Mapping[str, float]]) -> list[Violation]:
         """Return what is left over in Redis and in the processes."""
@@ -422,7 +471,7 @@ class Run:
             found += judge_growth(name, before[name], held, allowed)
         for member in self.deployment.members.values():
             for metric in IDLE_METRICS.get(member.role, ()):
-                if value := await self._metric(member, metric):
+                if value := await self.metric(member, metric):
                     found.append(
                         Violation("nothing left over", f"{member.name}: {metric} is {value:g}")
                     )
@@ -453,7 +502,8 @@ class Run:
                 held |= await self.deployment.tasks_of(member)
         return held
 
-    async def _metric(self, member: Member, name: str) -> float:
+    async def metric(self, member: Member, name: str) -> float:
+        """Return the sum of a metric; 0 if the process does not respond."""
         try:
             return await self.deployment.metric(member, name)
         except (OSError, HTTPException):
@@ -471,7 +521,7 @@ class Run:
                 for member in self.deployment.members.values():
                     if member.role in sampled and member.was_ready and not member.is_busy:
                         metric, values = sampled[member.role]
-                        if value := await self._metric(member, metric):
+                        if value := await self.metric(member, metric):
                             values[member.name, member.starts] = value
                 await asyncio.sleep(SAMPLE_SECONDS)
                 if time.monotonic() - last_report > 30:
@@ -495,7 +545,7 @@ async def _open_accounts(accounts: Accounts) -> dict[str, str]:
 
     Return their keys.
     """
-    await accounts.price(prompt=PRICE, cached=PRICE, completion=PRICE)
+    await accounts.price(**PRICES)
     limits = {
         "requests_per_minute": 1_000_000,
         "tokens_per_day": 10**9,

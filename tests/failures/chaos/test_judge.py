@@ -1,5 +1,6 @@
 """The invariant checks find each error in made-up histories and rows, and no others."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from tests.failures.chaos.judge import (
     judge_behaviours,
     judge_growth,
     judge_histories,
+    judge_paid,
     judge_rows,
+    judge_totals,
 )
 from tests.failures.chaos.machine import Standstill
 from tests.failures.chaos.transcript import Transcript
@@ -127,6 +130,31 @@ def called(name: str = "", arguments: str = "", index: int = 0, **changes: Any) 
         piece |= {"id": call_id(CHAT_ID, 0, index), "type": "function"}
         piece["function"]["name"] = name
     return reported(tool_calls=[piece | changes])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {
+            "type": "message",
+            "content": [{"type": "text", "text": "one"}],
+            "stop_reason": "max_tokens",
+        },
+        {
+            "object": "response",
+            "output": [{"content": [{"type": "output_text", "text": "one"}]}],
+            "status": "max_tokens",
+        },
+    ],
+    ids=["message", "response"],
+)
+def test_whole_response_of_another_dialect_is_read(body: dict[str, Any]) -> None:
+    usage = {"input_tokens": 2, "output_tokens": 1, "cost": 0.000007}
+    found = transcript({"id": "x", "usage": usage, **body})
+    expected = transcript(chunk("one", [], reason="max_tokens"))
+    assert found.difference(replace(expected, usage=found.usage)) == ""
+    assert found.usage == {"prompt_tokens": 2, "completion_tokens": 1}
+    assert found.cost_micros == 7
 
 
 CHAT_ID = "chatcmpl-1"
@@ -411,7 +439,8 @@ def test_only_a_gateway_that_died_without_redis_may_skip_settlement_or_count_les
     for tokens, number in ((3, not is_excused), (1, 2 * (not is_excused)), (4, 2 - is_excused)):
         rows = [row(Outcome.LOST, completion_tokens=tokens)]
         found = judge_rows([reported], rows, faults)
-        assert [each.invariant for each in found] == ["one record"] * number
+        unpaid = ["money"] * (tokens < 3 and not is_excused)
+        assert [each.invariant for each in found] == ["one record"] * number + unpaid
     assert [each.invariant for each in judge_rows([reported], [], faults)] == ["one record"]
 
 
@@ -470,6 +499,49 @@ def test_only_a_failover_and_its_gateways_death_may_lose_a_request(
 )
 def test_unpaid_tokens_are_reported(wrong: dict[str, Any]) -> None:
     assert [each.invariant for each in judge_rows([complete()], [wrong])] == ["money"]
+
+
+FREE = {"free_prompt_tokens": 2, "free_completion_tokens": 3}
+
+
+@pytest.mark.parametrize(
+    ("rows", "is_right"),
+    [
+        ([row()], True),
+        ([row(Outcome.LOST, **FREE), row(request_id="cmpl-1.late")], True),
+        ([row(), row(request_id="cmpl-1.2", prompt_tokens=0)], False),
+        ([row(Outcome.LOST, **FREE)], False),
+        ([row(free_prompt_tokens=1)], False),
+    ],
+    ids=["paid", "paid later", "paid twice", "lost", "part of the prompt"],
+)
+def test_whole_response_costs_what_it_says(rows: list[dict[str, Any]], *, is_right: bool) -> None:
+    reported = complete()
+    reported.transcript = replace(EXPECTED, cost_micros=5_000_000)
+    # Nothing kept a gateway from taking it over.
+    reported.stretches = [Stretch(f"gateway-{n}", 90, 100, is_broken=False) for n in (1, 2)]
+    reported.ended = 100
+    faults = [Fault(Kind.KILL_GATEWAY, f"gateway-{n}", 99 + n, 105) for n in (1, 2)]
+    found = judge_rows([reported], rows, faults)
+    assert ("money" not in {each.invariant for each in found}) == is_right
+
+
+def test_paid_row_that_no_client_has_is_reported() -> None:
+    rows = [row(request_id=name) for name in ("cmpl-1.late", "cmpl-2", "cmpl-3")]
+    rows += [row(Outcome.LOST, request_id="cmpl-4", **FREE)]
+    other = complete()
+    other.request_id = "cmpl-2"
+    assert [each.what for each in judge_paid([complete(), other], rows)] == [
+        "no client has the paid cmpl-3 (finished)"
+    ]
+    # Its client may have received nothing of it, not even its id.
+    other.request_id = ""
+    assert judge_paid([complete(), other], rows) == []
+
+
+def test_unequal_sums_are_reported() -> None:
+    assert judge_totals("acme", {"ledger": 5, "invoice": 5}) == []
+    assert len(judge_totals("acme", {"ledger": 5, "invoice": 5, "credit": 4})) == 1
 
 
 def test_disconnected_client_is_charged_at_least_what_it_received() -> None:

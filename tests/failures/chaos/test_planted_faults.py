@@ -13,7 +13,7 @@ import uvloop
 
 from contract import keys
 from tests.failures.chaos.deployment import Size
-from tests.failures.chaos.faults import FaultInjector
+from tests.failures.chaos.faults import FaultInjector, Kind
 from tests.failures.chaos.history import Behaviour, Ending, History
 from tests.failures.chaos.load import BEHAVIOURS, Load
 from tests.failures.chaos.plants import Plant
@@ -21,6 +21,10 @@ from tests.failures.chaos.run import Disturb, Options, Report, Round, Run, runni
 from tests.support.stack import MODEL
 
 GREEDY: Final = "greedy"
+LINES: Final = "sluice_gateway_batch_lines_running"
+BATCH_LINES: Final = 24
+LINE_SECONDS: Final = 0.5
+"""Part of the time that a line runs."""
 TALKATIVE: Final = "chat, tools, n"
 """A recipe most of whose tokens are arguments of calls."""
 CLIENTS: Final = 8
@@ -57,6 +61,8 @@ FOUND: Final[dict[Plant, tuple[str, str]]] = {
     Plant.LEAVE_TASKS: ("nothing left over", "_wait_for_ever"),
     Plant.RESERVE_TWICE: ("nothing left over", r"open: [^.]+\.2$"),
     Plant.SKIP_SETTLING: ("nothing left over", r"open: [^.]+$"),
+    Plant.END_UNSETTLED: ("money", r"its client has the whole response for \d+, its rows cost 0"),
+    Plant.RUN_LINES_TWICE: ("one record", "of no line"),
 }
 """The invariant that each defect breaks, and the reported text.
 
@@ -70,6 +76,8 @@ class Disturber:
     """Kills workers at the moments at which defects must have an effect."""
 
     def __init__(self, run: Run) -> None:
+        self._run = run
+        (self._gateway,) = run.deployment.named("gateway")
         self._workers = run.deployment.named("worker")
         self._redis = run.books.redis
 
@@ -77,6 +85,20 @@ class Disturber:
         """Let each client send one request."""
         while len(load.histories) < CLIENTS:
             await asyncio.sleep(0)
+
+    async def in_ends(self, _load: Load, injector: FaultInjector) -> None:
+        """Wait until a gateway has died when a response ended."""
+        starts = self._gateway.starts
+        while self._gateway.starts == starts:
+            await asyncio.sleep(0.02)
+        await injector.over()
+
+    async def in_lines(self, _load: Load, injector: FaultInjector) -> None:
+        """Kill the gateway while it runs lines of batches."""
+        while not await self._run.metric(self._gateway, LINES):
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(LINE_SECONDS)
+        await injector.kill(self._gateway, Kind.KILL_GATEWAY)
 
     async def in_texts(self, load: Load, injector: FaultInjector) -> None:
         """Kill a worker in the middle of some texts."""
@@ -108,7 +130,7 @@ class Disturber:
                     continue
                 pid = worker.pid
                 if await self._streams(load, is_middle, pid) >= CUT:
-                    await injector.kill_worker(worker)
+                    await injector.kill(worker)
                     # Some may have ended just before.
                     if await self._streams(load, is_middle, pid) >= CUT:
                         return
@@ -142,6 +164,14 @@ def _rounds(run: Run, *, is_long: bool) -> list[Round]:
         Round(disturb=disturber.in_everything),
         _round(disturber.in_texts, GREEDY, Plant.CHANGE_TOKENS, Plant.CHARGE_MORE),
         _round(disturber.in_texts, GREEDY, Plant.NEVER_RECLAIM, Plant.DELIVER_TWICE),
+        _round(disturber.in_ends, GREEDY, Plant.END_UNSETTLED, only=Behaviour.REPEATING),
+        _round(
+            disturber.in_lines,
+            GREEDY,
+            Plant.RUN_LINES_TWICE,
+            only=Behaviour.REPEATING,
+            lines=BATCH_LINES,
+        ),
         _round(
             disturber.not_at_all,
             TALKATIVE,
@@ -155,11 +185,15 @@ def _rounds(run: Run, *, is_long: bool) -> list[Round]:
     return [*quick, *slow] if is_long else quick
 
 
-def _round(disturb: Disturb, recipe: str, *plants: Plant) -> Round:
+def _round(
+    disturb: Disturb, recipe: str, *plants: Plant, only: Behaviour | None = None, lines: int = 0
+) -> Round:
     invariants = {FOUND[plant][0] for plant in plants}
     return Round(
         disturb=disturb,
         plants=plants,
+        behaviours=None if only is None else {only: 1},
+        lines=lines,
         recipes=(recipe,),
         patience=PATIENCE_SECONDS if "ends" in invariants else HUNG_SECONDS,
         settle_seconds=LEFT_OVER_SECONDS if "nothing left over" in invariants else HUNG_SECONDS,

@@ -126,6 +126,8 @@ class Transcript:
 
     choices: dict[int, ReceivedChoice] = field(default_factory=dict)
     usage: dict[str, int] | None = None
+    cost_micros: int | None = None
+    """What the response says that it costs."""
     reasoning_tokens: int | None = None
     """Of the completion tokens, if the response counts them."""
     error: dict[str, Any] | None = None
@@ -148,10 +150,20 @@ class Transcript:
             self.after_end += choice.finish_reason is not None
             choice.add(event.get("id", ""), piece)
         body: dict[str, Any] = event.get("response") or event
-        if "type" in event:
+        if event.get("type") == "message" or event.get("object") == "response":
+            self._add_whole(event)
+        elif "type" in event:
             self._add_part(event["type"], event, body)
         if body.get("usage") and self.error is None:
             self._count(body["usage"])
+
+    def _add_whole(self, body: dict[str, Any]) -> None:
+        """Record a whole message or response that consists of text."""
+        choice = self.choices.setdefault(0, ReceivedChoice())
+        parts = [*body.get("content", ())]
+        parts += [part for item in body.get("output", ()) for part in item["content"]]
+        choice.text += "".join(part["text"] for part in parts)
+        choice.finish_reason = body.get("stop_reason") or body["status"]
 
     def _add_part(self, kind: str, event: dict[str, Any], body: dict[str, Any]) -> None:
         """Record an event of a message or a response."""
@@ -178,6 +190,8 @@ class Transcript:
         names = ("prompt", "completion") if "prompt_tokens" in counts else ("input", "output")
         prompt, completion = (counts[f"{name}_tokens"] for name in names)
         prompt += counts.get("cache_read_input_tokens", 0)
+        if "cost" in counts:
+            self.cost_micros = round(counts["cost"] * 1_000_000)
         self.usage = {"prompt_tokens": prompt, "completion_tokens": completion}
         details = counts.get(f"{names[1]}_tokens_details") or {}
         self.reasoning_tokens = details.get("reasoning_tokens")
