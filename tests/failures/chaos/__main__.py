@@ -30,7 +30,7 @@ def main() -> int:
         clients=arguments.clients,
         every=arguments.every,
         kinds=arguments.kinds or tuple(Kind),
-        completions=arguments.completions,
+        recipes=tuple(arguments.recipes),
         behaviours={each: BEHAVIOURS[each] for each in arguments.behaviours or BEHAVIOURS},
     )
     report = uvloop.run(run(options, say=_say))
@@ -64,9 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--lines", type=int, default=0, help="of batches beside the requests")
     parser.add_argument("--clients", type=int, default=16, help="concurrent requests")
     parser.add_argument("--every", type=float, default=FAULT_EVERY_SECONDS, help="seconds")
-    parser.add_argument(
-        "--completions", type=int, default=0, help="responses that clients must have at least"
-    )
+    parser.add_argument("--recipes", nargs="+", default=(), help="names of requests, without: all")
     parser.add_argument("--kinds", type=Kind, choices=Kind, nargs="+", help="kinds of faults")
     parser.add_argument(
         "--behaviours",

@@ -252,7 +252,8 @@ class _Client:
         try:
             async with httpx.AsyncClient(base_url=url, headers=self._headers, timeout=30) as client:
                 response = await client.request(method, path, **request)
-        except httpx.TransportError:
+        except (httpx.TransportError, AttributeError):
+            # anyio raises AttributeError if a connection breaks as soon as it is open.
             response = None
         if response is not None and (
             response.status_code == 200 or (may_miss and response.status_code == 404)

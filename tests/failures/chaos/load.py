@@ -464,8 +464,8 @@ class ClientRequest:
 
 
 def _is_conflict(reply: Reply) -> bool:
-    """Whether a 409 is final."""
-    return reply.status == 409 and reply.json["error"]["code"] != "idempotency_in_progress"
+    """Whether a 409 is final. Errors of messages have no code."""
+    return reply.status == 409 and reply.retry_after is None
 
 
 async def record_response(url: str, key: str, recipe: Recipe, *, stream: bool) -> None:

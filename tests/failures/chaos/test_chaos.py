@@ -33,6 +33,8 @@ RECIPES = (
     "chat, tools, log-probabilities",
     "chat, tool required",
     "chat, functions",
+    "message",
+    "response",
 )
 """Of the default run: a few requests for every part of a response, and each way to end."""
 CLOCKED = ("gateway",)
