@@ -182,7 +182,7 @@ def judge_rows(
 
 def judge_paid(histories: Collection[History], rows: Iterable[Row]) -> list[Violation]:
     """Return the paid rows of a tenant that none of its clients knows, if each knows its ids."""
-    known = {history.request_id for history in histories}
+    known = {"" if _has_changed(history) else history.request_id for history in histories}
     return [
         Violation("money", f"no client has the paid {row['request_id']} ({row['outcome']})")
         for row in rows
@@ -303,8 +303,11 @@ def _runs_again(history: History, faults: Sequence[Fault]) -> bool:
 
     What its client received is then of two responses.
     """
-    has_changed = any(what.startswith(CHANGED_ID) for what in history.errors)
-    return has_changed and _is_lost(history, faults)
+    return _has_changed(history) and _is_lost(history, faults)
+
+
+def _has_changed(history: History) -> bool:
+    return any(what.startswith(CHANGED_ID) for what in history.errors)
 
 
 def _is_lost(history: History, faults: Sequence[Fault]) -> bool:

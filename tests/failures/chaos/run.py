@@ -454,7 +454,7 @@ class Run:
             "usage": sum(each["cost_micros"] for each in usage["data"]),
             "invoice": statement.total_micros,
         }
-        if tenant == "prepaid":
+        if tenant == KEYED_TENANT:
             spent["credit"] = CREDIT - credits_["remaining_micros"]
         return spent
 

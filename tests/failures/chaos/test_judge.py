@@ -135,16 +135,8 @@ def called(name: str = "", arguments: str = "", index: int = 0, **changes: Any) 
 @pytest.mark.parametrize(
     "body",
     [
-        {
-            "type": "message",
-            "content": [{"type": "text", "text": "one"}],
-            "stop_reason": "max_tokens",
-        },
-        {
-            "object": "response",
-            "output": [{"content": [{"type": "output_text", "text": "one"}]}],
-            "status": "max_tokens",
-        },
+        {"type": "message", "content": [{"text": "one"}], "stop_reason": "max_tokens"},
+        {"object": "response", "output": [{"content": [{"text": "one"}]}], "status": "max_tokens"},
     ],
     ids=["message", "response"],
 )

@@ -161,8 +161,8 @@ class Transcript:
         """Record a whole message or response that consists of text."""
         choice = self.choices.setdefault(0, ReceivedChoice())
         parts = [*body.get("content", ())]
-        parts += [part for item in body.get("output", ()) for part in item["content"]]
-        choice.text += "".join(part["text"] for part in parts)
+        parts += [part for item in body.get("output", ()) for part in item.get("content", ())]
+        choice.text += "".join(part.get("text", "") for part in parts)
         choice.finish_reason = body.get("stop_reason") or body["status"]
 
     def _add_part(self, kind: str, event: dict[str, Any], body: dict[str, Any]) -> None:
