@@ -22,8 +22,8 @@ PAUSE_SECONDS: Final = 0.3
 """Before a client retries."""
 MOST_PAUSE_SECONDS: Final = 3.0
 """Cap on `Retry-After`, so that a run need not take long."""
-COME_AGAIN: Final = frozenset({409, 429, 503})
-"""Statuses after which the same request may succeed."""
+COME_AGAIN: Final = frozenset({409, 429, 503, 529})
+"""Statuses after which the same request may succeed; 529 is 503 in Anthropic's API."""
 DENIALS: Final = frozenset({400, 413})
 """Statuses of a final rejection of a hostile request."""
 START_SECONDS: Final = 90.0

@@ -93,6 +93,7 @@ async def send(behaviour: Behaviour, answers: Sequence[bytes]) -> tuple[History,
 
 WHOLE_STREAM = stream(*map(chunk, (1, 2, 3)), DONE)
 IN_PROGRESS = answer(409, b'{"type": "error", "error": {"type": "x"}}', "retry-after: 0")
+OVERLOADED = answer(529, b'{"type": "error", "error": {"type": "x"}}', "retry-after: 0")
 REFUSAL = answer(503, b'{"error": {"code": "overloaded"}}', "retry-after: 0")
 
 
@@ -108,7 +109,7 @@ REFUSAL = answer(503, b'{"error": {"code": "overloaded"}}', "retry-after: 0")
         (Behaviour.REPEATING_STREAM, [stream(chunk(1), chunk(2), is_whole=False), WHOLE_STREAM]),
         (Behaviour.REPEATING_STREAM, [REFUSAL, WHOLE_STREAM]),
         (Behaviour.WHOLE, [answer(200, WHOLE)]),
-        (Behaviour.REPEATING, [b"", REFUSAL, IN_PROGRESS, answer(200, WHOLE)]),
+        (Behaviour.REPEATING, [b"", REFUSAL, IN_PROGRESS, OVERLOADED, answer(200, WHOLE)]),
         (
             Behaviour.BACKGROUND,
             [
