@@ -268,17 +268,22 @@ def _end_unsettled() -> None:
 
 
 def _run_lines_twice() -> None:
-    """The next gateway does not find the response of a line, and runs the line again."""
+    """The next gateway runs a line again, as another request."""
     from gateway.batches.running import Line
 
-    shared = Line.__dict__["idempotent"].func
+    shared, shared_id = Line.__dict__["idempotent"].func, Line.__dict__["request_id"].fget
 
     def own(self: Line) -> Any:
         found = shared(self)
         own_key = f"{found.key} {os.getpid()}"
         return found._replace(key=own_key) if _is_armed(Plant.RUN_LINES_TWICE) else found
 
+    def own_id(self: Line) -> str:
+        is_armed = _is_armed(Plant.RUN_LINES_TWICE)
+        return self.endpoint.id_of(f"{self.id} {os.getpid()}") if is_armed else shared_id(self)
+
     Line.idempotent = property(own)  # type: ignore[assignment,method-assign]
+    Line.request_id = property(own_id)  # type: ignore[assignment,method-assign]
 
 
 PLANTS: dict[Plant, Callable[[], None]] = {
