@@ -6,17 +6,22 @@
 
 The servers of a cluster report all others. USER and PASSWORD log in at the servers, the OPTIONS
 `sentinel_username` and `sentinel_password` at the sentinels. All may be percent-encoded.
+
+Clients of `rediss://` verify the certificate and its name, unless the URL has `ssl_cert_reqs=none`
+or `ssl_check_hostname=false`. Then each process logs a warning.
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
 import redis
 from redis.asyncio import Redis
 from redis.asyncio.sentinel import Sentinel
+from redis.connection import FALSE_STRINGS, parse_url
 from typing_extensions import override
 
 from common.redis_cluster import ClusterClient, SlotMap
@@ -28,6 +33,16 @@ REDIS_PORT: Final = 6379
 SENTINEL_PORT: Final = 26379
 SENTINEL_OPTIONS: Final = ("sentinel_username", "sentinel_password")
 LARGEST_PORT: Final = 65_535
+
+_TLS: Final = "ssl_"
+_REQUIREMENTS: Final = ("required", "optional", "none")
+_UNVERIFIED: Final = {
+    "ssl_cert_reqs": {"none"},
+    "ssl_check_hostname": {value.lower() for value in FALSE_STRINGS},
+}
+"""Values of options with which somebody else can pass for the server."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +98,17 @@ def check_redis_url(url: str) -> str:
     return url
 
 
+def server_options(url: str) -> dict[str, Any]:
+    """Return redis-py's arguments for the URL of one server: all `ssl_` options, and `db`.
+
+    With TLS, they contain `ssl_cert_reqs`: other libraries verify nothing without it.
+    """
+    _warn_if_unverified(check_redis_url(url))
+    given = {"db": 0, **parse_url(url)}
+    options = {name: value for name, value in given.items() if name.startswith((_TLS, "db"))}
+    return {"ssl_cert_reqs": "required", **options} if url.startswith("rediss:") else options
+
+
 def sentinel_address(url: str) -> SentinelAddress | None:
     """Return the parts of a sentinel URL; None if the URL names a server. Raises ValueError."""
     parts = _split(url)
@@ -92,7 +118,7 @@ def sentinel_address(url: str) -> SentinelAddress | None:
 def cluster_address(url: str) -> ClusterAddress | None:
     """Return the parts of a cluster's URL; None if the URL names no cluster. Raises ValueError."""
     parts = _split(url)
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    options = _options(parts)
     if parts.scheme == SENTINEL_SCHEME or options.get("cluster", "false") == "false":
         if "," in parts.netloc.rpartition("@")[2] and parts.scheme != SENTINEL_SCHEME:
             raise ValueError("several hosts need ?cluster=true")
@@ -120,6 +146,7 @@ def redis_client(url: str, *, kind: type["Redis"] = Redis, **options: Any) -> "R
     (timeouts, retries). Raises ValueError.
     """
     cluster = cluster_address(check_redis_url(url))
+    _warn_if_unverified(url)
     if cluster is not None:
         client: Any = _server(cluster, type("Cluster", (ClusterClient, kind), {}), options)
         client.slot_map = SlotMap(cluster.hosts, partial(_server, cluster, kind, options))
@@ -155,6 +182,7 @@ def _server(
 def blocking_redis_client(url: str, **options: Any) -> "redis.Redis":
     """Return a client like `redis_client`, but a blocking one, and of no cluster."""
     address = sentinel_address(check_redis_url(url))
+    _warn_if_unverified(url)
     if address is None:
         return redis.Redis.from_url(url, **options)
     sentinels: Any = redis.Sentinel(
@@ -199,6 +227,35 @@ def _split(url: str) -> SplitResult:
     return parts
 
 
+def _options(parts: SplitResult) -> dict[str, str]:
+    """Return the options of a URL. Raises ValueError if one has no meaning."""
+    given = parse_qsl(parts.query, keep_blank_values=True)
+    options = dict(given)
+    if len(options) < len(given):
+        raise ValueError(f"an option must have one value. Given: {', '.join(n for n, _ in given)}")
+    if parts.scheme == "redis" and any(name.startswith(_TLS) for name in options):
+        raise ValueError(f"options that begin with {_TLS} need rediss://")
+    if (required := options.get("ssl_cert_reqs", "none")) not in _REQUIREMENTS:
+        raise ValueError(
+            f"ssl_cert_reqs must be one of {', '.join(_REQUIREMENTS)}. Given: {required}"
+        )
+    return options
+
+
+@cache
+def _warn_if_unverified(url: str) -> None:
+    """Log the options of a URL that turn the verification off, once in each process."""
+    parts = urlsplit(url)
+    options = {name: value.lower() for name, value in parse_qsl(parts.query)}
+    for name, values in _UNVERIFIED.items():
+        if options.get(name) in values:
+            server = parts.netloc.rpartition("@")[2]
+            _log.warning(
+                "%s=%s: whoever responds in the name of Redis at %s receives the password",
+                *(name, options[name], server),
+            )
+
+
 def _require_port(parts: SplitResult) -> None:
     try:
         _ = parts.port
@@ -215,7 +272,7 @@ def _read_sentinels(parts: SplitResult) -> SentinelAddress:
             "the name of the master must follow the sentinels: "
             f"{SENTINEL_SCHEME}://HOST:{SENTINEL_PORT}/NAME"
         )
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    options = _options(parts)
     if unknown := sorted(options.keys() - set(SENTINEL_OPTIONS)):
         raise ValueError(
             f"options of {SENTINEL_SCHEME}:// are {' and '.join(SENTINEL_OPTIONS)}. "

@@ -104,8 +104,8 @@ def command(track: str | None, **urls: str | None) -> None:
     from gateway.jobs.runner import running, stop_all
     from gateway.jobs.schedule import DRAIN, Track
 
-    app = create_app(settings)
     configure_logs(settings.log_format, level=logging.WARNING)
+    app = create_app(settings)
     begin_metrics("jobs")
     with ExitStack() as stack:
         tracks = list(Track) if track is None else [Track[track.upper()]]
@@ -129,8 +129,8 @@ def beat(redis_url: str | None) -> None:
     settings = load_settings(redis_url=redis_url)
     from gateway.jobs.app import SchedulerTick, create_app, run_beat
 
-    app = create_app(settings)
     configure_logs(settings.log_format, level=logging.WARNING)
+    app = create_app(settings)
     begin_metrics("beat")
     heartbeat = SchedulerTick()
     # The jobs are imported for their schedules; this process runs none of them.

@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Mapping
 from typing import Any, Final, Never
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import redis
 from celery import Celery
@@ -22,10 +22,12 @@ from common.redis_url import (
     blocking_redis_client,
     cluster_address,
     sentinel_address,
+    server_options,
 )
 from gateway.jobs.runner import TrackRunner
 from gateway.jobs.schedule import TASKS, Task, Track
 from gateway.platform.settings import Settings
+from gateway.platform.store_errors import cause_of
 from gateway.records.errors import StartupError
 
 START: Final = "sluice.start"
@@ -57,8 +59,10 @@ def create_app(settings: Settings) -> Celery:
             "to a master that sentinels name."
         )
     sentinels = sentinel_address(url)
-    app = Celery("sluice", broker=url if sentinels is None else _sentinel_urls(sentinels))
+    broker, tls = (_sentinel_urls(sentinels), {}) if sentinels is not None else _server(url)
+    app = Celery("sluice", broker=broker)
     app.conf.update(
+        broker_use_ssl=tls,
         task_default_queue=Track.LEDGER,
         task_ignore_result=True,
         task_serializer="json",
@@ -174,8 +178,7 @@ class BoundedScheduler(Scheduler):  # type: ignore[misc]
             if not self._is_away:
                 is_full = isinstance(error, SchedulingError)
                 problem = "rejects writes" if is_full else "cannot be reached"
-                cause = error.__context__ if is_full else error
-                logger.warning("the broker %s: %s", problem, type(cause).__name__)
+                logger.warning("the broker %s: %s", problem, cause_of(error))
             self._is_away = True
             return None
         self._is_away = False
@@ -184,6 +187,16 @@ class BoundedScheduler(Scheduler):  # type: ignore[misc]
 
 def _leave_logs_alone(**_details: object) -> None:
     """Receive Celery's logging signal, which keeps Celery from configuring logging itself."""
+
+
+def _server(url: str) -> tuple[str, dict[str, Any]]:
+    """Return a URL without options, and the arguments for TLS.
+
+    Celery would read options differently from redis-py, and without any verifies no certificate.
+    """
+    options = server_options(url)
+    plain = urlsplit(url)._replace(path=f"/{options.pop('db')}", query="")
+    return plain.geturl(), options
 
 
 def _sentinel_urls(address: SentinelAddress) -> str:

@@ -27,6 +27,7 @@ from gateway.limits.reservations import Reservations
 from gateway.limits.store import QuotaStore
 from gateway.platform import telemetry
 from gateway.platform.redis_client import RedisUrls, connect
+from gateway.platform.store_errors import cause_of
 
 HEARTBEAT_SECONDS: Final = 2.0
 RENEW_SECONDS: Final = 10.0
@@ -101,9 +102,7 @@ class Heartbeat:
                 try:
                     await step()
                 except RedisError as error:
-                    logger.warning(
-                        "cannot send heartbeats or renew leases: %s", type(error).__name__
-                    )
+                    logger.warning("cannot send heartbeats or renew leases: %s", cause_of(error))
                 raise_if_cancelled()
             await asyncio.sleep(seconds)
 
