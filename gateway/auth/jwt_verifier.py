@@ -11,7 +11,7 @@ import jwt
 import msgspec
 
 from contract.dialect import Dialect
-from gateway.platform.settings import JwtAlgorithm, Settings
+from gateway.platform.settings import SCOPE_CLAIMS, JwtAlgorithm, Settings
 from gateway.records.checks import is_storable
 from gateway.records.errors import AuthenticationError, ExpiredCredentialError, StartupError, shown
 from gateway.records.scopes import DEFAULT_SCOPES, TENANT_SCOPES, Scope
@@ -30,6 +30,11 @@ _KEY_TYPES: Final[Mapping[JwtAlgorithm, str]] = {
     JwtAlgorithm.RS256: "RSA",
     JwtAlgorithm.ES256: "EC",
     JwtAlgorithm.EDDSA: "OKP",
+}
+_WANTED: Final[Mapping[Any, str]] = {
+    str: "a string",
+    list[str]: "a list of strings",
+    str | list[str]: "a string or a list of strings",
 }
 _REFUSALS: Final[Mapping[type[jwt.PyJWTError], str]] = {
     jwt.InvalidSignatureError: "The token's signature is wrong.",
@@ -209,7 +214,7 @@ class JwtVerifier:
             subject=subject_of(claims),
             scopes=_scopes(claims),
             operator_scopes=self._operator_scopes(claims),
-            names_scopes="scope" in claims,
+            names_scopes=any(name in claims for name in SCOPE_CLAIMS),
             allowed_models=(
                 frozenset(_claim(claims, "models", list[str])) if "models" in claims else None
             ),
@@ -240,11 +245,13 @@ def subject_of(claims: Mapping[str, Any]) -> str:
 
 
 def _scopes(claims: Mapping[str, Any]) -> frozenset[Scope]:
-    if "scope" not in claims:
+    """Return the scopes that every claim of rights names; the default if the token has none."""
+    named = [_claim(claims, name, str | list[str]) for name in SCOPE_CLAIMS if name in claims]
+    if not named:
         return DEFAULT_SCOPES
-    words = _claim(claims, "scope", str).split()
     # An identity provider may put scopes of other services into the same claim.
-    return frozenset(scope for scope in TENANT_SCOPES if scope in words)
+    words = [(each if isinstance(each, str) else " ".join(each)).split() for each in named]
+    return frozenset(scope for scope in TENANT_SCOPES if all(scope in each for each in words))
 
 
 def _dialect(claims: Mapping[str, Any]) -> Dialect | None:
@@ -265,9 +272,10 @@ def _claim(claims: Mapping[str, Any], name: str, kind: Any) -> Any:
     try:
         value = msgspec.convert(claims[name], kind)
     except msgspec.ValidationError as error:
-        wanted = "a string" if kind is str else "a list of strings"
-        raise AuthenticationError(f"The token's claim {shown(name)} must be {wanted}.") from error
-    if not all(map(is_storable, [value] if kind is str else value)):
+        raise AuthenticationError(
+            f"The token's claim {shown(name)} must be {_WANTED[kind]}."
+        ) from error
+    if not all(map(is_storable, [value] if isinstance(value, str) else value)):
         raise AuthenticationError(
             f"The token's claim {shown(name)} must not contain control characters or "
             "lone surrogates."

@@ -370,7 +370,8 @@ async def _get(
 
 def _verified_email(claims: Mapping[str, Any]) -> str | None:
     email = claims.get("email")
-    if claims.get("email_verified") is not True or not isinstance(email, str):
+    # Cognito and others send a string.
+    if claims.get("email_verified") not in (True, "true") or not isinstance(email, str):
         return None
     try:
         return checked_email(email)

@@ -49,7 +49,9 @@ MIN_CACHE_SALT_CHARACTERS = 16
 MIN_AUDIT_KEY_CHARACTERS = 32
 AUDIT_LOG_SINK = "log"
 _WINDOW = re.compile(r"[1-9][0-9]{0,3}[mhd]")
-TENANTS_CLAIMS = ("scope", "sub", "project", "models", "dialect")
+SCOPE_CLAIMS = ("scope", "scp", "scopes", "permissions")
+"""Claims of a token that restrict its rights, under the names of several identity providers."""
+TENANTS_CLAIMS = ("scope", "scp", "scopes", "sub", "project", "models", "dialect")
 """Claims with which a tenant's issuer describes its users and programs."""
 
 

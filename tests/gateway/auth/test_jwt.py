@@ -225,7 +225,10 @@ def test_key_is_chosen_by_kid(verifier: JwtVerifier) -> None:
         ({"tenant": None}, 'lacks the claim "tenant"'),
         ({"tenant": 7}, 'claim "tenant" must be a string'),
         ({"sub": 7}, "not a valid JWT"),
-        ({"scope": ["completions"]}, 'claim "scope" must be a string'),
+        ({"scope": 7}, 'claim "scope" must be a string or a list of strings'),
+        ({"scope": "usage", "scp": {"usage": True}}, 'claim "scp" must be a string or a list'),
+        ({"scopes": ["usage", 7]}, 'claim "scopes" must be a string or a list of strings'),
+        ({"permissions": [{"rsname": "usage"}]}, 'claim "permissions" must be a string or a list'),
         ({"models": "m1"}, 'claim "models" must be a list of strings'),
         ({"dialect": 7}, 'claim "dialect" must be a string'),
         ({"dialect": "klingon"}, 'claim "dialect" must be one of openai, '),
@@ -239,6 +242,7 @@ def test_key_is_chosen_by_kid(verifier: JwtVerifier) -> None:
         ({"project": "\0"}, 'claim "project" must not contain'),
         ({"dialect": "\ud800"}, 'claim "dialect" must not contain'),
         ({"scope": "completions \0"}, 'claim "scope" must not contain'),
+        ({"scp": ["completions", "\0"]}, 'claim "scp" must not contain'),
         ({"models": ["m1", "\ud800"]}, 'claim "models" must not contain'),
     ],
 )
@@ -267,11 +271,35 @@ async def test_other_text_with_two_dots_is_refused(
     assert caught.value.status == 401
 
 
-def test_scope_and_models_are_read(verifier: JwtVerifier) -> None:
-    claims = verifier.verify(_hs256(scope="openid usage completions", models=["m1", "m2"]))
-    assert claims.scopes == {Scope.USAGE, Scope.COMPLETIONS}
+def test_models_are_read(verifier: JwtVerifier) -> None:
+    claims = verifier.verify(_hs256(models=["m1", "m2"]))
     assert claims.allowed_models == frozenset({"m1", "m2"})
-    assert verifier.verify(_hs256(scope="openid profile")).scopes == frozenset()
+    assert not claims.names_scopes
+
+
+@pytest.mark.parametrize("name", ["scope", "scp", "scopes", "permissions"])
+def test_every_claim_of_rights_restricts_the_token(verifier: JwtVerifier, name: str) -> None:
+    both = {Scope.USAGE, Scope.COMPLETIONS}
+    for value, scopes in (
+        ("openid usage completions", both),
+        (["openid", "usage", "completions"], both),
+        (["usage completions"], both),
+        (["usage"], {Scope.USAGE}),
+        ("openid profile", set()),
+        ("", set()),
+        ([], set()),
+    ):
+        with case(value):
+            claims = verifier.verify(_hs256(**{name: value}))
+            assert claims.scopes == scopes
+            assert claims.names_scopes
+            # The other claims can only remove rights.
+            other = "scope" if name != "scope" else "scp"
+            fewer = verifier.verify(_hs256(**{name: value, other: ["usage"]}))
+            assert fewer.scopes == scopes & {Scope.USAGE}
+    # Without a value, nobody knows what the issuer means.
+    token = jwt.encode(_claims() | {name: None}, SECRET, "HS256")
+    assert f'claim "{name}" must be' in _refusal(verifier, token)
 
 
 def test_operators_are_made_by_the_mapped_claim_alone(verifier: JwtVerifier) -> None:
@@ -435,7 +463,7 @@ def test_settings_configure_the_verifier(jwks_file: Path) -> None:
                 {"jwt_operator_claim": claim, "jwt_operator_value": "admin"},
                 "must not be a claim about a tenant",
             )
-            for claim in ("scope", "sub", "project", "models", "dialect", "tenant")
+            for claim in ("scope", "scp", "scopes", "sub", "project", "models", "dialect", "tenant")
         ),
     ],
 )

@@ -34,7 +34,8 @@ CLIENTS: Final = REPOSITORY / "tests/clients"
 CALLBACK: Final = "/console/login/callback"
 ADA: Final = "ada@acme.example"
 ACCOUNTS: Final[dict[str, dict[str, Any]]] = {
-    "ada": {"email": "Ada@Acme.example", "email_verified": True, "groups": ["people"]},
+    # Cognito sends a string.
+    "ada": {"email": "Ada@Acme.example", "email_verified": "true", "groups": ["people"]},
     "eve": {"email": ADA, "email_verified": False, "groups": ["Staff", "staff "]},
     "kim": {"email": "\N{KELVIN SIGN}im@acme.example", "email_verified": True},
     "ron": {"groups": ["people", "auditors"]},
