@@ -28,8 +28,8 @@ TABLE_WAIT_SECONDS: Final = 4
 """Lock timeout of a revision: while it waits for a table, it blocks every later query."""
 STATEMENT_SECONDS: Final = 60
 
-_TOO_OLD: Final = frozenset(f"{number:04}" for number in range(1, 24))
-"""Revisions of previews before the baseline, which this code cannot upgrade."""
+_TOO_OLD: Final = frozenset(f"{number:04}" for number in range(1, 24)) - {"0006"}
+"""Revisions of previews, which this code cannot upgrade. 0006 is release 0.2.0."""
 
 _APPEND_ONLY: Final = ("audit_log", "credits", "price_removals", "prices", "usage_ledger")
 """Tables whose rows only their triggers protect from changes and removals."""
@@ -79,7 +79,7 @@ class SchemaNotCurrentError(StartupError):
 async def upgrade(url: str) -> None:
     """Create or upgrade the schema; waits while another process upgrades it.
 
-    Raises StartupError for the schema of a preview before the baseline.
+    Raises StartupError for the schema of a preview before 0.3.0.
     """
     database = Database(url, statement_timeout_seconds=None)
     try:

@@ -18,14 +18,17 @@ from gateway.platform.database.engine import Database
 from gateway.platform.database.paging import list_records
 from gateway.platform.database.partitions import make_partitions, months_from
 from gateway.platform.database.schema import SchemaNotCurrentError, SchemaState
-from gateway.platform.database.tables import LedgerRow, Table, TenantRow
+from gateway.platform.database.tables import LedgerRow, MemberRow, Table, TenantRow
 from gateway.records.errors import InvalidParameterError, StartupError, StoreUnavailableError
 from tests.support.cases import all_cases
 from tests.support.kinds import every_database
 from tests.support.usage import usage_record
 
 NOW = datetime(2026, 12, 1, tzinfo=UTC)
-BASELINE = "0024"
+BASELINE = "0006"
+"""The revision of release 0.2.0."""
+LOWEST = "0024"
+"""The revision to which others can be taken back."""
 _LEDGER = Table.metadata.tables[LedgerRow.__tablename__]
 HEAD = ScriptDirectory.from_config(schema.alembic_config()).get_current_head()
 
@@ -39,7 +42,7 @@ async def _state(url: str) -> SchemaState:
 
 
 async def _create_baseline(database: Database) -> None:
-    """Create the tables as the revisions of the previews made them, from a dump."""
+    """Create the tables as release 0.2.0 made them, from a dump."""
     dialect = database.engine.dialect.name
     if dialect == "sqlite":
         Path(str(database.engine.url.database)).parent.mkdir()
@@ -87,22 +90,24 @@ async def test_partitions_are_no_difference_between_tables_and_code(database: Da
 
 
 @every_database
-async def test_revisions_turn_the_baseline_into_the_tables_of_the_code(
+async def test_revisions_turn_release_0_2_0_into_the_tables_of_the_code(
     empty_database_url: str,
 ) -> None:
     database = Database(empty_database_url)
+    member = "'acme', 'ada', 'Ada', 'owner', '2026-01-01 00:00:00'"
     columns = "id, name, weight, status, created_at"
     tenant = "('acme', 'Acme', 1, 'active', '2026-01-01 00:00:00')"
     await _create_baseline(database)
     async with database.writing() as transaction:
         await transaction.execute(text(f"INSERT INTO tenants ({columns}) VALUES {tenant}"))
+        await transaction.execute(text(f"INSERT INTO members VALUES ('m1', {member})"))
         await make_partitions(transaction, [datetime(2026, 11, 1, tzinfo=UTC)])
         await _spend(transaction, 7, 11)
     assert await schema.schema_state(database) is SchemaState.OUTDATED
     await schema.upgrade(empty_database_url)
     async with database.writer.begin() as connection:
         await connection.run_sync(lambda c: command.check(schema.alembic_config(c)))
-        await connection.run_sync(lambda c: command.downgrade(schema.alembic_config(c), BASELINE))
+        await connection.run_sync(lambda c: command.downgrade(schema.alembic_config(c), LOWEST))
     await schema.upgrade(empty_database_url)
     async with database.writing() as transaction:
         assert await schema.unprotected_tables(transaction) == []
@@ -113,16 +118,18 @@ async def test_revisions_turn_the_baseline_into_the_tables_of_the_code(
     async with database.reading() as transaction:
         assert await prepaid_cost(transaction, "acme") == 7 + 11 + 13
         tenants = await list_records(transaction, TenantRow)
+        [owner] = await list_records(transaction, MemberRow)
     assert [(t.id, t.dialect, t.strict_parameters, t.default_model) for t in tenants] == [
         ("acme", None, False, None),
         ("other", None, False, None),
     ]
+    assert (owner.subject, owner.role, owner.issuer, owner.email) == ("ada", "owner", None, None)
     await database.aclose()
 
 
 @every_database
-@pytest.mark.parametrize("revision", ["0001", "0023"])
-async def test_preview_before_the_baseline_is_refused_with_the_way_to_upgrade_it(
+@pytest.mark.parametrize("revision", ["0005", "0023"])
+async def test_preview_is_refused_with_the_way_to_upgrade_it(
     database: Database, database_url: str, revision: str
 ) -> None:
     await _set_revision(database, revision)

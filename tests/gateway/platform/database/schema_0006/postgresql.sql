@@ -2,24 +2,6 @@ CREATE FUNCTION public.sluice_append_only() RETURNS trigger
     LANGUAGE plpgsql
     AS $$
             BEGIN RAISE EXCEPTION 'rows of % are only ever added', TG_TABLE_NAME; END $$;
-CREATE TABLE public.adapters (
-    id character varying(63) NOT NULL,
-    tenant_id character varying(63) NOT NULL,
-    name character varying(63) NOT NULL,
-    base_model character varying(200) NOT NULL,
-    source character varying(1000) NOT NULL,
-    is_shared boolean NOT NULL,
-    state character varying(32) NOT NULL,
-    reason character varying(500) NOT NULL,
-    sha256 character varying(64) NOT NULL,
-    rank bigint NOT NULL,
-    target_modules json NOT NULL,
-    size bigint NOT NULL,
-    is_stored boolean NOT NULL,
-    created_at timestamp with time zone NOT NULL,
-    deleted_at timestamp with time zone,
-    claimed_until timestamp with time zone NOT NULL
-);
 CREATE TABLE public.alembic_version (
     version_num character varying(32) NOT NULL
 );
@@ -53,62 +35,6 @@ CREATE TABLE public.audit_log (
     previous_hash bytea NOT NULL,
     hash bytea NOT NULL
 );
-CREATE TABLE public.batch_chunks (
-    batch_id character varying(63) NOT NULL,
-    number bigint NOT NULL,
-    first_line bigint NOT NULL,
-    lines bigint NOT NULL,
-    start bigint NOT NULL,
-    size bigint NOT NULL,
-    state character varying(32) NOT NULL,
-    gateway character varying(63) NOT NULL,
-    leased_until timestamp with time zone NOT NULL
-);
-CREATE TABLE public.batch_feeds (
-    tenant_id character varying(63) NOT NULL,
-    target bigint NOT NULL,
-    rate double precision NOT NULL,
-    done bigint NOT NULL,
-    measured_at timestamp with time zone NOT NULL,
-    pushed_back_at timestamp with time zone NOT NULL
-);
-CREATE TABLE public.batches (
-    id character varying(63) NOT NULL,
-    tenant_id character varying(63) NOT NULL,
-    project_id character varying(32),
-    credential_id character varying NOT NULL,
-    allowed_models json,
-    dialect character varying(32),
-    endpoint character varying(63) NOT NULL,
-    input_file_id character varying(63) NOT NULL,
-    output_file_id character varying(63),
-    error_file_id character varying(63),
-    completion_window character varying(16) NOT NULL,
-    metadata json,
-    output_seconds bigint,
-    status character varying(32) NOT NULL,
-    created_at timestamp with time zone NOT NULL,
-    expires_at timestamp with time zone NOT NULL,
-    in_progress_at timestamp with time zone,
-    progressed_at timestamp with time zone,
-    finalizing_at timestamp with time zone,
-    completed_at timestamp with time zone,
-    failed_at timestamp with time zone,
-    expired_at timestamp with time zone,
-    cancelling_at timestamp with time zone,
-    cancelled_at timestamp with time zone,
-    errors json,
-    models json NOT NULL,
-    total bigint NOT NULL,
-    completed bigint NOT NULL,
-    failed bigint NOT NULL,
-    tokens bigint NOT NULL,
-    prompt_tokens bigint NOT NULL,
-    cached_tokens bigint NOT NULL,
-    completion_tokens bigint NOT NULL,
-    reasoning_tokens bigint NOT NULL,
-    claimed_until timestamp with time zone NOT NULL
-);
 CREATE TABLE public.credits (
     id character varying(32) NOT NULL,
     tenant_id character varying(63) NOT NULL,
@@ -120,85 +46,14 @@ CREATE TABLE public.credits (
     grant_id character varying(32),
     CONSTRAINT ck_credits_kind CHECK (((kind)::text = ANY ((ARRAY['grant'::character varying, 'adjustment'::character varying, 'expiry'::character varying])::text[])))
 );
-CREATE TABLE public.export_batches (
-    id bigint NOT NULL,
-    sink character varying(32) NOT NULL,
-    state character varying(32) NOT NULL,
-    after bigint NOT NULL,
-    upto bigint NOT NULL,
-    rows bigint NOT NULL,
-    oldest_at timestamp with time zone NOT NULL,
-    identifier character varying(120) NOT NULL,
-    tenant_id character varying,
-    customer character varying(255) NOT NULL,
-    cost_micros bigint,
-    occurred_at timestamp with time zone NOT NULL,
-    attempts bigint NOT NULL,
-    uncertain_since timestamp with time zone,
-    last_error character varying(200) NOT NULL,
-    CONSTRAINT ck_export_batches_state CHECK (((state)::text = ANY ((ARRAY['pending'::character varying, 'held'::character varying, 'rejected'::character varying, 'uncertain'::character varying])::text[])))
-);
-CREATE SEQUENCE public.export_batches_id_seq
-    START WITH 1
-    INCREMENT BY 1
-    NO MINVALUE
-    NO MAXVALUE
-    CACHE 1;
-ALTER SEQUENCE public.export_batches_id_seq OWNED BY public.export_batches.id;
-CREATE TABLE public.export_sinks (
-    name character varying(32) NOT NULL,
-    kind character varying(32) NOT NULL,
-    tag character varying(8) NOT NULL,
-    "position" bigint NOT NULL,
-    closed_at timestamp with time zone NOT NULL,
-    created_at timestamp with time zone NOT NULL,
-    paused_at timestamp with time zone,
-    lease character varying(32) NOT NULL,
-    leased_until timestamp with time zone NOT NULL,
-    failures bigint NOT NULL,
-    next_attempt_at timestamp with time zone NOT NULL,
-    last_error character varying(200) NOT NULL
-);
-CREATE TABLE public.file_parts (
-    file_id character varying(63) NOT NULL,
-    number bigint NOT NULL,
-    key character varying(200) NOT NULL,
-    start bigint NOT NULL,
-    size bigint NOT NULL
-);
-CREATE TABLE public.files (
-    id character varying(63) NOT NULL,
-    tenant_id character varying(63) NOT NULL,
-    project_id character varying(32),
-    name character varying(255) NOT NULL,
-    purpose character varying(32) NOT NULL,
-    size bigint NOT NULL,
-    lines bigint NOT NULL,
-    parts bigint NOT NULL,
-    created_at timestamp with time zone NOT NULL,
-    expires_at timestamp with time zone,
-    is_visible boolean NOT NULL
-);
 CREATE TABLE public.members (
     id character varying(32) NOT NULL,
     tenant_id character varying(63) NOT NULL,
-    subject character varying(255),
+    subject character varying(200) NOT NULL,
     name character varying(200) NOT NULL,
     role character varying(32) NOT NULL,
     created_at timestamp with time zone NOT NULL,
-    issuer character varying(255),
-    email character varying(200),
     CONSTRAINT ck_members_role CHECK (((role)::text = ANY ((ARRAY['owner'::character varying, 'admin'::character varying, 'developer'::character varying, 'billing'::character varying, 'viewer'::character varying])::text[])))
-);
-CREATE TABLE public.model_aliases (
-    name character varying(200) NOT NULL,
-    weights json NOT NULL,
-    sticky character varying(32) NOT NULL,
-    fallback character varying(200),
-    sunset_at timestamp with time zone,
-    deprecated_at timestamp with time zone,
-    replacement character varying(200) NOT NULL,
-    created_at timestamp with time zone NOT NULL
 );
 CREATE TABLE public.plans (
     id character varying(63) NOT NULL,
@@ -235,54 +90,6 @@ CREATE TABLE public.projects (
     limits json NOT NULL,
     CONSTRAINT ck_projects_status CHECK (((status)::text = ANY ((ARRAY['active'::character varying, 'archived'::character varying])::text[])))
 );
-CREATE TABLE public.service_rejections (
-    hour timestamp with time zone NOT NULL,
-    model character varying NOT NULL,
-    requests bigint NOT NULL
-);
-CREATE TABLE public.service_rollups (
-    period character varying(32) NOT NULL,
-    start_at timestamp with time zone NOT NULL,
-    model character varying NOT NULL,
-    requests bigint NOT NULL,
-    failed_requests bigint NOT NULL,
-    first_token_le_8 bigint,
-    first_token_le_11 bigint,
-    first_token_le_16 bigint,
-    first_token_le_23 bigint,
-    first_token_le_32 bigint,
-    first_token_le_45 bigint,
-    first_token_le_64 bigint,
-    first_token_le_91 bigint,
-    first_token_le_128 bigint,
-    first_token_le_181 bigint,
-    first_token_le_256 bigint,
-    first_token_le_362 bigint,
-    first_token_le_512 bigint,
-    first_token_le_724 bigint,
-    first_token_le_1024 bigint,
-    first_token_le_1448 bigint,
-    first_token_le_2048 bigint,
-    first_token_le_2896 bigint,
-    first_token_le_4096 bigint,
-    first_token_le_5793 bigint,
-    first_token_le_8192 bigint,
-    first_token_le_11585 bigint,
-    first_token_le_16384 bigint,
-    first_token_le_23170 bigint,
-    first_token_le_32768 bigint,
-    first_token_le_46341 bigint,
-    first_token_le_65536 bigint,
-    first_token_le_92682 bigint,
-    first_token_le_131072 bigint,
-    first_token_le_185364 bigint,
-    first_token_le_262144 bigint,
-    first_token_le_370728 bigint,
-    first_token_le_524288 bigint,
-    first_token_le_741455 bigint,
-    first_token_le_1048576 bigint,
-    first_token_more bigint
-);
 CREATE TABLE public.tenants (
     id character varying(63) NOT NULL,
     name character varying(200) NOT NULL,
@@ -297,8 +104,6 @@ CREATE TABLE public.tenants (
     billing character varying(32) DEFAULT 'postpaid'::character varying NOT NULL,
     service_tier character varying(32) DEFAULT 'default'::character varying NOT NULL,
     shows_cost boolean DEFAULT false NOT NULL,
-    cors_origins json,
-    stripe_customer_id character varying(255),
     CONSTRAINT ck_tenants_status CHECK (((status)::text = ANY ((ARRAY['active'::character varying, 'suspended'::character varying])::text[]))),
     CONSTRAINT ck_tenants_weight_positive CHECK ((weight > (0)::double precision))
 );
@@ -340,22 +145,9 @@ CREATE TABLE public.usage_ledger (
     first_token_ms bigint NOT NULL,
     free_prompt_tokens bigint DEFAULT '0'::bigint NOT NULL,
     free_cached_tokens bigint DEFAULT '0'::bigint NOT NULL,
-    free_completion_tokens bigint DEFAULT '0'::bigint NOT NULL,
-    engine character varying DEFAULT ''::character varying NOT NULL
+    free_completion_tokens bigint DEFAULT '0'::bigint NOT NULL
 )
 PARTITION BY RANGE (created_at);
-CREATE TABLE public.usage_positions (
-    "position" bigint NOT NULL,
-    request_id character varying NOT NULL,
-    created_at timestamp with time zone NOT NULL
-);
-CREATE SEQUENCE public.usage_positions_position_seq
-    START WITH 1
-    INCREMENT BY 1
-    NO MINVALUE
-    NO MAXVALUE
-    CACHE 1;
-ALTER SEQUENCE public.usage_positions_position_seq OWNED BY public.usage_positions."position";
 CREATE TABLE public.usage_rollups (
     period character varying(32) NOT NULL,
     start_at timestamp with time zone NOT NULL,
@@ -369,43 +161,7 @@ CREATE TABLE public.usage_rollups (
     prompt_tokens bigint NOT NULL,
     cached_tokens bigint NOT NULL,
     completion_tokens bigint NOT NULL,
-    cost_micros bigint NOT NULL,
-    first_token_le_8 bigint,
-    first_token_le_11 bigint,
-    first_token_le_16 bigint,
-    first_token_le_23 bigint,
-    first_token_le_32 bigint,
-    first_token_le_45 bigint,
-    first_token_le_64 bigint,
-    first_token_le_91 bigint,
-    first_token_le_128 bigint,
-    first_token_le_181 bigint,
-    first_token_le_256 bigint,
-    first_token_le_362 bigint,
-    first_token_le_512 bigint,
-    first_token_le_724 bigint,
-    first_token_le_1024 bigint,
-    first_token_le_1448 bigint,
-    first_token_le_2048 bigint,
-    first_token_le_2896 bigint,
-    first_token_le_4096 bigint,
-    first_token_le_5793 bigint,
-    first_token_le_8192 bigint,
-    first_token_le_11585 bigint,
-    first_token_le_16384 bigint,
-    first_token_le_23170 bigint,
-    first_token_le_32768 bigint,
-    first_token_le_46341 bigint,
-    first_token_le_65536 bigint,
-    first_token_le_92682 bigint,
-    first_token_le_131072 bigint,
-    first_token_le_185364 bigint,
-    first_token_le_262144 bigint,
-    first_token_le_370728 bigint,
-    first_token_le_524288 bigint,
-    first_token_le_741455 bigint,
-    first_token_le_1048576 bigint,
-    first_token_more bigint
+    cost_micros bigint NOT NULL
 );
 CREATE TABLE public.webhook_events (
     id character varying(32) NOT NULL,
@@ -431,56 +187,30 @@ CREATE TABLE public.webhooks (
     removed_at timestamp with time zone,
     sealed_secret bytea
 );
-ALTER TABLE ONLY public.export_batches ALTER COLUMN id SET DEFAULT nextval('public.export_batches_id_seq'::regclass);
 ALTER TABLE ONLY public.prices ALTER COLUMN id SET DEFAULT nextval('public.prices_id_seq'::regclass);
 ALTER TABLE ONLY public.usage_dirty_hours ALTER COLUMN id SET DEFAULT nextval('public.usage_dirty_hours_id_seq'::regclass);
-ALTER TABLE ONLY public.usage_positions ALTER COLUMN "position" SET DEFAULT nextval('public.usage_positions_position_seq'::regclass);
 ALTER TABLE ONLY public.alembic_version
     ADD CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num);
-ALTER TABLE ONLY public.adapters
-    ADD CONSTRAINT pk_adapters PRIMARY KEY (id);
 ALTER TABLE ONLY public.api_keys
     ADD CONSTRAINT pk_api_keys PRIMARY KEY (id);
 ALTER TABLE ONLY public.audit_log
     ADD CONSTRAINT pk_audit_log PRIMARY KEY (sequence);
-ALTER TABLE ONLY public.batch_chunks
-    ADD CONSTRAINT pk_batch_chunks PRIMARY KEY (batch_id, number);
-ALTER TABLE ONLY public.batch_feeds
-    ADD CONSTRAINT pk_batch_feeds PRIMARY KEY (tenant_id);
-ALTER TABLE ONLY public.batches
-    ADD CONSTRAINT pk_batches PRIMARY KEY (id);
 ALTER TABLE ONLY public.credits
     ADD CONSTRAINT pk_credits PRIMARY KEY (id);
-ALTER TABLE ONLY public.export_batches
-    ADD CONSTRAINT pk_export_batches PRIMARY KEY (id);
-ALTER TABLE ONLY public.export_sinks
-    ADD CONSTRAINT pk_export_sinks PRIMARY KEY (name);
-ALTER TABLE ONLY public.file_parts
-    ADD CONSTRAINT pk_file_parts PRIMARY KEY (file_id, number);
-ALTER TABLE ONLY public.files
-    ADD CONSTRAINT pk_files PRIMARY KEY (id);
 ALTER TABLE ONLY public.members
     ADD CONSTRAINT pk_members PRIMARY KEY (id);
-ALTER TABLE ONLY public.model_aliases
-    ADD CONSTRAINT pk_model_aliases PRIMARY KEY (name);
 ALTER TABLE ONLY public.plans
     ADD CONSTRAINT pk_plans PRIMARY KEY (id);
 ALTER TABLE ONLY public.prices
     ADD CONSTRAINT pk_prices PRIMARY KEY (id);
 ALTER TABLE ONLY public.projects
     ADD CONSTRAINT pk_projects PRIMARY KEY (id);
-ALTER TABLE ONLY public.service_rejections
-    ADD CONSTRAINT pk_service_rejections PRIMARY KEY (hour, model);
-ALTER TABLE ONLY public.service_rollups
-    ADD CONSTRAINT pk_service_rollups PRIMARY KEY (period, start_at, model);
 ALTER TABLE ONLY public.tenants
     ADD CONSTRAINT pk_tenants PRIMARY KEY (id);
 ALTER TABLE ONLY public.usage_dirty_hours
     ADD CONSTRAINT pk_usage_dirty_hours PRIMARY KEY (id);
 ALTER TABLE ONLY public.usage_ledger
     ADD CONSTRAINT pk_usage_ledger PRIMARY KEY (request_id, created_at);
-ALTER TABLE ONLY public.usage_positions
-    ADD CONSTRAINT pk_usage_positions PRIMARY KEY ("position");
 ALTER TABLE ONLY public.usage_rollups
     ADD CONSTRAINT pk_usage_rollups PRIMARY KEY (period, start_at, tenant_id, project_id, credential_id, model, service_tier);
 ALTER TABLE ONLY public.webhook_events
@@ -492,29 +222,14 @@ ALTER TABLE ONLY public.api_keys
 ALTER TABLE ONLY public.credits
     ADD CONSTRAINT uq_credits_grant_id UNIQUE (grant_id);
 ALTER TABLE ONLY public.members
-    ADD CONSTRAINT uq_members_email UNIQUE (tenant_id, email);
-ALTER TABLE ONLY public.members
     ADD CONSTRAINT uq_members_tenant_id UNIQUE (tenant_id, subject);
 ALTER TABLE ONLY public.webhook_events
     ADD CONSTRAINT uq_webhook_events_webhook_id UNIQUE (webhook_id, kind, subject, period, threshold);
-CREATE INDEX ix_adapters_sha256 ON public.adapters USING btree (sha256);
-CREATE INDEX ix_adapters_state ON public.adapters USING btree (state, claimed_until);
-CREATE INDEX ix_adapters_tenant_id ON public.adapters USING btree (tenant_id, created_at, id);
 CREATE INDEX ix_api_keys_old_prefix ON public.api_keys USING btree (old_prefix);
 CREATE INDEX ix_api_keys_project_id ON public.api_keys USING btree (project_id);
 CREATE INDEX ix_api_keys_tenant_id ON public.api_keys USING btree (tenant_id);
 CREATE INDEX ix_audit_log_tenant_id ON public.audit_log USING btree (tenant_id);
-CREATE INDEX ix_batch_chunks_state ON public.batch_chunks USING btree (state, leased_until);
-CREATE INDEX ix_batches_input_file_id ON public.batches USING btree (input_file_id);
-CREATE INDEX ix_batches_status ON public.batches USING btree (status, expires_at);
-CREATE INDEX ix_batches_tenant_id ON public.batches USING btree (tenant_id, created_at, id);
 CREATE INDEX ix_credits_tenant_id ON public.credits USING btree (tenant_id);
-CREATE INDEX ix_export_batches_identifier ON public.export_batches USING btree (sink, identifier);
-CREATE INDEX ix_export_batches_sink ON public.export_batches USING btree (sink, state, attempts, id);
-CREATE INDEX ix_files_expires_at ON public.files USING btree (expires_at);
-CREATE INDEX ix_files_tenant_id ON public.files USING btree (tenant_id, created_at, id);
-CREATE INDEX ix_members_email ON public.members USING btree (email);
-CREATE INDEX ix_members_subject ON public.members USING btree (subject);
 CREATE INDEX ix_prices_model ON public.prices USING btree (model, service_tier, effective_at);
 CREATE INDEX ix_projects_tenant_id ON public.projects USING btree (tenant_id);
 CREATE INDEX ix_tenants_plan_id ON public.tenants USING btree (plan_id);
@@ -530,24 +245,12 @@ CREATE TRIGGER audit_log_append_only BEFORE DELETE OR UPDATE ON public.audit_log
 CREATE TRIGGER credits_append_only BEFORE DELETE OR UPDATE ON public.credits FOR EACH ROW EXECUTE FUNCTION public.sluice_append_only();
 CREATE TRIGGER prices_append_only BEFORE DELETE OR UPDATE ON public.prices FOR EACH ROW EXECUTE FUNCTION public.sluice_append_only();
 CREATE TRIGGER usage_ledger_append_only BEFORE DELETE OR UPDATE ON public.usage_ledger FOR EACH ROW EXECUTE FUNCTION public.sluice_append_only();
-ALTER TABLE ONLY public.adapters
-    ADD CONSTRAINT fk_adapters_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES public.tenants(id) ON DELETE RESTRICT;
 ALTER TABLE ONLY public.api_keys
     ADD CONSTRAINT fk_api_keys_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES public.tenants(id) ON DELETE RESTRICT;
-ALTER TABLE ONLY public.batch_chunks
-    ADD CONSTRAINT fk_batch_chunks_batch_id_batches FOREIGN KEY (batch_id) REFERENCES public.batches(id) ON DELETE CASCADE;
-ALTER TABLE ONLY public.batches
-    ADD CONSTRAINT fk_batches_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES public.tenants(id) ON DELETE RESTRICT;
 ALTER TABLE ONLY public.credits
     ADD CONSTRAINT fk_credits_grant_id_credits FOREIGN KEY (grant_id) REFERENCES public.credits(id) ON DELETE RESTRICT;
 ALTER TABLE ONLY public.credits
     ADD CONSTRAINT fk_credits_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES public.tenants(id) ON DELETE RESTRICT;
-ALTER TABLE ONLY public.export_batches
-    ADD CONSTRAINT fk_export_batches_sink_export_sinks FOREIGN KEY (sink) REFERENCES public.export_sinks(name) ON DELETE CASCADE;
-ALTER TABLE ONLY public.file_parts
-    ADD CONSTRAINT fk_file_parts_file_id_files FOREIGN KEY (file_id) REFERENCES public.files(id) ON DELETE CASCADE;
-ALTER TABLE ONLY public.files
-    ADD CONSTRAINT fk_files_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES public.tenants(id) ON DELETE RESTRICT;
 ALTER TABLE ONLY public.members
     ADD CONSTRAINT fk_members_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES public.tenants(id) ON DELETE RESTRICT;
 ALTER TABLE ONLY public.projects
@@ -556,4 +259,4 @@ ALTER TABLE ONLY public.webhook_events
     ADD CONSTRAINT fk_webhook_events_webhook_id_webhooks FOREIGN KEY (webhook_id) REFERENCES public.webhooks(id) ON DELETE RESTRICT;
 ALTER TABLE ONLY public.webhooks
     ADD CONSTRAINT fk_webhooks_tenant_id_tenants FOREIGN KEY (tenant_id) REFERENCES public.tenants(id) ON DELETE RESTRICT;
-INSERT INTO alembic_version VALUES ('0024');
+INSERT INTO alembic_version VALUES ('0006');
