@@ -55,6 +55,8 @@ class DirectConnection(ABC):
     _transport: asyncio.Transport
     is_paused: bool = False
     """Whether the client's send buffer is full: use `send`, which waits."""
+    is_chunked: bool = True
+    """Whether parts are sent as chunks; HTTP/1.0 has none."""
     _part: bytes = b""
     _on_lost: Callable[[], None] | None = None
 
@@ -99,6 +101,9 @@ class DirectConnection(ABC):
         """Write everything as one chunk, or drop it if the connection has closed."""
         part, self._part = self._part, b""
         if not self._transport.is_closing():
+            if not self.is_chunked:
+                self._transport.write(part)
+                return
             size = len(part)
             head = _SIZES[size] if size < len(_SIZES) else b"%x\r\n" % size
             self._transport.write(b"".join((head, part, _LINE_END)))

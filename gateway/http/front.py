@@ -47,6 +47,7 @@ from gateway.records.errors import TenantQueueFullError
 
 _PROPAGATED: Final = frozenset({b"traceparent", b"tracestate"})
 _FAILED: Final = 500
+_VERSION: Final = "/v1/"
 _IDS: Final = (b"x-request-id", b"x-correlation-id")
 _WELL_FORMED: Final = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
@@ -152,6 +153,11 @@ class FrontMiddleware:
         scope["app"] = self.application
         if scope["type"] != "http":
             return self.app(scope, receive, send)
+        path: str = scope["path"]
+        if path[-1:] == "/" or path[:2] == "//":
+            # Clients join a base URL and a path with one slash too many.
+            meant = f"/{path.strip('/')}"
+            scope["path"] = meant if meant.startswith(_VERSION) else path
         services: Services = self.application.state.services
         turns = services[LoopTurns]
         return turns.run(self._serve(scope, receive, send, turns))

@@ -14,10 +14,11 @@ import secrets
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from itertools import chain
 from typing import Any, ClassVar, Final, NamedTuple, cast
 
+import httptools
 from typing_extensions import override
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -34,6 +35,7 @@ from gateway.records.errors import (
     BadRequestError,
     ErrorStyle,
     HeadersTooLargeError,
+    MethodNotAllowedError,
     OverloadedError,
     RequestTimeoutError,
     TargetTooLongError,
@@ -238,7 +240,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._silent_bytes += len(data)
         if self._linger_timer is not None:
             self._lingering_bytes += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self._feed(data)
+        except httptools.HttpParserError:
+            self.send_400_response("")
         if self._parts:
             self._take_parts()
         if self.transport.is_closing() or self._drops_input:
@@ -252,6 +258,22 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         elif self._is_in_head or (self._silent_bytes and self._is_idle()):
             # Empty lines between requests start no request and must not keep the connection open.
             self._start_head_timer()
+
+    def _feed(self, data: bytes) -> None:
+        """Parse requests. One that asks for an upgrade, which none offers, is parsed without it.
+
+        Otherwise the parser would read no body. Raises HttpParserError.
+        """
+        while data:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                version = self.parser.get_http_version().encode()
+                lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+                lines += [b"%b: %b" % each for each in self.headers if each[0] != b"upgrade"]
+                data = b"\r\n".join((*lines, b"", data[upgrade.args[0] :]))
+            else:
+                return
 
     def _take_parts(self) -> None:
         """Hand the parts of the body that the parser found to the request."""
@@ -309,6 +331,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             )
         if fault := _fault(self.parser.get_http_version(), self.headers):
             raise self._refused(BadRequestError(fault))
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                raise self._refused(
+                    MethodNotAllowedError("CONNECT needs a proxy, which this is not.")
+                )
+            return  # `_feed` parses it again.
+        if not self.url.startswith(b"/"):
+            target = httptools.parse_url(self.url)
+            if target.path is None:
+                self.url = b"/?" + (target.query or b"")
         self._is_in_head, self._is_in_body = False, True
         self._silent_bytes = 0
         if self._head_timer is not None:
@@ -317,14 +349,19 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.scope["extensions"] = {CONNECTION: {"connection": self._direct}}
         super().on_headers_complete()
         self.cycle.transport = cast("asyncio.Transport", _ResponseTransport(self))
+        if self.scope["http_version"] == "1.0":
+            self.cycle.send = _unchunked(self.cycle)
 
     @override
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._direct.cycle = cycle
+        self._direct.is_chunked = cycle.scope["http_version"] != "1.0"
         super()._start_asgi_task(cycle, app)
 
     @override
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         if self._parts:
             self._take_parts()
         self._is_in_body = False
@@ -554,6 +591,25 @@ class _ResponseTransport:
         if self._head and not self.is_closing():
             head, self._head = self._head, b""
             self._write(head)
+
+
+def _unchunked(cycle: RequestResponseCycle) -> Callable[[Any], Awaitable[None]]:
+    """Return ASGI's `send` for a client of HTTP/1.0, which reads no chunks.
+
+    The end of the connection ends a body of unknown length.
+    """
+    is_sized = True
+
+    async def send(message: Any) -> None:
+        nonlocal is_sized
+        if message["type"] == "http.response.start":
+            is_sized = any(name == b"content-length" for name, _ in message["headers"])
+            cycle.chunked_encoding = None if is_sized else False
+        elif not is_sized:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await RequestResponseCycle.send(cycle, message)
+
+    return send
 
 
 def http_protocol(

@@ -1,6 +1,7 @@
 """Bounds of HTTP: slow, endless and oversized headers and bodies, and many connections."""
 
 import asyncio
+import json
 import time
 from contextlib import AsyncExitStack, suppress
 from typing import Any
@@ -205,6 +206,7 @@ async def test_overlong_target_gets_414(bounded: Stack, path: bytes) -> None:
         b"GET /healthz HTTP/1.0\r\nhost: a\r\nhost: b\r\n\r\n",
         b"GET /healthz HTTP/1.1\r\nhost: a b\r\n\r\n",
         b"GET /healthz HTTP/1.1\r\nhost: a/b\r\n\r\n",
+        b"GET http://gateway:port/healthz HTTP/1.1\r\nhost: gateway\r\n\r\n",
     ],
     ids=[
         *(
@@ -217,7 +219,7 @@ async def test_overlong_target_gets_414(bounded: Stack, path: bytes) -> None:
             "two-hosts",
             "two-hosts-1.0",
         ),
-        *("host-with-space", "host-with-path"),
+        *("host-with-space", "host-with-path", "no-port"),
     ],
 )
 async def test_invalid_http_gets_400_in_the_error_envelope(bounded: Stack, request_: bytes) -> None:
@@ -233,13 +235,60 @@ async def test_invalid_http_gets_400_in_the_error_envelope(bounded: Stack, reque
         b"GET /healthz HTTP/1.0\r\n\r\n",
         b"GET /healthz HTTP/1.1\r\nhost:\r\n\r\n",
         b"GET /healthz HTTP/1.1\r\nhost: [::1]:8080\r\n\r\n",
+        b"GET http://gateway/healthz HTTP/1.1\r\nhost: gateway\r\n\r\n",
+        b"GET http://gateway HTTP/1.1\r\nhost: gateway\r\n\r\n",
+        b"GET http://gateway?a=1 HTTP/1.1\r\nhost: gateway\r\n\r\n",
     ],
-    ids=["1.0", "empty-host", "ipv6"],
+    ids=["1.0", "empty-host", "ipv6", "absolute", "no-path", "query-without-path"],
 )
 async def test_unusual_valid_head_is_served(bounded: Stack, request_: bytes) -> None:
     async with connection(bounded.url) as (reader, writer):
         writer.write(request_)
         assert (await read_response(reader)).status_code == 200
+
+
+@pytest.mark.parametrize("target", [b"127.0.0.1:6379", b"/v1/models"])
+async def test_connect_gets_405(bounded: Stack, target: bytes) -> None:
+    async with connection(bounded.url) as (reader, writer):
+        writer.write(b"CONNECT %b HTTP/1.1\r\nhost: x\r\n\r\nPING\r\n" % target)
+        response = await read_response(reader)
+        message_of(response, status=405, kind=INVALID, code="method_not_allowed")
+        assert await ended(reader) == b""
+
+
+async def test_upgrade_that_nobody_offers_is_ignored(bounded: Stack, key: str) -> None:
+    upgrade = ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAMAAABk")
+    body = {"model": MODEL, "prompt": "Hi", "max_tokens": 2}
+    content = json.dumps(body).encode()
+    chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(content), content)
+    parts = (
+        post(key, body, *upgrade),
+        head(key, "transfer-encoding: chunked", *upgrade) + chunks,
+        GET + "\r\n".join([*upgrade, "", ""]).encode(),
+        GET + b"\r\n",
+    )
+    requests = b"".join(parts)
+    for size in (len(requests), 7):
+        async with connection(bounded.url) as (reader, writer):
+            for start in range(0, len(requests), size):
+                writer.write(requests[start : start + size])
+                await asyncio.sleep(0)
+            for _ in parts:
+                response = await read_response(reader)
+                assert response.status_code == 200, response.text
+    assert "Traceback" not in bounded.log("gateway")
+
+
+async def test_stream_to_a_client_of_http_1_0_has_no_chunks(bounded: Stack, key: str) -> None:
+    body = {"model": MODEL, "prompt": "Hi", "max_tokens": 3, "stream": True}
+    async with connection(bounded.url) as (reader, writer):
+        writer.write(post(key, body, "connection: keep-alive").replace(b"HTTP/1.1", b"HTTP/1.0"))
+        fields, _, content = (await ended(reader)).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in fields
+    assert b"connection: close" in fields
+    lines = content.decode().strip().split("\n\n")
+    assert all(line.startswith("data: {") for line in lines[:-1])
+    assert lines[-1] == "data: [DONE]"
 
 
 async def test_errors_never_repeat_the_host_header(bounded: Stack) -> None:

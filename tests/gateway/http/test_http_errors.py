@@ -121,9 +121,7 @@ async def test_unknown_route_gets_404(client: httpx.AsyncClient, path: str) -> N
         ("POST", "/batches", "/v1/batches"),
         ("POST", "/v1/v1/completions", "/v1/completions"),
         ("POST", "/api/v1/chat/completions", "/v1/chat/completions"),
-        ("POST", "/v1/chat/completions/", "/v1/chat/completions"),
         ("GET", "/files/", "/v1/files"),
-        ("GET", "/v1/models/", "/v1/models"),
     ],
 )
 async def test_route_with_a_similar_path_is_named(
@@ -132,6 +130,16 @@ async def test_route_with_a_similar_path_is_named(
     response = await client.request(method, path)
     message = message_of(response, status=404, kind=INVALID, code="not_found")
     assert message == f"Use {method} {meant}. The route {method} {path} does not exist."
+
+
+async def test_path_with_a_slash_too_many_is_served(client: httpx.AsyncClient) -> None:
+    models = (await client.get("/v1/models")).json()
+    for path in ("/v1/models/", "/v1/models//", "//v1/models", "//v1/models/"):
+        # As a whole URL: httpx would join another path.
+        url = client.base_url.copy_with(raw_path=path.encode())
+        assert (await client.get(url)).json() == models
+    for path in ("/v1/completions/", "/v1/chat/completions/", "/v1/messages/"):
+        assert (await client.post(path, json={})).status_code == 400
 
 
 async def test_unknown_model_gets_404(client: httpx.AsyncClient) -> None:
