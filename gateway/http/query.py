@@ -1,4 +1,7 @@
-"""Queries of requests: a parameter that the route lacks, or a second value, is rejected."""
+"""Queries of requests: a parameter that the route lacks, or a second value, is rejected.
+
+Routes of generations ignore parameters that they lack, and name them.
+"""
 
 from collections.abc import Callable
 from typing import Any, Final, TypeVar, get_args, get_origin
@@ -19,6 +22,7 @@ Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 WITHOUT_EFFECT: Final = ("api-version", "beta")
 """Versions of other APIs, which clients of Azure and Anthropic add to each request."""
 _NAMES: Final = "query_names"
+_IGNORES_OTHERS: Final = "ignores_other_query"
 
 
 def takes_query(*names: str) -> Callable[[Endpoint], Endpoint]:
@@ -31,8 +35,23 @@ def takes_query(*names: str) -> Callable[[Endpoint], Endpoint]:
     return mark
 
 
+def ignores_other_query(endpoint: Endpoint) -> Endpoint:
+    """Mark a plain route's endpoint as one that ignores and names unknown parameters."""
+    setattr(endpoint, _IGNORES_OTHERS, True)
+    return endpoint
+
+
+def ignored_query(request: Request) -> tuple[str, ...]:
+    """Return the unknown parameters of a request whose route ignores them."""
+    scope = request.scope
+    if not scope.get("query_string") or not _ignores_others(scope):
+        return ()
+    known = (*_names_of(scope), *WITHOUT_EFFECT)
+    return tuple(name for name in request.query_params if name not in known)
+
+
 def require_known_query(request: Request) -> None:
-    """Reject an unknown parameter, or one that is repeated and no list.
+    """Reject an unknown parameter that is not ignored, or one that is repeated and no list.
 
     Raises a BadRequestError that names it.
     """
@@ -40,6 +59,8 @@ def require_known_query(request: Request) -> None:
     known, seen = _names_of(request.scope), set[str]()
     for name, _ in given:
         param = name[:MAX_SHOWN_CHARACTERS]
+        if name not in known and _ignores_others(request.scope):
+            continue
         if name not in known and name not in WITHOUT_EFFECT:
             names = ", ".join(known) or "none"
             raise UnknownParameterError(
@@ -52,6 +73,10 @@ def require_known_query(request: Request) -> None:
                 f"The query must have '{param}' once. Given: {shown(values)}.", param=param
             )
         seen.add(name)
+
+
+def _ignores_others(scope: Scope) -> bool:
+    return getattr(scope["endpoint"], _IGNORES_OTHERS, False)
 
 
 def _names_of(scope: Scope) -> dict[str, bool]:

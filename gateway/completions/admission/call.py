@@ -18,6 +18,7 @@ from gateway.http.authorization import Authorizer, require_header_of
 from gateway.http.body import BodyReader
 from gateway.http.error_handlers import route_hint
 from gateway.http.exchange import exchange_of
+from gateway.http.query import ignored_query
 from gateway.platform.concurrency.large_work import Beside, LargeWork
 from gateway.records.errors import NotFoundError
 from gateway.records.principal import Principal
@@ -99,6 +100,8 @@ class Call(msgspec.Struct, frozen=True):
     beside: Beside
     """Runs work whose time grows with the size of the body."""
     session: Session = Session()
+    ignored_query: tuple[str, ...] = ()
+    """Parameters of the query, which have no effect."""
     line: BatchLine | None = None
     """Set for a line of a batch."""
 
@@ -189,7 +192,8 @@ class RequestReader:
         choice, profile = await self._models.choose(principal, body, header=header)
         exchange = exchange_of(request.scope)
         exchange.error_style = exchange.error_style or profile.error_style
-        return Call(principal, profile, choice, body, beside, session_of(request, body))
+        session, ignored = session_of(request, body), ignored_query(request)
+        return Call(principal, profile, choice, body, beside, session, ignored)
 
 
 def require_native_paths(request: Request, profile: Profile) -> None:

@@ -223,6 +223,9 @@ class RequestChecker:
         most = self._settings.max_prompts
         read = partial(endpoint.read, call.body, call.profile, max_prompts=most)
         request = await call.beside(read)
+        if call.ignored_query:
+            ignored = {*request.ignored_parameters, *call.ignored_query}
+            request = msgspec.structs.replace(request, ignored_parameters=tuple(sorted(ignored)))
         if call.line is not None:
             request = _of_line(request)
         if choice.alias is not None:

@@ -44,6 +44,7 @@ from gateway.dialects.parameters import ignored_header
 from gateway.dialects.request import GenerationRequest, ResponseForm
 from gateway.http.allowances import UnpaidRequests
 from gateway.http.exchange import exchange_of
+from gateway.http.query import ignores_other_query
 from gateway.http.services import services_of
 from gateway.limits.refusal_log import Refusals
 from gateway.platform import tracing
@@ -340,6 +341,7 @@ def _input(request: GenerationRequest) -> list[dict[str, Any]]:
 
 
 def _add_route(path: str, serve: Callable[..., Awaitable[Response]], endpoint: Endpoint) -> None:
+    @ignores_other_query
     async def route(request: Request) -> Response:
         return await serve(services_of(request)[Completions], request, endpoint)
 

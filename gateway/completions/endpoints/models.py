@@ -76,8 +76,8 @@ _FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
 _OUTPUTS: Final = {"generate": "text", "embed": "embeddings", "classify": "rerank"}
 _PAGE: Final = 20
 _MOST_OF_PAGE: Final = 1000
-"""Default and largest `limit` of a page in Anthropic's form."""
-_OfAnthropic = Annotated[str | None, Query(description="Of pages in Anthropic's form.")]
+"""Default and largest `limit` of a page."""
+_OfPages = Annotated[str | None, Query(description="Of pages, as in Anthropic's form.")]
 _CODEX_EFFORTS: Final = ("low", "medium", "high")
 _CODEX_INSTRUCTIONS: Final = (
     "You are a coding agent that works in the user's terminal. Read the files that matter before "
@@ -240,9 +240,9 @@ async def list_models(
     client_version: Annotated[
         str | None, Query(description="Sent by Codex, which reads its own catalogue in `models`.")
     ] = None,
-    limit: _OfAnthropic = None,
-    after_id: _OfAnthropic = None,
-    before_id: _OfAnthropic = None,
+    limit: _OfPages = None,
+    after_id: _OfPages = None,
+    before_id: _OfPages = None,
 ) -> dict[str, Any]:
     """Return every announced model that the principal may use."""
     services = services_of(request)
@@ -255,11 +255,11 @@ async def list_models(
     page = {"limit": limit, "after_id": after_id, "before_id": before_id}
     given = {name: text for name, text in page.items() if text is not None}
     if form is None and is_anthropic(request.scope):
-        return _anthropic_page(given, models["data"])
-    if given:
-        raise invalid(next(iter(given)), "is a parameter of Anthropic's list of models only.")
+        return _page(given, [_anthropic_body(model) for model in models["data"]])
     if form is None:
-        return models
+        return models | _page(given, models["data"]) if given else models
+    if given:
+        raise invalid(next(iter(given)), f"is no parameter of the format {form}.")
     details = services[Settings].openrouter_models
     return {"data": [openrouter_body(body, details) for body in models["data"]]}
 
@@ -276,11 +276,8 @@ async def get_model(request: Request, model_id: str) -> dict[str, Any]:
     return _anthropic_body(model) if is_anthropic(request.scope) else model
 
 
-def _anthropic_page(
-    query: Mapping[str, str], models: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
-    """Return models as Anthropic's clients read them, after or before one, `limit` at most."""
-    bodies = [_anthropic_body(model) for model in models]
+def _page(query: Mapping[str, str], bodies: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return a page of models: after or before one, `limit` at most."""
     ids = [body["id"] for body in bodies]
     limit = query.get("limit", str(_PAGE))
     if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:5]) <= _MOST_OF_PAGE):

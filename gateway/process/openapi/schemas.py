@@ -450,7 +450,7 @@ HEADER_TEXT: Final = {
     "x-request-id": "Id of the request: the client's if it is well-formed, else a new one.",
     "x-max-tokens-applied": "Effective `max_tokens`: the lowest of all prompts.",
     "x-prompt-truncated": "Number of truncated prompt tokens, if any.",
-    "x-ignored-params": "Parameters of the body that have no effect, if any.",
+    "x-ignored-params": "Parameters of the body and the query that have no effect, if any.",
     "openai-processing-ms": "Milliseconds from the request to the first byte of the response.",
 }
 

@@ -18,6 +18,7 @@ from redis.asyncio import Redis
 from contract.dialect import Dialect
 from contract.messages import WorkerState
 from gateway.auth.api_key import ApiKey
+from gateway.completions.endpoints.event_ids import EVENT_IDS_HEADER
 from gateway.dialects.profile import PROFILES
 from gateway.dialects.wire import MAX_MEMBERS
 from gateway.http.body import BodyLimits
@@ -198,9 +199,7 @@ async def test_body_that_is_no_json_object_gets_400(
         ("GET", "/v1/models", "format"),
         ("GET", "/v1/tokenizer_info", "model"),
         ("GET", "/v1/completions/cmpl-x", "starting_after"),
-        ("POST", "/v1/completions", "none"),
         ("POST", "/v1/responses/resp_x/cancel", "none"),
-        ("POST", "/v1/embeddings", "none"),
         ("POST", "/v1/tokenize", "none"),
     ],
 )
@@ -214,6 +213,33 @@ async def test_unknown_or_repeated_parameter_of_a_query_gets_400_naming_it(
     assert known in message
     response = await client.request(method, f"{path}?beta=1&beta=1", json={})
     message_of(response, status=400, kind=INVALID, code="invalid_value", param="beta")
+
+
+async def test_unknown_parameter_of_a_generations_query_is_named(client: httpx.AsyncClient) -> None:
+    completion = {"model": MODEL, "prompt": "Hi", "max_tokens": 2}
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+    for path, body in (
+        ("/v1/completions", completion),
+        ("/v1/completions:estimate", completion),
+        ("/v1/chat/completions", chat),
+        ("/v1/messages", chat),
+        ("/v1/messages/count_tokens", chat),
+        ("/v1/responses", {"model": MODEL, "input": "Hi", "max_output_tokens": 2}),
+    ):
+        query = "trace=1&trace=2&beta=true&%C3%A4=1"
+        response = await client.post(f"{path}?{query}", json={**body, "zeta": 1})
+        assert response.status_code == 200, response.text
+        named = response.headers["x-ignored-params"].split(",")
+        assert {"trace", "zeta"} <= {*named}
+        assert not {"beta", "ä"} & {*named}
+    stream = {**completion, "stream": True}
+    headers = {EVENT_IDS_HEADER: "true"}
+    begun = await client.post("/v1/completions?trace=1", json=stream, headers=headers)
+    position = next(line[4:] for line in begun.text.splitlines() if line.startswith("id: "))
+    headers = {"last-event-id": position}
+    resumed = await client.post("/v1/completions?trace=1", json=stream, headers=headers)
+    assert resumed.text == begun.text.partition("\n\n")[2]
+    assert resumed.headers["x-ignored-params"] == "trace"
 
 
 @all_cases(

@@ -420,5 +420,12 @@ async def test_models_have_the_form_of_the_api(
     for query in ("limit=0", "limit=1001", "limit=a", "after_id=unknown"):
         response = await client.get(f"/v1/models?{query}", headers=headers)
         assert error_of(response)[:2] == (400, "invalid_request_error")
-    assert (await client.get("/v1/models")).json()["object"] == "list"
+        response = await client.get(f"/v1/models?{query}")
+        assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_value")
+    models = (await client.get("/v1/models")).json()
+    assert [*models] == ["object", "data"]
+    ids = [model["id"] for model in models["data"]]
+    page = (await client.get("/v1/models?limit=1")).json()
+    first = {"first_id": ids[0], "last_id": ids[0], "has_more": len(ids) > 1}
+    assert page == models | {"data": models["data"][:1]} | first
     assert (await client.get("/anthropic/v1/models?limit=1")).json()["has_more"] is True
