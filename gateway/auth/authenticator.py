@@ -226,6 +226,7 @@ class Authenticator:
     async def _authenticate_jwt(self, token: str) -> Principal:
         if self._verifier is None:
             raise AuthenticationError("JWTs are not accepted. Use an API key (sk-...).")
+        await self._verifier.prepare(token)
         return await self.principal_of_claims(self._verifier.verify(token))
 
     async def _caller_of(

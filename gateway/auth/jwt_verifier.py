@@ -1,25 +1,40 @@
 """Verify JWTs that an identity provider signed for our tenants."""
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import httpx
 import jwt
 import msgspec
 
 from contract.dialect import Dialect
 from gateway.platform.settings import SCOPE_CLAIMS, JwtAlgorithm, Settings
 from gateway.records.checks import is_storable
-from gateway.records.errors import AuthenticationError, ExpiredCredentialError, StartupError, shown
+from gateway.records.errors import (
+    AuthenticationError,
+    ExpiredCredentialError,
+    ServiceUnavailableError,
+    StartupError,
+    shown,
+)
 from gateway.records.scopes import DEFAULT_SCOPES, TENANT_SCOPES, Scope
 
 logger = logging.getLogger(__name__)
 
 CHECK_SECONDS: Final = 1.0
 """Minimum interval between checks whether the file was replaced."""
+
+FRESH_SECONDS: Final = 600.0
+"""How long the keys of a URL are used without a request."""
+AGAIN_SECONDS: Final = 10.0
+"""Minimum interval between two requests for them, whatever keys tokens name."""
+FETCH_SECONDS: Final = 5.0
 
 MAX_SUBJECT_CHARACTERS: Final = 255
 """Maximum length of `sub` in OpenID Connect.
@@ -48,7 +63,7 @@ _JWT = jwt.PyJWT({"enforce_minimum_key_length": True, "require": ["exp", "iss", 
 
 
 class JwksError(StartupError):
-    """The file cannot be read or contains no usable key."""
+    """The file or response cannot be read or contains no usable key."""
 
 
 class JwksFile:
@@ -87,6 +102,54 @@ class JwksFile:
             )
 
 
+class JwksUrl:
+    """Keys that an issuer publishes, by their `kid`. The first token requests them.
+
+    Args:
+        url: of the JWKS.
+        monotonic: clock in seconds.
+    """
+
+    def __init__(self, url: str, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._url = url
+        self._monotonic = monotonic
+        self._trust = httpx.create_ssl_context()
+        self._keys: Mapping[str, jwt.PyJWK] = {}
+        self._fetched_at = float("-inf")
+        self._fetching: asyncio.Task[None] | None = None
+
+    def get(self, kid: str) -> jwt.PyJWK | None:
+        """Return the key with this id from the latest usable response."""
+        return self._keys.get(kid)
+
+    async def refresh(self, kid: str) -> None:
+        """Request the keys if they are old or lack this one, unless they were requested lately.
+
+        Raises ServiceUnavailableError if there has been no usable response.
+        """
+        least = FRESH_SECONDS if kid in self._keys else AGAIN_SECONDS
+        if self._monotonic() - self._fetched_at >= least:
+            if self._fetching is None or self._fetching.done():
+                # A task, because others wait for it if this client disconnects.
+                self._fetching = asyncio.create_task(self._fetch())
+            await asyncio.shield(self._fetching)
+        if not self._keys:
+            raise ServiceUnavailableError("The keys of the token's issuer cannot be read. Retry.")
+
+    async def _fetch(self) -> None:
+        try:
+            async with (
+                asyncio.timeout(FETCH_SECONDS),
+                httpx.AsyncClient(verify=self._trust) as http,
+            ):
+                response = (await http.get(self._url)).raise_for_status()
+            self._keys = _usable(response.content, f"The JWKS of {self._url}")
+        except (httpx.HTTPError, TimeoutError, JwksError) as error:
+            logger.warning("cannot read the JWKS, its previous keys remain in use: %.200r", error)
+        finally:
+            self._fetched_at = self._monotonic()
+
+
 def _version(path: Path) -> tuple[int, int, int]:
     try:
         status = path.stat()
@@ -97,15 +160,21 @@ def _version(path: Path) -> tuple[int, int, int]:
 
 def _read(path: Path) -> Mapping[str, jwt.PyJWK]:
     try:
-        document = msgspec.json.decode(path.read_bytes(), type=dict[str, list[dict[str, Any]]])
+        return _usable(path.read_bytes(), f"The JWKS file {path}")
     except OSError as error:
         raise JwksError(f"The JWKS file {path} cannot be read: {error.strerror}.") from error
+
+
+def _usable(content: bytes, source: str) -> Mapping[str, jwt.PyJWK]:
+    """Return the signature keys of a JWKS. Raises JwksError if it has none."""
+    try:
+        document = msgspec.json.decode(content, type=dict[str, list[dict[str, Any]]])
     except ValueError as error:
-        raise JwksError(f"The JWKS file {path} is not a JSON Web Key Set.") from error
+        raise JwksError(f"{source} is not a JSON Web Key Set.") from error
     keys = {key.key_id: key for key in map(_parse, document.get("keys", [])) if key is not None}
     usable = {kid: key for kid, key in keys.items() if isinstance(kid, str)}
     if not usable:
-        raise JwksError(f"The JWKS file {path} contains no signature key with a 'kid'.")
+        raise JwksError(f"{source} contains no signature key with a 'kid'.")
     return usable
 
 
@@ -117,7 +186,7 @@ def _parse(data: dict[str, Any]) -> jwt.PyJWK | None:
     except jwt.PyJWTError:
         # A set may contain key types that we do not support. Their text may be private, so it is
         # not logged.
-        logger.warning("JWKS file: skipped an unusable key")
+        logger.warning("JWKS: skipped an unusable key")
         return None
 
 
@@ -144,9 +213,10 @@ class JwtVerifier:
     def __init__(self, settings: Settings) -> None:
         """Read the JWKS file of the settings, which accept some algorithm."""
         self._settings = settings
-        secret, jwks = settings.jwt_secret, settings.jwt_jwks_file
+        secret, jwks, url = settings.jwt_secret, settings.jwt_jwks_file, settings.jwt_jwks_url
+        self._published = None if url is None else JwksUrl(url)
         self._secret = "" if secret is None else secret.get_secret_value()
-        self._jwks = None if jwks is None else JwksFile(jwks)
+        self._jwks = self._published if jwks is None else JwksFile(jwks)
         self._operator_values = {
             value: scope
             for value, scope in (
@@ -162,6 +232,14 @@ class JwtVerifier:
         """Create the verifier that the settings define; None if no algorithm is accepted."""
         is_complete = settings.jwt_algorithms and settings.jwt_issuer and settings.jwt_audience
         return cls(settings) if is_complete else None
+
+    async def prepare(self, token: str) -> None:
+        """Read the issuer's keys if `verify` needs them. Raises ServiceUnavailableError."""
+        if self._published is not None:
+            with suppress(jwt.PyJWTError):  # `verify` raises it.
+                header = jwt.get_unverified_header(token)
+                if header.get("alg") != JwtAlgorithm.HS256:
+                    await self._published.refresh(str(header.get("kid")))
 
     def verify(self, token: str) -> TokenClaims:
         """Return the claims, or raise AuthenticationError or ExpiredCredentialError."""

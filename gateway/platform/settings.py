@@ -350,6 +350,8 @@ class Settings(BaseSettings):
     """Comma-separated accepted signature algorithms; none (the default) rejects every JWT."""
     jwt_secret: SecretStr | None = None
     jwt_jwks_file: Path | None = None
+    jwt_jwks_url: Annotated[str, AfterValidator(_check_issuer)] | None = None
+    """Where the issuer publishes the keys, in place of the file."""
     jwt_issuer: str | None = None
     jwt_audience: str | None = None
     jwt_tenant_claim: str = "tenant"
@@ -548,8 +550,12 @@ class Settings(BaseSettings):
         secret = self.jwt_secret
         if secret is not None and len(secret.get_secret_value().encode()) < MIN_JWT_SECRET_BYTES:
             raise ValueError(f"SLUICE_JWT_SECRET must have at least {MIN_JWT_SECRET_BYTES} bytes")
-        if self.jwt_algorithms - {JwtAlgorithm.HS256} and self.jwt_jwks_file is None:
-            raise ValueError("SLUICE_JWT_JWKS_FILE is required for RS256, ES256 and EdDSA")
+        sources = (self.jwt_jwks_file, self.jwt_jwks_url).count(None)
+        if sources == 0 or (sources == 2 and self.jwt_algorithms - {JwtAlgorithm.HS256}):
+            raise ValueError(
+                "one of SLUICE_JWT_JWKS_FILE and SLUICE_JWT_JWKS_URL is required for RS256, ES256 "
+                "and EdDSA"
+            )
         return self
 
     def _check_jwt_operators(self) -> None:

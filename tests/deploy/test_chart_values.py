@@ -73,6 +73,7 @@ MADE_BY_OTHER_VALUES = {
         "jwt_audience",
         "jwt_issuer",
         "jwt_jwks_file",
+        "jwt_jwks_url",
         "jwt_leeway",
         "jwt_operator_claim",
         "jwt_operator_reader_value",

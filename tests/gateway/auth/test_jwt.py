@@ -1,5 +1,6 @@
 """JWTs: what is accepted, and every way in which one is refused."""
 
+import asyncio
 import base64
 import hashlib
 import hmac
@@ -16,19 +17,30 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 from pydantic import SecretStr, ValidationError
+from starlette.responses import JSONResponse
 
 from contract.dialect import Dialect
 from gateway.accounts.tenants.service import TenantService
 from gateway.auth.authenticator import Authenticator
-from gateway.auth.jwt_verifier import CHECK_SECONDS, JwksError, JwksFile, JwtVerifier
+from gateway.auth.jwt_verifier import (
+    AGAIN_SECONDS,
+    CHECK_SECONDS,
+    FRESH_SECONDS,
+    JwksError,
+    JwksFile,
+    JwksUrl,
+    JwtVerifier,
+)
 from gateway.platform.database.engine import Database
 from gateway.platform.settings import JwtAlgorithm, Settings
 from gateway.records.errors import (
     AccountSuspendedError,
     AuthenticationError,
     ExpiredCredentialError,
+    ServiceUnavailableError,
 )
 from gateway.records.scopes import DEFAULT_SCOPES, TENANT_SCOPES, Scope
+from tests.gateway.http_calls import serving
 from tests.support.cases import all_cases, case
 
 ISSUER = "https://login.example"
@@ -407,6 +419,56 @@ def test_broken_jwks_file_leaves_the_earlier_keys_in_use(
     clock.seconds += CHECK_SECONDS
     assert jwks.get("rsa") is not None
     assert "previous keys remain in use" in caplog.text
+
+
+async def test_keys_of_a_url_follow_a_rotation_with_few_requests(
+    database: Database, tenants: TenantService
+) -> None:
+    clock, published, statuses = TurnedClock(), ["rsa"], list[int]()
+
+    async def issuer(scope: Any, receive: Any, send: Any) -> None:
+        statuses.append(200 if published else 503)
+        keys = [{**PUBLIC[kid], "kid": kid} for kid in published]
+        await JSONResponse({"keys": keys}, statuses[-1])(scope, receive, send)
+
+    async with serving(issuer, most_connections=9) as url:
+        settings = Settings(
+            jwt_algorithms=frozenset({JwtAlgorithm.RS256, JwtAlgorithm.ES256}),
+            jwt_jwks_url=url,
+            jwt_issuer=ISSUER,
+            jwt_audience=AUDIENCE,
+        )
+        verifier = JwtVerifier(settings)
+        verifier._jwks = verifier._published = JwksUrl(url, monotonic=clock)
+        authenticator = Authenticator(database, verifier=verifier, ttl_seconds=60, max_entries=9)
+
+        def tried(key: Any, algorithm: str, kid: str) -> asyncio.Task[Any]:
+            token = jwt.encode(_claims(), key, algorithm, headers={"kid": kid})
+            return asyncio.create_task(authenticator.authenticate(f"Bearer {token}"))
+
+        left = tried(RSA_KEY, "RS256", "rsa")
+        await asyncio.sleep(0)
+        left.cancel()  # Its client disconnects; the keys arrive for others.
+        assert (await tried(RSA_KEY, "RS256", "rsa")).tenant_id == "acme"
+        published[:] = ["ec"]
+        flood = await asyncio.gather(
+            *(tried(EC_KEY, "ES256", f"none-{i}") for i in range(50)), return_exceptions=True
+        )
+        assert {type(each) for each in flood} == {AuthenticationError}
+        assert statuses == [200]
+        clock.seconds += AGAIN_SECONDS
+        rotated = await asyncio.gather(*(tried(EC_KEY, "ES256", "ec") for _ in range(9)))
+        assert rotated[0].tenant_id == "acme"
+        with pytest.raises(AuthenticationError, match="unknown"):
+            await tried(RSA_KEY, "RS256", "rsa")
+        assert statuses == [200, 200]
+        published.clear()
+        clock.seconds += FRESH_SECONDS
+        assert (await tried(EC_KEY, "ES256", "ec")).tenant_id == "acme", "the former keys remain"
+        assert statuses == [200, 200, 503]
+        unread = JwksUrl(url, monotonic=clock)
+        with pytest.raises(ServiceUnavailableError):
+            await unread.refresh("ec")
 
 
 @pytest.mark.parametrize(

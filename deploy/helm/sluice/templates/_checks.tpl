@@ -74,7 +74,7 @@ root.
 {{- if ne (empty $jwt.operatorClaim) (and (empty $jwt.operatorValue) (empty $jwt.operatorReaderValue)) -}}
 {{- $problems = append $problems "jwt: jwt.operatorClaim requires jwt.operatorValue or jwt.operatorReaderValue, and either of them requires jwt.operatorClaim." -}}
 {{- end -}}
-{{- if not $jwt.existingSecret -}}
+{{- if and (not $jwt.existingSecret) (or (has "HS256" $jwt.algorithms) (not $jwt.jwksUrl)) -}}
 {{- $problems = append $problems "jwt: set jwt.existingSecret to a Secret with the HS256 secret or the public keys." -}}
 {{- end -}}
 {{- end -}}

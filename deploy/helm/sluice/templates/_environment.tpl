@@ -232,6 +232,10 @@ nothing. Takes the root.
 - name: SLUICE_JWT_OPERATOR_READER_VALUE
   value: {{ . | quote }}
 {{- end }}
+{{- with $jwt.jwksUrl }}
+- name: SLUICE_JWT_JWKS_URL
+  value: {{ . | quote }}
+{{- end }}
 {{- if include "sluice.usesJwks" $ }}
 - name: SLUICE_JWT_JWKS_FILE
   value: {{ include "sluice.jwksFolder" $ }}/{{ $jwt.existingSecretJwksKey }}
@@ -276,9 +280,9 @@ nothing. Takes the root.
 {{- end }}
 {{- end -}}
 
-{{/* Whether JWTs are verified with public keys. Takes the root. */}}
+{{/* Whether JWTs are verified with public keys of a file. Takes the root. */}}
 {{- define "sluice.usesJwks" -}}
-{{- if without .Values.jwt.algorithms "HS256" -}}true{{- end -}}
+{{- if and (without .Values.jwt.algorithms "HS256") (not .Values.jwt.jwksUrl) -}}true{{- end -}}
 {{- end -}}
 
 {{/*
