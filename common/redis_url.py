@@ -251,7 +251,7 @@ def _warn_if_unverified(url: str) -> None:
         if options.get(name) in values:
             server = parts.netloc.rpartition("@")[2]
             _log.warning(
-                "%s=%s: whoever responds in the name of Redis at %s receives the password",
+                "%s=%s: Redis at %s is not verified, so another server can get the password",
                 *(name, options[name], server),
             )
 

@@ -339,7 +339,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return  # `_feed` parses it again.
         if not self.url.startswith(b"/"):
             target = httptools.parse_url(self.url)
-            if target.path is None:
+            if not target.path:
                 self.url = b"/?" + (target.query or b"")
         self._is_in_head, self._is_in_body = False, True
         self._silent_bytes = 0
