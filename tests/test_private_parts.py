@@ -56,6 +56,7 @@ READ: Final = {
         *(f"{_CYCLE}.{name}" for name in ("body", "more_body", "disconnected", "message_event")),
         *(f"{_CYCLE}.{name}" for name in ("default_headers", "keep_alive", "on_response")),
         *(f"{_CYCLE}.{name}" for name in ("response_started", "response_complete", "transport")),
+        *(f"{_CYCLE}.{name}" for name in ("chunked_encoding", "expected_content_length")),
         *(f"uvicorn.server:ServerState.{name}" for name in ("connections", "default_headers")),
         "uvicorn.server:ServerState.tasks",
         "uvicorn.config:Config.lifespan_class",
