@@ -12,7 +12,7 @@ import msgspec
 
 from common.present import present
 from common.tasks import kill
-from contract.messages import SAMPLE_BYTES
+from contract.messages import AUDIO_RATE, SAMPLE_BYTES
 from gateway.completions.prompt.audio import Outcome
 from gateway.platform.concurrency.fair_turns import FairTurns
 from gateway.platform.concurrency.tether import tethered
@@ -20,14 +20,21 @@ from gateway.platform.settings import Settings
 from gateway.records.errors import OverloadedError, invalid
 
 PROCESSES: Final = 2
-MEMORY_BYTES: Final = 2 * 1024**3
-"""Address space of a process, most of which are ffmpeg's libraries."""
+MEMORY_BYTES: Final = 256 * 1024**2
+"""Address space of a process beside the file and its samples; half of it is ffmpeg's libraries."""
 CPU_SECONDS: Final = 60
 TASK_SECONDS: Final = 120.0
 WAIT_SECONDS: Final = 30.0
 _PROGRAM: Final = "gateway.completions.prompt.audio.program"
 _MAX_WAITING: Final = 8
 _KILLED: Final = frozenset({-signal.SIGXCPU, -signal.SIGKILL})
+
+
+def command(file_bytes: int, most_seconds: int, clip_seconds: int) -> tuple[str, ...]:
+    """Return the command that decodes a file of so many bytes."""
+    memory_bytes = MEMORY_BYTES + 2 * file_bytes + most_seconds * AUDIO_RATE * SAMPLE_BYTES
+    limits = (memory_bytes, CPU_SECONDS, most_seconds, clip_seconds)
+    return sys.executable, "-P", "-m", _PROGRAM, *map(str, limits)
 
 
 class Clips(NamedTuple):
@@ -67,9 +74,8 @@ class AudioDecoder:
             self._turns.give_back(tenant_id, seconds=time.monotonic() - began)
 
     async def _decode(self, content: bytes, clip_seconds: int) -> Clips:
-        limits = (MEMORY_BYTES, CPU_SECONDS, self._most_seconds, clip_seconds)
         process = await asyncio.create_subprocess_exec(
-            *tethered(sys.executable, "-P", "-m", _PROGRAM, *map(str, limits)),
+            *tethered(*command(len(content), self._most_seconds, clip_seconds)),
             stdin=PIPE,
             stdout=PIPE,
             stderr=DEVNULL,
@@ -86,8 +92,9 @@ class AudioDecoder:
             with suppress(TimeoutError):
                 async with asyncio.timeout(1):
                     await process.wait()
-            used = "takes too much time to decode" if process.returncode in _KILLED else ""
-            raise invalid("file", f"{used or 'is damaged: it cannot be decoded'}.") from None
+            is_slow = process.returncode in _KILLED
+            slow = f"takes more than {CPU_SECONDS} seconds of processor time to decode"
+            raise invalid("file", f"{slow if is_slow else 'is damaged'}.") from None
         finally:
             await kill(process)
 

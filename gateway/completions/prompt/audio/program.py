@@ -13,8 +13,10 @@ import resource
 import sys
 from array import array
 from collections.abc import Iterator
+from contextlib import suppress
 from io import BytesIO
-from typing import Any, Final
+from itertools import chain
+from typing import Final
 
 import av
 import av.subtitles.stream  # Before no more files can be opened.
@@ -27,6 +29,8 @@ FORMATS: Final = "aac,flac,matroska,webm,mov,mp4,m4a,mp3,mpeg,ogg,wav"
 """ffmpeg's names of the containers that are read. Others may name files to be opened, as playlists
 do."""
 LEAST_SECONDS: Final = 0.1
+MOST_RATE: Final = 768_000
+"""The highest sample rate: the filter of a resampler grows with it, up to gigabytes."""
 _NICENESS: Final = 5
 _QUIET_SECONDS: Final = 5
 """A cut is made within so many seconds before the end of the longest clip."""
@@ -39,14 +43,14 @@ class RefusedAudioError(Exception):
 
 
 def decode(content: bytes, *, most_seconds: int) -> bytearray:
-    """Return the samples of a file. Raises RefusedAudioError."""
-    samples, most = bytearray(), most_seconds * AUDIO_RATE * SAMPLE_BYTES
+    """Return the samples of a file. Raises RefusedAudioError and MemoryError."""
+    samples = bytearray()
     try:
-        for piece in _pieces(content):
+        for piece in _pieces(content, most_seconds):
             samples += piece
-            if len(samples) > most:
-                raise RefusedAudioError(f"must have at most {most_seconds} seconds of audio")
-    except (av.FFmpegError, ValueError, IndexError, MemoryError):
+    except MemoryError:
+        raise
+    except (av.FFmpegError, ValueError, IndexError):
         raise RefusedAudioError(
             f"is damaged, has no audio, or is in none of these formats: {FORMATS}"
         ) from None
@@ -58,20 +62,46 @@ def decode(content: bytes, *, most_seconds: int) -> bytearray:
     return samples
 
 
-def _pieces(content: bytes) -> Iterator[memoryview]:
-    options = {"format_whitelist": FORMATS}
+def _pieces(content: bytes, most_seconds: int) -> Iterator[memoryview]:
+    options = {"format_whitelist": FORMATS, "codec_whitelist": ",".join(_audio_codecs())}
     with av.open(BytesIO(content), mode="r", options=options) as container:
-        stream = container.streams.audio[0]
+        frames = container.decode(container.streams.audio[0])
         resampler = av.AudioResampler("s16", "mono", AUDIO_RATE)
-        for frame in _with_end(container.decode(stream)):
-            for made in resampler.resample(frame):
-                yield memoryview(made.planes[0])[: made.samples * SAMPLE_BYTES]
+        given, made, rate = 0, 0, AUDIO_RATE
+        # For None, a resampler returns what it has kept. It rejects frames of another rate.
+        for frame in chain(frames, [None]):
+            if frame is not None:
+                given, rate = given + frame.samples, frame.sample_rate
+                _check(given, rate, most_seconds)
+            for each in resampler.resample(frame):
+                made += each.samples
+                yield memoryview(each.planes[0])[: each.samples * SAMPLE_BYTES]
+        if made < (given / rate - LEAST_SECONDS) * AUDIO_RATE:
+            raise MemoryError  # Without memory, a resampler drops samples and reports no error.
 
 
-def _with_end(frames: Iterator[Any]) -> Iterator[Any]:
-    """Yield the frames, and None, for which a resampler returns what it has kept."""
-    yield from frames
-    yield None
+def _check(samples: int, rate: int, most_seconds: int) -> None:
+    """Check frames before they are resampled: a few samples of a low rate become many.
+
+    Raises RefusedAudioError.
+    """
+    if not 0 < rate <= MOST_RATE:
+        raise RefusedAudioError(
+            f"must have a sample rate from 1 to {MOST_RATE} hertz. Given: {rate}"
+        )
+    if samples > most_seconds * rate:
+        raise RefusedAudioError(
+            f"must have at most {most_seconds} seconds of audio. "
+            f"Given: at least {samples / rate:.3f}"
+        )
+
+
+def _audio_codecs() -> Iterator[str]:
+    """Yield ffmpeg's names of all audio decoders: it decodes no images to find the streams."""
+    for name in av.codecs_available:
+        with suppress(av.codec.codec.UnknownCodecError):
+            if av.Codec(name, "r").type == "audio":
+                yield name
 
 
 def cut(samples: bytes | bytearray, *, clip_seconds: int) -> list[int]:
@@ -109,7 +139,11 @@ def main() -> None:
         outcome = Outcome(cut(samples, clip_seconds=clip_seconds))
     except RefusedAudioError as error:
         outcome, samples = Outcome(refusal=str(error)), bytearray()
-    sys.stdout.buffer.write(msgspec.json.encode(outcome) + b"\n" + samples)
+    except MemoryError:
+        refusal = f"needs more than {memory_bytes} bytes of memory to be decoded"
+        outcome, samples = Outcome(refusal=refusal), bytearray()
+    sys.stdout.buffer.write(msgspec.json.encode(outcome) + b"\n")
+    sys.stdout.buffer.write(samples)
     sys.stdout.buffer.flush()
 
 
