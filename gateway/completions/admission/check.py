@@ -15,7 +15,6 @@ from contract.tier import ServiceTier
 from gateway.completions.admission.call import Call
 from gateway.completions.admission.model_choice import Models
 from gateway.completions.admission.speech import prepare_speech
-from gateway.completions.prompt.audio.decoder import AudioDecoder
 from gateway.completions.prompt.chat import render_chat
 from gateway.completions.prompt.chat_templates import ChatTemplates
 from gateway.completions.prompt.images.fetcher import ImageFetcher, fetch_images
@@ -157,7 +156,6 @@ class RequestChecker:
     _chat_templates: ChatTemplates
     _grammars: GrammarChecker
     _sealer: Sealer
-    _audio: AudioDecoder
 
     async def check(self, call: Call, endpoint: Endpoint) -> CheckedRequest:
         """Check a request against its dialect, model and context window. Raises an ApiError."""
@@ -288,14 +286,8 @@ class RequestChecker:
         chat, card, tokenizer, template = rendered
         request, literal, beside = chat.request, None, call.beside
         if request.form is ResponseForm.SPEECH:
-            return await prepare_speech(
-                request,
-                tokenizer,
-                await self._tokenizers.get_literal(card.tokenizer_digest, is_inner=True),
-                card,
-                self._audio,
-                tenant_id=call.principal.tenant_id,
-            )
+            literal = await self._tokenizers.get_literal(card.tokenizer_digest, is_inner=True)
+            return prepare_speech(request, tokenizer, literal, card)
         is_inner = request.chat is not None or template is not None
         has_marks = template is not None or (is_inner and MARK in request.prompts[0])
         if request.infill_param or has_marks:

@@ -13,7 +13,7 @@ import msgspec
 from tokenizers import AddedToken, Tokenizer
 
 from common.present import present
-from contract.messages import WorkerCard
+from contract.messages import AUDIO_RATE, WorkerCard
 from contract.prompts import packed
 from gateway.completions.prompt.audio.decoder import AudioDecoder
 from gateway.completions.prompt.preparation import PreparedPrompt, PreparedRequest
@@ -30,16 +30,10 @@ _TEXT: Final = r"TEXT: /([^<]|<[^|])*/"
 """Text without tokens that mark something."""
 
 
-async def prepare_speech(
-    request: GenerationRequest,
-    tokenizer: Tokenizer,
-    literal: Tokenizer,
-    card: WorkerCard,
-    decoder: AudioDecoder,
-    *,
-    tenant_id: str,
+def prepare_speech(
+    request: GenerationRequest, tokenizer: Tokenizer, literal: Tokenizer, card: WorkerCard
 ) -> tuple[GenerationRequest, PreparedRequest]:
-    """Decode the audio of a request, cut it into clips, and give each its prompt.
+    """Prepare a transcription as if its file, which is not decoded yet, had one second of audio.
 
     `literal` is the tokenizer for the text before the audio. Raises an ApiError.
     """
@@ -47,30 +41,43 @@ async def prepare_speech(
     writer = _Writer(tokenizer, options, card)
     kept = literal.encode(str(request.prompts[0]), add_special_tokens=False).ids
     prompt = writer.prompt(kept[-(card.context_window // 2 - 1) :] if kept else [])
-    clips = await decoder.decode(
-        request.audio[0], clip_seconds=card.clip_seconds, tenant_id=tenant_id
-    )
-    number, most = len(clips.samples), card.context_window - len(prompt)
     prepared = PreparedPrompt(
         token_ids=packed(prompt),
-        max_tokens=most,
+        max_tokens=card.context_window - len(prompt),
         cut_tokens=0,
         plain_tokens=len(prompt),
         shown="",
     )
-    options = msgspec.structs.replace(
-        options, ends=[*accumulate(clips.lengths)], first_time=writer.first_time
+    options = msgspec.structs.replace(options, ends=[AUDIO_RATE], first_time=writer.first_time)
+    request = msgspec.structs.replace(request, prompts=[""], form_options=options)
+    return request, PreparedRequest([prepared], request.sampling, grammar=writer.grammar())
+
+
+async def with_audio(
+    request: GenerationRequest,
+    prepared: PreparedRequest,
+    card: WorkerCard,
+    decoder: AudioDecoder,
+    *,
+    tenant_id: str,
+) -> tuple[GenerationRequest, PreparedRequest]:
+    """Decode the file of a prepared transcription, and cut it into clips with a prompt each.
+
+    Raises an ApiError.
+    """
+    clips = await decoder.decode(
+        request.audio[0], clip_seconds=card.clip_seconds, tenant_id=tenant_id
     )
+    number = len(clips.samples)
     request = msgspec.structs.replace(
         request,
         prompts=[""] * number,
         images=[[]] * number,
         image_params=[[]] * number,
         audio=clips.samples,
-        form_options=options,
+        form_options=msgspec.structs.replace(request.speech, ends=[*accumulate(clips.lengths)]),
     )
-    sampling = request.sampling
-    return request, PreparedRequest([prepared] * number, sampling, grammar=writer.grammar())
+    return request, msgspec.structs.replace(prepared, prompts=prepared.prompts * number)
 
 
 class _Writer:

@@ -30,6 +30,8 @@ from contract.queue import LONG_PROMPT_TOKENS
 from gateway.completions.admission.call import Call
 from gateway.completions.admission.check import CheckedRequest, with_images
 from gateway.completions.admission.chunks import PromptChunks
+from gateway.completions.admission.speech import with_audio
+from gateway.completions.prompt.audio.decoder import AudioDecoder
 from gateway.completions.prompt.images.fetcher import ImageFetcher
 from gateway.completions.queue.dispatcher import Dispatcher
 from gateway.completions.queue.generation import Generation
@@ -41,6 +43,7 @@ from gateway.completions.stored.service import Responses
 from gateway.completions.stored.store import DEADLINE_GRACE_MS, StoredResponse
 from gateway.dialects.native import native_settings
 from gateway.dialects.profile import ContextLengthBehavior
+from gateway.dialects.request import ResponseForm
 from gateway.limits.refusal_log import PeriodCounts, Refusals
 from gateway.limits.replies import ReservationRequest
 from gateway.limits.reservations import Admission, Reservations
@@ -88,6 +91,7 @@ class RequestSubmitter:
     _settings: Settings
     _loop_turns: LoopTurns
     _images: ImageFetcher
+    _audio: AudioDecoder
     _prices: PriceBook
     _reservations: Reservations
     _refusals: Refusals
@@ -108,12 +112,14 @@ class RequestSubmitter:
         shows_cost: bool,
         is_idempotent: bool = False,
     ) -> Submission:
-        """Reserve the usage of a request, fetch its images, and enqueue its jobs.
+        """Reserve the usage of a request, read its audio and images, and enqueue its jobs.
 
         Responses of streams, background and idempotent requests are stored, so that clients can
         read them again. Raises an ApiError after cleaning up.
         """
         principal = call.principal
+        if checked.request.form is ResponseForm.SPEECH:
+            checked = await self._with_audio(call, checked, request_id)
         # A whole response is collected while it arrives, so its unread bytes need no limit.
         most_unread = self._settings.max_unread_bytes if checked.request.stream else sys.maxsize
         turn = partial(self._loop_turns.slice_of, principal.tenant_id)
@@ -210,6 +216,28 @@ class RequestSubmitter:
             audio_price=price.audio_micros,
         )
 
+    async def _with_audio(
+        self, call: Call, checked: CheckedRequest, request_id: str
+    ) -> CheckedRequest:
+        """Decode the audio of a transcription, whose seconds are known only then.
+
+        Meanwhile one second is reserved, under an id of its own: a request that no limit allows
+        must not occupy the decoder.
+        """
+        record = self.draft(call, checked, f"{request_id}.0")
+        await self._reserve(call, checked, record, checked.most)
+        try:
+            request, prepared = await with_audio(
+                checked.request,
+                checked.prepared,
+                checked.card,
+                self._audio,
+                tenant_id=record.tenant_id,
+            )
+        finally:
+            await self._reservations.release(record.tenant_id, record.request_id)
+        return msgspec.structs.replace(checked, request=request, prepared=prepared)
+
     @asynccontextmanager
     async def _reserving(
         self, call: Call, checked: CheckedRequest, record: UsageRecord, generation: Generation
@@ -221,6 +249,10 @@ class RequestSubmitter:
             slices = Slices(call.principal.limits, most, sequences=sequences)
             most = slices.first
         admission = await self._reserve(call, checked, record, most)
+        telemetry.ADMITTED_REQUESTS.labels(record.model, record.service_tier.value).inc()
+        if checked.alias is not None:
+            telemetry.ALIAS_REQUESTS.labels(checked.alias.name, record.model).inc()
+            self._counts.alias_admitted(checked.alias.name, record.model)
         settlement = self._settlements.open(record, admission, generation)
         if slices is not None:
             self._settlements.reserve_in_slices(settlement, slices)
@@ -241,7 +273,7 @@ class RequestSubmitter:
         principal = call.principal
         try:
             with tracing.span(RESERVE):
-                admission = await self._reservations.reserve(
+                return await self._reservations.reserve(
                     ReservationRequest.of(record, principal.limits, most),
                     is_openai=call.profile.name is Dialect.OPENAI,
                     is_anthropic=checked.endpoint.error_style is ErrorStyle.ANTHROPIC,
@@ -251,11 +283,6 @@ class RequestSubmitter:
         except (RateLimitError, InsufficientQuotaError) as error:
             self._refusals.by_limit(record, error)
             raise
-        telemetry.ADMITTED_REQUESTS.labels(record.model, record.service_tier.value).inc()
-        if checked.alias is not None:
-            telemetry.ALIAS_REQUESTS.labels(checked.alias.name, record.model).inc()
-            self._counts.alias_admitted(checked.alias.name, record.model)
-        return admission
 
     async def _take_storage(
         self,

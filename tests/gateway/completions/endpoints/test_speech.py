@@ -231,7 +231,12 @@ async def test_the_account_pays_for_seconds(api: httpx.AsyncClient, stack: Stack
     async with gateway_client(stack.url, poor) as client:
         refused = await send(client, LONG)
         assert (await send(client, SHORT)).status_code == 200
-    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "insufficient_quota")
+    limits = {LimitName.BUDGET: SECOND_MICROS - 1}
+    poorest = await asyncio.to_thread(stack.key, "poorest", limits=limits)
+    async with gateway_client(stack.url, poorest) as client:
+        unread = await send(client, b"RIFF")
+    for each in (refused, unread):
+        assert (each.status_code, each.json()["error"]["code"]) == (429, "insufficient_quota")
 
 
 async def test_a_limit_counts_seconds_of_audio(api: httpx.AsyncClient, stack: Stack) -> None:
@@ -252,6 +257,11 @@ async def test_a_limit_counts_seconds_of_audio(api: httpx.AsyncClient, stack: St
         refused = await send(client, SHORT)
         assert await used() == 73
         too_long = await send(client, sound(80))
+        # A file is decoded only if a second is left, which is free again if it is refused.
+        assert (await send(client, b"RIFF")).status_code == 400
+        assert await used() == 73
+        assert (await send(client, sound(2))).status_code == 200
+        assert (await send(client, b"RIFF")).status_code == 429
     error = refused.json()["error"]
     assert (refused.status_code, error["code"], error["used"]) == (429, "audio_seconds", 73)
     assert error["message"].startswith("The limit of 75 audio seconds per day of the key ")
