@@ -288,8 +288,8 @@ class Settings(BaseSettings):
     max_audio_seconds: Annotated[int, Field(gt=0)] = 1500
     """Seconds of an audio file. Redis stores 32,000 bytes for each while its request runs."""
     max_held_bytes_of_tenant: Annotated[int, Field(gt=0)] = 64 * KIBIBYTE * KIBIBYTE
-    """Per tenant: body bytes that a gateway reads at once, and body bytes that wait to be
-    parsed."""
+    """Per tenant: body bytes that a gateway reads at once, body bytes that wait to be parsed, and
+    bytes of audio files that wait to be decoded."""
     prompt_cache_bytes: Annotated[int, Field(ge=0)] = 128 * 1024 * KIBIBYTE
     """Memory for the token ids of prompts, so that the next turn of a session encodes only what is
     new in it. The tenant that has most loses segments first."""

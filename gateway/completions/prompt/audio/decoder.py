@@ -26,7 +26,6 @@ CPU_SECONDS: Final = 60
 TASK_SECONDS: Final = 120.0
 WAIT_SECONDS: Final = 30.0
 _PROGRAM: Final = "gateway.completions.prompt.audio.program"
-_MAX_WAITING: Final = 8
 _KILLED: Final = frozenset({-signal.SIGXCPU, -signal.SIGKILL})
 
 
@@ -56,7 +55,7 @@ class AudioDecoder:
         self._most_seconds = settings.max_audio_seconds
         self._turns = FairTurns(
             PROCESSES,
-            most_waiting_size=_MAX_WAITING,
+            most_waiting_size=settings.max_held_bytes_of_tenant,
             wait_seconds=WAIT_SECONDS,
             what="audio files to be decoded",
         )
@@ -66,7 +65,7 @@ class AudioDecoder:
 
         Raises InvalidParameterError, TenantQueueFullError and OverloadedError.
         """
-        await self._turns.take(tenant_id)
+        await self._turns.take(tenant_id, size=len(content))
         began = time.monotonic()
         try:
             return await self._decode(content, clip_seconds)

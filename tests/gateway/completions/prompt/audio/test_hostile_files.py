@@ -18,7 +18,7 @@ import pytest
 from contract.messages import AUDIO_RATE
 from gateway.completions.prompt.audio import Outcome, decoder
 from gateway.platform.settings import Settings
-from gateway.records.errors import InvalidParameterError
+from gateway.records.errors import InvalidParameterError, TenantQueueFullError
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.speech_model import sound
 
@@ -200,3 +200,14 @@ async def test_a_decoder_that_dies_disturbs_no_other_tenant(
         else:
             assert isinstance(each, InvalidParameterError)
             assert (each.param, each.message) == ("file", "'file' is damaged.")
+
+
+async def test_the_bytes_of_waiting_files_are_bounded() -> None:
+    whole = sound(1)
+    audio = decoder.AudioDecoder(Settings(max_held_bytes_of_tenant=2 * len(whole)))
+    found = await asyncio.gather(
+        *(audio.decode(whole, clip_seconds=30, tenant_id="a") for _ in range(5)),
+        return_exceptions=True,
+    )
+    # One is decoded, and two wait.
+    assert [isinstance(each, TenantQueueFullError) for each in found] == [False] * 3 + [True] * 2
