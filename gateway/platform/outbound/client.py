@@ -16,13 +16,13 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
 import httpcore
 import httpx
+import pycares
 from typing_extensions import override
 
 from gateway.platform.outbound.addresses import DEFAULT_PORTS, is_public
@@ -155,32 +155,40 @@ class Response:
     """The content as sent, in its encoding, as it arrives."""
 
 
-LOOKUPS_AT_ONCE: Final = 32
-_resolver: Final = ThreadPoolExecutor(LOOKUPS_AT_ONCE, "resolve")
-"""A silent name server keeps a thread for long after its caller has given up. So files and stores
-need other threads."""
-_lookups: Final[dict[str, Future[list[str]]]] = {}
+async def resolve(host: str, _port: int) -> list[str]:
+    """Return the addresses of a host name; none if it has none. Callers limit the time.
 
+    It needs no thread, and ends when it is cancelled: a silent name server delays no other look-up.
+    """
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[list[str]] = loop.create_future()
 
-async def resolve(host: str, port: int) -> list[str]:
-    """Return the addresses of a host name; none if it has none. A name keeps one thread at most."""
-    # Event loops of several threads come here.
-    for name, each in list(_lookups.items()):
-        if each.done():
-            _lookups.pop(name, None)
-    if (lookup := _lookups.get(host)) is None:
-        lookup = _lookups[host] = _resolver.submit(_look_up, host, port)
-    # Unlike the caller, it is not cancelled: others wait for it, too.
-    await asyncio.wait([asyncio.wrap_future(lookup)])
-    return lookup.result()
+    def watch(number: int, reads: int, writes: int) -> None:
+        if reads:
+            loop.add_reader(number, channel.process_read_fd, number)
+        else:
+            loop.remove_reader(number)
+        if writes:
+            loop.add_writer(number, channel.process_write_fd, number)
+        else:
+            loop.remove_writer(number)
 
+    def finish(result: pycares.AddrInfoResult | None, _error: int | None) -> None:
+        nodes = [] if result is None else result.nodes
+        found.set_result(list(dict.fromkeys(each.addr[0].decode() for each in nodes)))
 
-def _look_up(host: str, port: int) -> list[str]:
+    # It reads /etc/resolv.conf and /etc/hosts, as they are now.
+    channel = pycares.Channel(sock_state_cb=watch)
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        return []
-    return list(dict.fromkeys(str(each[4][0]) for each in found))
+        channel.getaddrinfo(host, None, type=socket.SOCK_STREAM, callback=finish)
+        while not found.done():
+            seconds = channel.timeout(1.0)  # type: ignore[no-untyped-call]
+            await asyncio.wait([found], timeout=seconds)
+            channel.process_fd(pycares.ARES_SOCKET_BAD, pycares.ARES_SOCKET_BAD)  # Its timeouts.
+        return found.result()
+    finally:
+        channel.cancel()  # This closes its sockets; `close` does so later, in another thread.
+        channel.close()
 
 
 class OutboundClient:

@@ -3,10 +3,14 @@
 import asyncio
 import socket
 import ssl
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from typing import cast
+
+from typing_extensions import override
 
 from gateway.completions.prompt.images.fetcher import ImageFetcher, fetch_images
 from gateway.dialects.request import ImageSource
@@ -102,6 +106,30 @@ class Names:
         if host.endswith(".example"):
             raise socket.gaierror
         return await resolve(host, port)
+
+
+class NameServer(asyncio.DatagramProtocol):
+    """A name server of SERVED and an IPv6 address, which is silent about some names."""
+
+    def __init__(self) -> None:
+        self.asked: set[bytes] = set()
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.DatagramTransport", transport)
+
+    @override
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        name, rest = data[12:].split(b"\0", 1)
+        self.asked.add(name)
+        if b"silent" in name:
+            return
+        is_ipv4 = rest[:2] == b"\0\1"
+        address = socket.inet_aton(SERVED) if is_ipv4 else socket.inet_pton(socket.AF_INET6, "::1")
+        # The question's header and name, then a record for that name.
+        answer = data[:2] + b"\x81\x80\0\1\0\1\0\0\0\0" + name + b"\0" + rest[:4]
+        answer += b"\xc0\x0c" + rest[:4] + struct.pack(">IH", 5, len(address)) + address
+        self.transport.sendto(answer, addr)
 
 
 @cache

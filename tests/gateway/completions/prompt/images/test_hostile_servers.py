@@ -2,11 +2,19 @@
 
 import asyncio
 import gzip
+from typing import Any
 
+import pycares
 import pytest
+from typing_extensions import override
 
-from gateway.completions.prompt.images.fetcher import ImageFetcher
+from gateway.completions.prompt.images.fetcher import (
+    IMAGES_AT_ONCE,
+    MAX_REQUESTS_OF_TENANT,
+    ImageFetcher,
+)
 from gateway.dialects.images import MAX_IMAGE_BYTES
+from gateway.platform.outbound.client import resolve
 from gateway.records.errors import InvalidParameterError
 from tests.gateway.completions.prompt.images.serving import (
     PARAM,
@@ -14,12 +22,14 @@ from tests.gateway.completions.prompt.images.serving import (
     SERVED,
     ClientResponse,
     Names,
+    NameServer,
     Server,
     fetch,
     fetching,
     image,
     is_served,
 )
+from tests.gateway.conftest import eventually
 from tests.support.patience import PATIENCE_SECONDS
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: image/png\r\n"
@@ -159,6 +169,50 @@ async def test_silent_name_server_times_out(names: Names, monkeypatch: pytest.Mo
     fetcher = fetching("*", names=names, timeout_seconds=0.1)
     with pytest.raises(InvalidParameterError, match=r"within 0\.1 seconds"):
         await fetch(fetcher, "http://images.example/")
+
+
+async def test_silent_name_server_delays_only_its_tenant(
+    server: Server, names: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.responses["/a.png"] = image()
+    loop = asyncio.get_running_loop()
+    transport, asked = await loop.create_datagram_endpoint(NameServer, (SERVED, 0))
+    open_channels = set[pycares.Channel]()
+
+    class Channel(pycares.Channel):
+        def __init__(self, **options: Any) -> None:
+            host, port = transport.get_extra_info("sockname")
+            super().__init__(servers=[f"{host}:{port}"], **options)
+            open_channels.add(self)
+
+        @override
+        def close(self) -> None:
+            super().close()
+            open_channels.discard(self)
+
+    monkeypatch.setattr(pycares, "Channel", Channel)
+    fetcher = fetching(f"*:{server.port}", names=names, is_allowed=lambda _: True)
+    url = f"http://%s.net:{server.port}/a.png"
+    waiting = [
+        asyncio.create_task(
+            fetch(fetcher, *(url % f"silent-{number}-{each}" for each in range(5)), tenant_id="bad")
+        )
+        for number in range(2 * MAX_REQUESTS_OF_TENANT)
+    ]
+    most = MAX_REQUESTS_OF_TENANT * IMAGES_AT_ONCE
+    await eventually(lambda: len(asked.asked) == most, what="the look-ups of a tenant")
+    assert await fetch(fetcher, url % "images", tenant_id="good") == [PNG]
+    assert len(open_channels) == most
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert not open_channels
+    assert await fetch(fetcher, url % "pictures", tenant_id="bad") == [PNG]
+    assert await resolve("images.net", 443) in ([SERVED, "::1"], ["::1", SERVED])
+    assert await resolve("192.0.2.7", 443) == ["192.0.2.7"]
+    assert await resolve("2001:db8::7", 443) == ["2001:db8::7"]
+    assert SERVED in await resolve("localhost", 443)
+    transport.close()
 
 
 async def test_closed_port_is_reported(server: Server, names: Names) -> None:

@@ -3,7 +3,6 @@
 Every host and port that the tests need is allowed, so that only the address can be refused.
 """
 
-import socket
 from typing import Any
 
 import pytest
@@ -23,6 +22,7 @@ from tests.gateway.completions.prompt.images.serving import (
     redirect,
     serving,
 )
+from tests.support.names import resolve_to
 
 NO_URL = "must be a data URI, or an http or https URL"
 NOT_LISTED = "must name an allowed host and port"
@@ -187,15 +187,13 @@ async def test_listening_server_on_this_machine_is_not_reached(
 async def test_wildcard_host_list_does_not_allow_the_local_machine(
     server: Server, connected: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def resolve(_host: object, port: object, *_args: object, **_kwargs: object) -> list[Any]:
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (SERVED, port))]
-
+    asked = resolve_to(monkeypatch, SERVED)
     monkeypatch.setenv("SLUICE_IMAGE_URL_HOSTS", f"*, *:{server.port}")
-    monkeypatch.setattr(socket, "getaddrinfo", resolve)
     fetcher = ImageFetcher.from_settings(Settings())
     for host, why in [(SERVED, NOT_PUBLIC), ("localhost", NOT_PUBLIC), ("a.example", LEADS_INSIDE)]:
         with pytest.raises(InvalidParameterError, match=why):
             await fetch(fetcher, f"http://{host}:{server.port}/a.png")
+    assert asked == ["a.example"]
     assert (connected, server.connections) == ([], 0)
 
 
