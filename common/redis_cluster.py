@@ -293,7 +293,10 @@ async def _asking(client: "Redis", args: Sequence[Any], options: Mapping[str, An
 
 
 class _ClusterPipeline(Pipeline):
-    """Sends the commands of each server in one pipeline, and those that fail to move one by one."""
+    """Sends the commands of each server in one pipeline, and those that fail to move one by one.
+
+    If a server does not respond, its error is the reply to each of its commands.
+    """
 
     def __init__(self, cluster: Any, *, transaction: bool) -> None:
         super().__init__(cluster.connection_pool, cluster.response_callbacks, transaction, None)
@@ -311,7 +314,10 @@ class _ClusterPipeline(Pipeline):
         replies = await self._execute_in_each(commands)
         for number, (args, options) in enumerate(commands):
             error = _error(replies[number])
-            if error is not None and self._slots.redirection(error) is not None:
+            # After a lost connection, the server may have executed the command.
+            if error is None or isinstance(error, RedisConnectionError):
+                continue
+            if self._slots.redirection(error) is not None:
                 try:
                     replies[number] = await self._cluster.execute_command(*args, **options)
                 except RedisError as again:
@@ -331,7 +337,9 @@ class _ClusterPipeline(Pipeline):
             return await pipeline.execute(raise_on_error=self.is_transaction)
         except RedisError as error:
             self._slots.redirection(error)
-            raise
+            if self.is_transaction:
+                raise
+            return [error] * len(commands)
 
     async def _execute_in_one(self, commands: Sequence[Any]) -> list[Any]:
         slot, until = slot_of(commands[0][0]), monotonic() + MOST_PAUSES_SECONDS

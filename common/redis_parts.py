@@ -13,7 +13,7 @@ from redis.asyncio.client import Pipeline
 from redis.exceptions import RedisError
 from typing_extensions import override
 
-from common.redis_cluster import by_owner, first_key, servers_of
+from common.redis_cluster import SlotMap, by_owner, first_key, servers_of, slot_map_of
 
 PartT = TypeVar("PartT", bound=str)
 
@@ -88,7 +88,10 @@ class _PartsPipeline(Pipeline):
         pipeline = client.pipeline(transaction=self.is_transaction)
         for args, options in commands:
             pipeline.execute_command(*args, **options)
-        return await pipeline.execute(raise_on_error=False)
+        try:
+            return await pipeline.execute(raise_on_error=False)
+        except RedisError as error:
+            return [error] * len(commands)
 
 
 def connect_parts(
@@ -116,3 +119,9 @@ def parts_of(client: Any) -> Parts | None:
     """Return the parts of a client; None if it has one Redis."""
     parts: Parts | None = getattr(client, "parts", None)
     return parts
+
+
+def slot_map_of_key(client: "Redis", key: str) -> SlotMap | None:
+    """Return the slot map of the cluster that has a key; None if it is on one server."""
+    parts = parts_of(client)
+    return slot_map_of(client if parts is None else parts.of_key(key))

@@ -32,9 +32,14 @@ class TaskSet:
 
     def start(self, work: Coroutine[Any, Any, object]) -> None:
         """Run a coroutine as a task. A failure is logged."""
+        _ = self.task(work)
+
+    def task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run a coroutine as a task, and return it. A failure is logged."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
+        return task
 
     async def finish(self, timeout_seconds: float) -> None:
         """Wait for all tasks, and for those that they start, at most `timeout_seconds`."""

@@ -108,14 +108,21 @@ def shared_connection(
 async def ask_every_server(
     executor: CommandExecutor, *command: Any, key: str | None = None
 ) -> list[Any]:
-    """Send a command to all masters, or to the only server. Raises RedisError.
+    """Send a command to all masters, or to the only server.
 
-    With `key`, only to those among which the part of this key is divided.
+    With `key`, only to those among which the part of this key is divided. The reply of a server
+    that does not respond is None. Raises RedisError if none responds.
     """
     if key is not None and isinstance(executor, PartsConnection):
         executor = executor.of_key(key)
     servers = await _servers_of(executor)
-    return await asyncio.gather(*(server.execute_command(*command) for server in servers))
+    replies = await asyncio.gather(
+        *(server.execute_command(*command) for server in servers), return_exceptions=True
+    )
+    found = [None if isinstance(each, BaseException) else each for each in replies]
+    if replies and all(each is None for each in found):
+        raise replies[0]
+    return found
 
 
 async def _servers_of(executor: CommandExecutor) -> list[CommandExecutor]:
@@ -124,10 +131,21 @@ async def _servers_of(executor: CommandExecutor) -> list[CommandExecutor]:
     return [executor] if servers is None else await servers()
 
 
-async def server_id(executor: CommandExecutor) -> str:
-    """Return the ids of the processes of all servers.
+class ServerProcesses:
+    """The processes of all servers, as of the last look."""
 
-    It changes when one of them was started again or replaced, and may lack data. Raises RedisError.
-    """
-    infos = await ask_every_server(executor, "INFO", "server")
-    return " ".join(sorted(str(each["run_id"]) for each in infos))
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+
+    async def have_changed(self, executor: CommandExecutor) -> bool:
+        """Return whether a server was started again or replaced since the last look.
+
+        It may lack data then. A server that does not respond counts as unchanged until it does.
+        Raises RedisError if none responds.
+        """
+        infos = await ask_every_server(executor, "INFO", "server")
+        found = {str(each["run_id"]) for each in infos if each is not None}
+        has_changed = bool(self._known) and not found <= self._known
+        if has_changed or None not in infos:
+            self._known = found
+        return has_changed

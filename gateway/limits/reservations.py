@@ -11,7 +11,15 @@ from typing import Any, Final
 import msgspec
 from redis.exceptions import RedisError
 
-from common.tasks import Backoff, TaskSet, end_task, raise_if_cancelled, wait_for_end
+from common.tasks import (
+    Backoff,
+    TaskSet,
+    each_apart,
+    end_task,
+    raise_if_cancelled,
+    tolerating_outage,
+    wait_for_end,
+)
 from contract import keys
 from gateway.limits.headers import headers_of
 from gateway.limits.refusals import refusal_error
@@ -41,7 +49,8 @@ MOST_RELEASES: Final = 10_000
 
 While Redis is down, most releases have nothing to release.
 """
-MOST_AT_ONCE: Final = 200
+MOST_AT_ONCE: Final = 32
+"""Endings of one bucket."""
 CONFIRMED_SECONDS: Final = 10.0
 """How long a confirmed ending is kept.
 
@@ -140,8 +149,16 @@ class Endings:
             logger.error("%d reservations could not be ended and will expire", len(self._pending))
 
     async def _send_some(self, seconds: float | None = None) -> None:
-        """Send every ending that is not in flight; after a failure the others wait too."""
-        waiting = list(self._pending.values())
+        """Send every ending that is not in flight; after a failure others of its bucket wait."""
+        by_bucket: defaultdict[int, list[ReservationEnd]] = defaultdict(list)
+        for ending in self._pending.values():
+            by_bucket[keys.bucket_of(ending.tenant_id)].append(ending)
+        send = partial(self._send_some_of, seconds=seconds)
+        await each_apart(send, by_bucket.values(), at_once=keys.BUCKETS)
+
+    async def _send_some_of(
+        self, waiting: Sequence[ReservationEnd], *, seconds: float | None
+    ) -> None:
         for start in range(0, len(waiting), MOST_AT_ONCE):
             some = waiting[start : start + MOST_AT_ONCE]
             attempts = [self._attempt(each) for each in some if each.request_id in self._pending]
@@ -374,24 +391,29 @@ class Reservations:
         await self._endings.aclose(seconds=seconds)
 
     async def renew(self) -> None:
-        """Renew the lease of every open reservation and restore lost ones. Raises RedisError."""
+        """Renew the lease of every open reservation, and restore lost ones."""
         await self.restore(await self.extend(self._store))
 
     async def extend(self, store: QuotaStore) -> list[str]:
         """Renew the lease of every open reservation, and return those that Redis does not have.
 
-        May be called in another event loop, with a store that belongs to that loop. Raises
-        RedisError.
+        May be called in another event loop, with a store that belongs to that loop. If Redis does
+        not respond for a bucket, the next call renews its reservations.
         """
-        by_bucket: dict[int, list[str]] = defaultdict(list)
+        by_bucket: defaultdict[int, list[str]] = defaultdict(list)
         # Iterate over a copy: another thread adds and removes requests meanwhile.
         for request_id, (tenant_id, _) in list(self._open.items()):
             by_bucket[keys.bucket_of(tenant_id)].append(request_id)
         unknown: list[str] = []
-        for bucket, request_ids in by_bucket.items():
+
+        async def renew(bucket: int) -> None:
+            request_ids = by_bucket[bucket]
             for start in range(0, len(request_ids), RENEW_BATCH):
                 batch = request_ids[start : start + RENEW_BATCH]
-                unknown += await store.renew(bucket, batch, lease_ms=LEASE_MS)
+                unknown.extend(await store.renew(bucket, batch, lease_ms=LEASE_MS))
+
+        with tolerating_outage("renew reservations"):
+            await each_apart(renew, list(by_bucket), at_once=keys.BUCKETS)
         return unknown
 
     async def restore(self, unknown: Sequence[str]) -> None:
@@ -474,15 +496,12 @@ class Reservations:
         return await self._endings.send(ending)
 
     async def _watch_server(self) -> None:
-        known: str | None = None
         while True:
             try:
-                server = await self._store.server_id()
-                if known not in (None, server):
+                if await self._store.was_replaced():
                     logger.warning("Redis was restarted or replaced; resending recent endings")
                     self._endings.repeat_confirmed()
                     await self.renew()
-                known = server
                 self._endings.drop_confirmed()
             except RedisError as error:
                 logger.debug("cannot query Redis: %s", type(error).__name__)

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 from redis.exceptions import RedisError
 
+from common.tasks import in_background
 from contract import keys
 from contract.scripts import CommandExecutor, LuaScript
 from contract.scripts.cluster import ask_every_server
@@ -79,7 +80,11 @@ class Storage:
         """
         share = OPTIONAL_SHARE if is_optional else 1
         try:
-            await self._look_at_memory()
+            if not self._look_at:
+                await self._look_at_memory()
+            elif time.monotonic() >= self._look_at:
+                # A server that does not respond must not delay requests that need others.
+                in_background(self._look_at_memory())
             if is_optional and self._is_filling:
                 raise queue_unavailable()
             counted = self._counted(holder.subjects)
@@ -116,14 +121,13 @@ class Storage:
         return [by_subject.get(each.subject, 0) for each in subjects]
 
     async def _look_at_memory(self) -> None:
-        if (now := time.monotonic()) < self._look_at:
-            return
-        self._look_at = now + LOOK_SECONDS
+        self._look_at = time.monotonic() + LOOK_SECONDS
         key = keys.response("")
         try:
-            servers = await ask_every_server(self._executor, "INFO", "memory", key=key)
+            replies = await ask_every_server(self._executor, "INFO", "memory", key=key)
         except RedisError:
-            return  # Of several servers, the one that has these bytes may respond.
+            return
+        servers = [each for each in replies if each is not None]
         self._is_filling = any(
             each["used_memory"] > OPTIONAL_SHARE * each["maxmemory"] > 0 for each in servers
         )

@@ -15,7 +15,7 @@ import msgspec
 
 from contract import keys
 from contract.scripts import Argument, CommandExecutor, LuaScript
-from contract.scripts.cluster import server_id
+from contract.scripts.cluster import ServerProcesses
 from contract.scripts.turns import SharedRuns
 from gateway.limits.accounts import FIELD, AccountNumbers
 from gateway.limits.replies import (
@@ -69,6 +69,7 @@ class QuotaStore:
 
     def __init__(self, executor: CommandExecutor) -> None:
         self._executor = executor
+        self._processes = ServerProcesses()
         self._reserving = SharedRuns(self._reserve, most=MOST_SHARED)
         self._ending = SharedRuns(self._end_all, most=MOST_SHARED)
 
@@ -117,12 +118,9 @@ class QuotaStore:
             for request, reply in zip(requests, replies, strict=True)
         ]
 
-    async def server_id(self) -> str:
-        """Return the id of the Redis process, or of all processes of a cluster.
-
-        A new process may lack data that an earlier one stored.
-        """
-        return await server_id(self._executor)
+    async def was_replaced(self) -> bool:
+        """Return whether a Redis was replaced since the last call, as `ServerProcesses` says."""
+        return await self._processes.have_changed(self._executor)
 
     async def settle(
         self, record: UsageRecord, *, reservation: str = "", expired_ms: int | None = None
@@ -335,10 +333,11 @@ class QuotaStore:
         return msgspec.structs.replace(draft, request_id=request_id, created_ms=int(created_ms))
 
     async def living(self, gateways: set[str]) -> set[str]:
-        """Return those gateways that have a heartbeat."""
+        """Return those gateways that have a heartbeat, or whose server does not respond."""
         names = sorted(gateways)
         beats = await asyncio.gather(
-            *(self._executor.execute_command("EXISTS", keys.gateway_alive(n)) for n in names)
+            *(self._executor.execute_command("EXISTS", keys.gateway_alive(n)) for n in names),
+            return_exceptions=True,
         )
         return {name for name, lives in zip(names, beats, strict=True) if lives}
 

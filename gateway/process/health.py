@@ -15,6 +15,8 @@ from prometheus_client.exposition import choose_encoder
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
+from common.redis_parts import slot_map_of_key
+from contract import keys
 from gateway.completions.queue.dispatcher import Dispatcher
 from gateway.http.services import Services, services_of
 from gateway.limits.reservations import Reservations
@@ -103,11 +105,15 @@ async def _readiness(request: Request, *, ready: str) -> Response:
     if request.app.state.drain.is_draining:
         return JSONResponse({"status": "stopping"}, status_code=503)
     services = services_of(request)
+    redis, presence = services[Redis], services[Dispatcher].presence
     try:
         async with asyncio.timeout(PING_SECONDS):
             # A full Redis or a replica still responds to pings.
-            await services[Dispatcher].presence.announce(services[Redis])
-            await ping_parts(services[Redis])
+            await presence.announce(redis)
+            if slot_map_of_key(redis, keys.GATEWAYS) is None:
+                # In a cluster, all gateways would depend on one master.
+                await presence.enlist(redis)
+            await ping_parts(redis)
     except ResponseError:
         return JSONResponse({"status": "redis rejects writes"}, status_code=503)
     except (RedisError, TimeoutError):

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -26,7 +27,7 @@ from gateway.http.front import served
 from gateway.limits.reservations import Reservations
 from gateway.limits.store import QuotaStore
 from gateway.platform import telemetry
-from gateway.platform.redis_client import RedisUrls, connect
+from gateway.platform.redis_client import RedisUrls, connect, shared_connection
 from gateway.platform.store_errors import cause_of
 
 HEARTBEAT_SECONDS: Final = 2.0
@@ -43,7 +44,7 @@ TRIM_SECONDS: Final = 5.0
 TRIMMED_BYTES: Final = 16 * 1024 * 1024
 """Growth in memory use after which free memory is returned to the system."""
 
-_CONNECTIONS: Final = 2
+_CONNECTIONS: Final = 4
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 logger = logging.getLogger(__name__)
@@ -84,16 +85,18 @@ class Heartbeat:
 
     async def _run(self) -> None:
         client = connect(self._redis_urls, max_connections=_CONNECTIONS)
+        executor = shared_connection(client)
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(
-                    self._repeat(lambda: self._presence.announce(client), HEARTBEAT_SECONDS)
-                )
-                store = QuotaStore(client)
+                # The list of gateways may be on another server than this gateway's keys.
+                for step in (self._presence.announce, self._presence.enlist):
+                    tasks.create_task(self._repeat(partial(step, client), HEARTBEAT_SECONDS))
+                store = QuotaStore(executor)
                 tasks.create_task(self._repeat(lambda: self._renew(store), RENEW_SECONDS))
                 tasks.create_task(self._watch())
                 tasks.create_task(self._keep_trimming())
         finally:
+            await executor.aclose()
             await client.aclose()
 
     async def _repeat(self, step: Callable[[], Awaitable[None]], seconds: float) -> None:

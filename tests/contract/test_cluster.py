@@ -20,7 +20,7 @@ from common.redis_cluster import MOST_REDIRECTIONS, server_of, slot_map_of
 from common.redis_url import redis_client
 from contract import keys
 from contract.queue import MISSING_MS, JobQueue
-from contract.scripts.cluster import ClusterConnection, server_id, shared_connection
+from contract.scripts.cluster import ClusterConnection, ServerProcesses, shared_connection
 from contract.scripts.executor import SharedConnection
 from gateway.completions.queue.presence import new_gateway
 from gateway.platform.redis_client import connect, observe_servers
@@ -141,13 +141,16 @@ async def test_an_idle_client_finds_the_promoted_replica_of_a_killed_master(
     for name in names:
         assert await shared.execute_command("SET", name, 1)
         assert await client.set(name, 1)
-    before = await server_id(shared)
+    processes = [(ServerProcesses(), each) for each in (client, shared)]
+    assert [await each.have_changed(executor) for each, executor in processes] == [False, False]
     assert cluster.masters[0].command("WAIT 1 0") == b":1\r\n"
     await asyncio.to_thread(cluster.fail_over, 0)
     for name in names:
         assert await shared.execute_command("GET", name) == b"1"
         assert await client.get(name) == b"1"
-    assert await server_id(client) == await server_id(shared) != before
+    for has_changed in (True, False):
+        for each, executor in processes:
+            assert await each.have_changed(executor) is has_changed
     await asyncio.to_thread(cluster.restart_replica, 0)
 
 

@@ -11,12 +11,12 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from common import clock
-from common.redis_cluster import Address, slot_map_of, slot_of_key
-from common.redis_parts import parts_of
+from common.redis_cluster import Address, slot_of_key
+from common.redis_parts import slot_map_of_key
 from common.tasks import tolerating_outage
 from contract import keys
 from contract.scripts import CommandExecutor
-from contract.scripts.cluster import server_id
+from contract.scripts.cluster import ServerProcesses
 
 ALIVE_SECONDS = 6
 """Other processes consider a gateway dead after this long without a heartbeat."""
@@ -42,7 +42,7 @@ class Presence:
         self._announced_at = float("-inf")
         self._client = client
         self._resume_after_seconds = resume_after_seconds
-        self._run_id = ""
+        self._processes = ServerProcesses()
         self._began_at = time.monotonic()
         self._steady_since = float("-inf")
 
@@ -83,22 +83,30 @@ class Presence:
         """Send a heartbeat and detect a restarted or replaced Redis. Raises RedisError."""
         await self.announce(self._client)
         await self.detect_outage(self._client)
+        await self.enlist(self._client)
 
     async def detect_outage(self, executor: CommandExecutor) -> None:
         """Detect a restarted or replaced Redis. Raises RedisError."""
-        run_id = await server_id(executor)
-        if self._run_id and run_id != self._run_id:
+        if await self._processes.have_changed(executor):
             self.note_outage()
-        self._run_id = run_id
 
     async def announce(self, client: "Redis") -> None:
-        """Send a heartbeat.
+        """Send a heartbeat, which needs only the server of this gateway's keys.
 
         May be called in another event loop, with a client of that loop. Raises RedisError.
         """
-        sent_at = time.monotonic()
-        await self._announcement(client).execute()
+        sent_at, pipeline = time.monotonic(), client.pipeline(transaction=False)
+        pipeline.execute_command(*self._sign_of_life())
+        pipeline.execute_command("EXPIRE", keys.replies(self.gateway), keys.REPLIES_SECONDS)
+        await pipeline.execute()
         self._announced_at = sent_at
+
+    async def enlist(self, client: "Redis") -> None:
+        """Note the heartbeat in the list of gateways. Called as `announce`. Raises RedisError."""
+        pipeline, now_ms = client.pipeline(transaction=False), clock.now_ms()
+        pipeline.execute_command("ZADD", keys.GATEWAYS, now_ms, self.gateway)
+        pipeline.execute_command("ZREMRANGEBYSCORE", keys.GATEWAYS, 0, now_ms - LISTED_MS)
+        await pipeline.execute()
 
     async def deregister(self) -> None:
         """Remove the heartbeat, so that workers stop this gateway's remaining jobs at once.
@@ -114,14 +122,6 @@ class Presence:
 
     def _sign_of_life(self) -> tuple[str | int, ...]:
         return "SET", keys.gateway_alive(self.gateway), 1, "EX", ALIVE_SECONDS
-
-    def _announcement(self, client: "Redis") -> Any:
-        pipeline, now_ms = client.pipeline(transaction=False), clock.now_ms()
-        pipeline.execute_command("ZADD", keys.GATEWAYS, now_ms, self.gateway)
-        pipeline.execute_command("ZREMRANGEBYSCORE", keys.GATEWAYS, 0, now_ms - LISTED_MS)
-        pipeline.execute_command(*self._sign_of_life())
-        pipeline.execute_command("EXPIRE", keys.replies(self.gateway), keys.REPLIES_SECONDS)
-        return pipeline
 
 
 async def new_gateway(client: "Redis") -> str:
@@ -141,8 +141,7 @@ async def new_gateway(client: "Redis") -> str:
 
 
 async def _placed(client: "Redis", name: str) -> str:
-    parts = parts_of(client)
-    slots = slot_map_of(client if parts is None else parts.of_key(keys.replies(name)))
+    slots = slot_map_of_key(client, keys.replies(name))
     if slots is None:
         return name
     await slots.ready()

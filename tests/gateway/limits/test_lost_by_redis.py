@@ -130,9 +130,7 @@ async def test_confirmed_records_that_redis_lost_are_sent_again(
     await until(is_back)
 
 
-async def test_endings_lost_in_a_failover_are_repeated(
-    desk: GatewayDesk, client: "Redis", monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_endings_lost_in_a_failover_are_repeated(desk: GatewayDesk, client: "Redis") -> None:
     await until_it_knows_the_server(desk)
     for request_id in ("r1", "r2"):
         await desk.reserve(request_id, **AMOUNTS)
@@ -144,10 +142,7 @@ async def test_endings_lost_in_a_failover_are_repeated(
         await desk.store.reserve(desk.request(request_id, **AMOUNTS), lease_ms=module.LEASE_MS)
     assert await concurrent(desk) == 2
 
-    async def another(_store: QuotaStore) -> str:
-        return "another"
-
-    monkeypatch.setattr(QuotaStore, "server_id", another)
+    desk.store._processes._known = {"another"}
 
     await until_all_have_ended(client)
     assert await concurrent(desk) == 0

@@ -165,7 +165,7 @@ async def test_owner_whose_heartbeat_a_failover_lost_is_not_taken_for_dead(
     request, _ = await begun(first, worker, is_background=True)
     presence = second.dispatcher.presence
     presence._resume_after_seconds, presence._began_at = 60.0, -math.inf
-    presence._run_id = "of the former master"
+    presence._processes._known = {"the former master"}
     await redis.delete(keys.gateway_alive("gw1"))
 
     await second.responses.take_over_background()
