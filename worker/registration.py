@@ -11,6 +11,7 @@ import msgspec
 from redis.asyncio import Redis
 
 from common import clock
+from common.tasks import each_apart
 from contract import keys, messages
 from contract.adapters import encode_shapes
 from contract.messages import AdapterSupport, WorkerCard, WorkerState
@@ -132,29 +133,36 @@ class Registration:
 
     async def _publish(self) -> None:
         # The card may change during the awaits below. Publish the files before a ready card.
-        card = self._card
-        if card.state is WorkerState.READY:
-            await self._publish_files()
-            await self._redis.hset(keys.MODELS, card.model, messages.encode(card))
-        elif card.state is not WorkerState.SLEEPING:
-            # Do not overwrite a card of this model: another worker's card has more information.
-            # If Redis has lost it, the host wakes a sleeping worker, so that gateways get it again.
-            await self._redis.hsetnx(keys.MODELS, card.model, messages.encode(card))
+        card, is_again = self._card, self._announced is self._card.state
+        if not is_again:
+            await self._publish_model(card)
         known = await self._queue.announce(card, ttl_ms=CARD_TTL_MS)
         if card.state is WorkerState.READY:
             self._held.check(known)
         if self._card is card:
             self._announced = card.state
+        if is_again:
+            # The model's files last longer than the card, and may be on another server.
+            async with asyncio.timeout(ANNOUNCE_SECONDS):
+                await self._publish_model(card)
+
+    async def _publish_model(self, card: WorkerCard) -> None:
+        if card.state is WorkerState.READY:
+            await each_apart(self._publish_file, self._files, at_once=len(self._files))
+            await self._redis.hset(keys.MODELS, card.model, messages.encode(card))
+        elif card.state is not WorkerState.SLEEPING:
+            # Do not overwrite a card of this model: another worker's card has more information.
+            # If Redis has lost it, the host wakes a sleeping worker, so that gateways get it again.
+            await self._redis.hsetnx(keys.MODELS, card.model, messages.encode(card))
 
     def _change(self, **fields: Any) -> None:
         self._card = msgspec.structs.replace(self._card, **fields)
         telemetry.STATE.state(self._card.state)
 
-    async def _publish_files(self) -> None:
+    async def _publish_file(self, key: str) -> None:
         seconds = _SLEEPING_FILE_TTL_SECONDS if self._card.scales_to_zero else _FILE_TTL_SECONDS
-        for key, content in self._files.items():
-            if not await self._redis.expire(key, seconds):
-                await self._redis.set(key, content, ex=seconds)
+        if not await self._redis.expire(key, seconds):
+            await self._redis.set(key, self._files[key], ex=seconds)
 
     async def withdraw(self) -> None:
         """Remove the worker's card."""

@@ -81,6 +81,27 @@ async def test_jobs_are_aborted_when_too_much_is_unwritten(own_redis: RedisServe
             await gateway.finished(again)
 
 
+async def test_only_jobs_of_the_gateway_with_unwritten_frames_are_aborted(
+    own_redis: RedisServer,
+) -> None:
+    job, other = make_job(max_tokens=ENDLESS), make_job(max_tokens=ENDLESS, gateway="g2")
+    async with connect(own_redis) as client:
+        gateway, second = Gateway(client), Gateway(client, "g2")
+        script = Script(step_seconds=0.002)
+        async with running_worker(own_redis, script, most_pending_deltas=100) as (runner, _, _):
+            await gateway.begin(job)
+            await second.begin(other)
+            # A key of the wrong type: every XADD fails.
+            await client.set(keys.replies("g1"), "in the way")
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while job.id in runner._jobs.by_id:
+                    await asyncio.sleep(0.01)
+            before = len(second.token_ids(other))
+            await second.read_until(lambda: len(second.token_ids(other)) > before + 200)
+            assert runner._jobs.by_id.keys() == {other.id}
+            await client.delete(keys.replies("g1"))
+
+
 async def test_job_that_ended_during_an_outage_leaves_nothing_in_an_empty_redis(
     own_redis: RedisServer,
 ) -> None:

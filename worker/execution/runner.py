@@ -81,22 +81,22 @@ class Watcher:
         await self._submitter.apply_ends()
 
     async def watch_overflow(self) -> None:
-        """Drop all jobs when too many of their deltas are unwritten."""
+        """Drop the jobs of gateways with late frames when too many deltas are unwritten."""
         writer, jobs = self._link.writer, self._jobs
         await writer.overflowed.wait()
         writer.overflowed.clear()
-        if not jobs.by_id:
+        generations = [each for each in jobs.by_id.values() if each.job.gateway in writer.late]
+        if not generations:
             return
-        _log.error("Redis was unavailable for too long: returning %d jobs", len(jobs.by_id))
-        generations = list(jobs.by_id.values())
+        _log.error("Redis was unavailable for too long: returning %d jobs", len(generations))
         for gateway in {generation.job.gateway for generation in generations}:
             outbox = writer.outbox(gateway)
             outbox.drop({each.job.handle for each in generations if each.outbox is outbox})
         for generation in generations:
             jobs.drop_unsent(generation)
 
-    async def check_jobs(self) -> None:
-        """End the jobs whose deadlines have passed or whose gateways are dead."""
+    async def check_deadlines(self) -> None:
+        """End the jobs whose deadlines have passed."""
         await asyncio.sleep(_CHECK_SECONDS)
         now = clock.now_ms()
         for generation in list(self._jobs.by_id.values()):
@@ -104,9 +104,10 @@ class Watcher:
                 self._jobs.fail(generation, FailureCode.DEADLINE_EXCEEDED, DEADLINE_MESSAGE)
         self._link.writer.flush()
         await self._submitter.apply_ends()
-        await self._check_gateways()
 
-    async def _check_gateways(self) -> None:
+    async def check_gateways(self) -> None:
+        """End the jobs whose gateways are dead."""
+        await asyncio.sleep(_CHECK_SECONDS)
         gateways, writer = self._link.gateways, self._link.writer
         in_use = {each.job.gateway for each in self._jobs.by_id.values()}
         await gateways.check(in_use.union(writer.gateways))
@@ -194,7 +195,8 @@ class Runner:
             "step the engine": self._step_loop.step,
             "watch for stalls": partial(self._step_loop.watch_stalls, self.stall_seconds),
             "extend leases": watcher.extend_leases,
-            "check gateways and deadlines": watcher.check_jobs,
+            "check deadlines": watcher.check_deadlines,
+            "check gateways": watcher.check_gateways,
             "receive cancellations": watcher.watch_cancellations,
             "claim jobs": self._claim,
             "drop jobs": watcher.watch_overflow,

@@ -85,6 +85,9 @@ class PromptChunks:
 GRACE_SECONDS = 5.0
 """Time a gateway may be missing, as after a Redis restart, before its jobs are aborted."""
 
+ASK_SECONDS = 0.25
+"""After which a gateway whose server does not respond counts as alive until the next check."""
+
 GONE_SECONDS = 600.0
 """Time after which a missing gateway cannot return under the same id."""
 
@@ -103,13 +106,14 @@ class GatewayWatch:
         async with self._redis.pipeline(transaction=False) as pipeline:
             for name in names:
                 _ = pipeline.exists(keys.gateway_alive(name))
-            found = await pipeline.execute() if names else []
+            found = await pipeline.execute(raise_on_error=False) if names else []
+            # A gateway whose server does not respond counts as alive until then.
             missing = [name for name, exists in zip(names, found, strict=True) if not exists]
             for name in missing:
                 # A frame written after the gateway left may have re-created its stream.
                 _ = pipeline.expire(keys.replies(name), round(GONE_SECONDS))
             if missing:
-                await pipeline.execute()
+                await pipeline.execute(raise_on_error=False)
         now = asyncio.get_running_loop().time()
         self._alive = set(names).difference(missing)
         self._missing_since = {name: self._missing_since.get(name, now) for name in missing}
@@ -122,9 +126,11 @@ class GatewayWatch:
         if gateway in self._alive:
             return True
         try:
-            is_alive = bool(await self._redis.exists(keys.gateway_alive(gateway)))
+            # Other jobs of the same claim wait for this.
+            async with asyncio.timeout(ASK_SECONDS):
+                is_alive = bool(await self._redis.exists(keys.gateway_alive(gateway)))
         except (RedisError, OSError):
-            return True  # Assume so; `check` repeats it.
+            is_alive = True  # Assume so; `check` repeats it.
         if is_alive:
             self._alive.add(gateway)
             return True

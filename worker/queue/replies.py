@@ -12,11 +12,13 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 import msgspec
 
+from common.tasks import TaskSet
 from contract import keys, messages
 from contract.messages import (
     Delta,
@@ -46,6 +48,10 @@ seconds before its death (`gateway.completions.stored.owned`), and of the eleven
 MAX_KEPT_BYTES = 67_108_864
 """Frames of this worker that a gateway's stream keeps at most. A gateway removes what it has read
 and stored; one that is this far behind loses frames, and its jobs resume after them."""
+
+TOGETHER_SECONDS = 0.05
+"""How long the next frames wait until the last ones are written. A stream whose server fails or
+takes longer delays only its own frames."""
 
 UNSTREAMED_START_SECONDS = 0.05
 """How long the start of a job that is not streamed waits for other messages. Most short jobs end
@@ -87,10 +93,6 @@ class KeptFrames:
             self.oldest_ms = max(self.oldest_ms, self._frames[0][0])
         while self._frames[0][0] < self.oldest_ms:
             self._bytes -= self._frames.popleft()[1]
-
-
-Entry = tuple[str, bytes]
-"""A stream key and an encoded frame."""
 
 
 class Taken(NamedTuple):
@@ -231,7 +233,10 @@ class ReplyOutbox:
 
 @dataclass(eq=False)
 class ReplyWriter:
-    """Writes the outboxes of all gateways: the frames of all at once, and then the next ones."""
+    """Writes the outboxes of all gateways: the frames of all at once, and then the next ones.
+
+    Each stream has one frame in flight, which is repeated until its server accepts it.
+    """
 
     _executor: CommandExecutor
     _worker: str
@@ -241,7 +246,10 @@ class ReplyWriter:
     def __post_init__(self) -> None:
         self.overflowed = asyncio.Event()
         """Set after a failed write if too many deltas are unwritten."""
+        self.late: set[str] = set()
+        """Gateways whose last frame is not written yet, while others get frames."""
         self._outboxes: dict[str, ReplyOutbox] = {}
+        self._tasks = TaskSet()
         self._kept: defaultdict[str, KeptFrames] = defaultdict(KeptFrames)
         """By stream."""
         self._has_messages = asyncio.Event()
@@ -272,7 +280,7 @@ class ReplyWriter:
 
     def flush(self) -> None:
         """Request that all outboxes are written that have something to send now."""
-        if self._is_any_due:
+        if self._due:
             self._has_messages.set()
             self._drained.clear()
 
@@ -285,57 +293,71 @@ class ReplyWriter:
 
     async def run(self) -> None:
         """Write frames until cancelled."""
-        while True:
-            await self._has_messages.wait()
-            self._has_messages.clear()
-            taken = [box.take(self._worker) for box in self._outboxes.values() if box.is_due]
-            try:
-                await self._write(
-                    [(keys.replies(each.gateway), _encoded(each.frame)) for each in taken]
-                )
-            except Exception:  # Gateways notice that the frames are missing.
-                _log.exception("Lost %d frames", len(taken))
-            self._on_written(
-                [report for each in taken for report in each.to_end],
-                [report for each in taken for report in each.to_release],
-            )
-            if self._is_any_due:
-                self._has_messages.set()
-            else:
-                self._drained.set()
+        try:
+            while True:
+                await self._has_messages.wait()
+                self._has_messages.clear()
+                taken = [box.take(self._worker) for box in self._due]
+                try:
+                    await self._write(taken)
+                except Exception:  # Gateways notice that the frames are missing.
+                    _log.exception("Lost %d frames", len(taken))
+                self._settle([each for each in taken if each.gateway not in self.late])
+                if self._due:
+                    self._has_messages.set()
+                elif not self.late:
+                    self._drained.set()
+        finally:
+            await self._tasks.cancel()
 
     @property
-    def _is_any_due(self) -> bool:
-        return any(box.is_due for box in self._outboxes.values())
+    def _due(self) -> list[ReplyOutbox]:
+        return [box for name, box in self._outboxes.items() if box.is_due and name not in self.late]
 
-    async def _write(self, entries: list[Entry]) -> None:
-        retries = Retries("write replies")
-        number = len(entries)
-        while entries:
-            results = await self._send(entries)
-            outcomes = list(zip(entries, results, strict=True))
-            entries = [entry for entry, result in outcomes if isinstance(result, Exception)]
-            errors = [result for result in results if isinstance(result, Exception)]
-            if errors:
-                telemetry.REPLY_WRITE_FAILURES.inc()
-                pending = sum(len(box.deltas) for box in self._outboxes.values())
-                if pending > self._most_pending_deltas:
-                    self.overflowed.set()
-                await retries.pause(errors[0])
-        retries.recovered()
-        telemetry.FRAMES_WRITTEN.inc(number)
+    async def _write(self, taken: list[Taken]) -> None:
+        """Write frames. Return when each is written or late."""
+        payloads = [_encoded(each.frame) for each in taken]
+        writes = {
+            self._tasks.task(self._keep_sending(each.gateway, payload)): each
+            for each, payload in zip(taken, payloads, strict=True)
+        }
+        if writes:
+            _, late = await asyncio.wait(writes, timeout=TOGETHER_SECONDS)
+            for write in late:
+                self.late.add(writes[write].gateway)
+                write.add_done_callback(partial(self._note_written, writes[write]))
 
-    async def _send(self, entries: list[Entry]) -> list[Any]:
-        execute = self._executor.execute_command
-        writes = (
-            execute("XADD", key, "MINID", "~", self._kept[key].oldest_ms, "*", "f", payload)
-            for key, payload in entries
+    def _note_written(self, taken: Taken, write: asyncio.Task[None]) -> None:
+        """End the delay of a stream whose late frame is written."""
+        if not write.cancelled():
+            self.late.discard(taken.gateway)
+            self._settle([taken])
+            self._has_messages.set()
+
+    def _settle(self, taken: list[Taken]) -> None:
+        self._on_written(
+            [report for each in taken for report in each.to_end],
+            [report for each in taken for report in each.to_release],
         )
-        results = await asyncio.gather(*writes, return_exceptions=True)
-        for (key, payload), result in zip(entries, results, strict=True):
-            if isinstance(result, bytes):
-                self._kept[key].add(int(result.partition(b"-")[0]), len(payload))
-        return results
+
+    async def _keep_sending(self, gateway: str, payload: bytes) -> None:
+        """Send a frame until Redis accepts it."""
+        retries, key = Retries(f"write replies to {gateway}"), keys.replies(gateway)
+        while True:
+            try:
+                entry_id: bytes = await self._executor.execute_command(
+                    "XADD", key, "MINID", "~", self._kept[key].oldest_ms, "*", "f", payload
+                )
+                break
+            except Exception as error:
+                telemetry.REPLY_WRITE_FAILURES.inc()
+                boxes = [self._outboxes[each] for each in self.late if each in self._outboxes]
+                if sum(len(box.deltas) for box in boxes) > self._most_pending_deltas:
+                    self.overflowed.set()
+                await retries.pause(error)
+        self._kept[key].add(int(entry_id.partition(b"-")[0]), len(payload))
+        retries.recovered()
+        telemetry.FRAMES_WRITTEN.inc()
 
 
 def _encoded(frame: Frame) -> bytes:
