@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from common.tasks import each_apart
+from common.tasks import each_apart, tolerating_outage
 from contract import keys
 from contract.tier import Lane
 from gateway.batches.store import BatchStore, Feed
@@ -63,7 +63,8 @@ class Feeder:
             feeds, lessees = await store.feeds(), sorted(await store.lessees())
         are_freed = await self._end_leases(lessees)
         if feeds:
-            await self._catalogue.refresh()
+            with tolerating_outage("refresh the model catalogue"):
+                await self._catalogue.refresh()
         released = list[int]()
 
         async def feed(tenant_id: str) -> None:
@@ -85,7 +86,8 @@ class Feeder:
         pipeline = self._redis.pipeline(transaction=False)
         for gateway in lessees:
             pipeline.execute_command("EXISTS", keys.gateway_alive(gateway))
-        beats = await pipeline.execute() if lessees else []
+        # A gateway whose server does not respond counts as alive.
+        beats = await pipeline.execute(raise_on_error=False) if lessees else []
         missing = {name for name, beat in zip(lessees, beats, strict=True) if not beat}
         if dead := missing & self._missing:
             async with self._database.writing() as transaction:

@@ -11,7 +11,7 @@ import msgspec
 from redis.exceptions import RedisError
 
 from common import tracing as names
-from common.tasks import Backoff, TaskSet, repeat, tolerating_outage
+from common.tasks import Backoff, TaskSet, each_apart, repeat, tolerating_outage
 from contract.dialect import Dialect
 from contract.messages import JobFailed
 from contract.outcomes import FailureCode, JobReceipt, JobState
@@ -48,6 +48,7 @@ LAST_LOOK_SECONDS: Final = 0.5
 DROP_SECONDS: Final = 1.0
 """How often receipts of settled jobs are dropped."""
 DROP_BATCH: Final = 500
+MODELS_AT_ONCE: Final = 64
 MAX_RECEIPTS_TO_DROP: Final = 100_000
 """Receipts that wait to be dropped while Redis is unavailable; others expire."""
 CLOSE_SECONDS: Final = 5.0
@@ -193,11 +194,13 @@ class SettlementService:
             await self._drop_all()
 
     async def _drop_all(self) -> None:
-        for model in list(self._to_drop):
-            while job_ids := self._to_drop[model][:DROP_BATCH]:
-                await self.catalogue.queue(model).forget(job_ids)
-                del self._to_drop[model][: len(job_ids)]
-            del self._to_drop[model]
+        await each_apart(self._drop, list(self._to_drop), at_once=MODELS_AT_ONCE)
+
+    async def _drop(self, model: str) -> None:
+        while job_ids := self._to_drop[model][:DROP_BATCH]:
+            await self.catalogue.queue(model).forget(job_ids)
+            del self._to_drop[model][: len(job_ids)]
+        del self._to_drop[model]
 
 
 @dataclass(eq=False)

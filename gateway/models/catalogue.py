@@ -7,6 +7,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import msgspec
+from redis.exceptions import RedisError
 
 from common.tasks import repeat
 from contract import keys, messages
@@ -108,7 +109,7 @@ class Catalogue:
             self.executor.execute_command("SMEMBERS", keys.REMOVED_MODELS),
         )
         cards = [card for name, value in announced.items() if (card := _read_card(name, value))]
-        statuses = await asyncio.gather(*(self.queue(card.model).status() for card in cards))
+        statuses = await asyncio.gather(*(self._status(card.model) for card in cards))
         if began < self._refreshed_at:
             return  # A refresh that began later finished first; its announcements are newer.
         # After Redis restarts empty, workers announce their models again within a second. Until
@@ -133,6 +134,15 @@ class Catalogue:
             alias: model.card.model for model in models.values() for alias in model.card.aliases
         }
         self._refreshed_at = began
+
+    async def _status(self, model: str) -> ModelStatus:
+        """Return the status of a model, or its last one while its server does not respond."""
+        try:
+            return await self.queue(model).status()
+        except RedisError as error:
+            logger.warning("cannot read the status of model %s: %s", model, type(error).__name__)
+        known = self._models.get(model)
+        return _NOT_SERVED if known is None else known.status
 
     async def workers(self, name: str) -> list[WorkerCard]:
         """Return what the workers that claim jobs of a model announce now, by their ids.

@@ -286,8 +286,8 @@ async def notify_shed(client: "Redis", sender: str, report: EnqueueReport) -> No
     for gateway, handle in report.shed:
         notice = JobFailed(handle, _FIRST_ATTEMPT, FailureCode.SHED, "", retry_after_seconds)
         failed[gateway].append(notice)
-    with tolerating_outage("notify gateways of shed jobs"):
-        for gateway, notices in failed.items():
+    for gateway, notices in failed.items():
+        with tolerating_outage("notify gateways of shed jobs"):
             await send_notices(client, gateway, sender=sender, failed=notices)
 
 

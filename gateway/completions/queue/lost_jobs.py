@@ -8,12 +8,14 @@ also have ended, with the reply lost.
 import logging
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
 from common import clock
-from common.tasks import in_background, tolerating_outage
+from common.tasks import each_apart, in_background, tolerating_outage
 from contract import keys
 from contract.messages import JobLost
 from contract.outcomes import FailureCode
@@ -27,6 +29,8 @@ from gateway.completions.queue.ticket import RECOVERING, Ticket
 from gateway.models.catalogue import Catalogue
 from gateway.platform import telemetry
 
+AT_ONCE = 16
+"""Models, and lost jobs of each."""
 SILENCE_SECONDS = 5.0
 """Redis is queried about a job after this long without a reply, and again after each interval."""
 UNSERVED_SECONDS = 15.0
@@ -53,16 +57,20 @@ class LostJobs:
     _queue_timeout_seconds: float
 
     async def reclaim(self) -> None:
-        """Reclaim expired leases, and notify the gateways of their jobs. Raises RedisError."""
-        if not self._presence.is_steady:
-            return
-        for model in self._catalogue.models:
-            queue = self._catalogue.queue(model.card.model)
-            for worker in await queue.gone_workers():
-                telemetry.GONE_WORKERS.inc()
-                logger.warning("worker %s is gone; other workers resume its jobs", worker)
-            for lost in await queue.reclaim():
-                await self._report(model.card.model, lost)
+        """Reclaim expired leases, and notify the gateways of their jobs.
+
+        A model or a job for which that fails delays no other. Raises RedisError at the end.
+        """
+        if self._presence.is_steady:
+            await each_apart(self._reclaim, self._catalogue.names, at_once=AT_ONCE)
+
+    async def _reclaim(self, model: str) -> None:
+        queue = self._catalogue.queue(model)
+        for worker in await queue.gone_workers():
+            telemetry.GONE_WORKERS.inc()
+            logger.warning("worker %s is gone; other workers resume its jobs", worker)
+        report = partial(self._report, model)
+        await each_apart(report, await queue.reclaim(), at_once=AT_ONCE)
 
     def lose(self, lost: JobLost) -> None:
         """Retry a job whose lease has expired."""
@@ -83,8 +91,9 @@ class LostJobs:
         is_ours = lost.gateway == gateway
         if is_ours and lost.handle in self._jobs.tickets:
             self.lose(notice)
-        elif not is_ours and await self._presence.is_alive(lost.gateway, self._client):
-            await send_notices(self._client, lost.gateway, sender=gateway, lost=[notice])
+        elif not is_ours and await self._presence.is_alive(lost.gateway, self._catalogue.executor):
+            executor = self._catalogue.executor
+            await send_notices(executor, lost.gateway, sender=gateway, lost=[notice])
         elif is_ours or not await self._notices.on_orphan(model, lost):
             # No client waits for it: its gateway is gone or has cancelled it.
             await self._catalogue.queue(model).cancel(lost.job_id, lost.tenant)
@@ -119,10 +128,11 @@ class LostJobs:
             ticket.check_at = now + SILENCE_SECONDS
             key = keys.job(ticket.model, ticket.job.id)
             pipeline.execute_command("HMGET", key, "worker", "ended", "gateway", "attempt")
-        states = await pipeline.execute()
+        states = await pipeline.execute(raise_on_error=False)
         for ticket, state in zip(silent, states, strict=True):
-            # A reply may have arrived during the query.
-            if ticket.last_reply_at <= now and ticket.is_followed:
+            # A reply may have arrived during the query. Another query follows an error.
+            is_known = not isinstance(state, RedisError)
+            if is_known and ticket.last_reply_at <= now and ticket.is_followed:
                 self._judge(ticket, *state, now=now)
 
     def _judge(

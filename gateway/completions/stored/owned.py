@@ -14,7 +14,7 @@ import msgspec
 from redis.exceptions import RedisError
 
 from common import clock
-from common.tasks import tolerating_outage, wait_for_end
+from common.tasks import each_apart, tolerating_outage, wait_for_end
 from contract.messages import Delta, Follow, JobFailed, JobFinished, JobMessage
 from contract.outcomes import FailureCode
 from gateway.completions.queue.dispatcher import Dispatcher
@@ -69,8 +69,8 @@ TAKEOVER_SECONDS: Final = 60.0
 """How long no reply is removed after another gateway may have begun to take a response over."""
 MOST_ENDED: Final = 1_000
 """Ended responses in the background that are kept for `CONFIRMED_SECONDS`, to be written again."""
-MAX_CONCURRENT_WRITES: Final = 50
-"""Responses that are written before the event loop runs other tasks."""
+MAX_CONCURRENT_WRITES: Final = 200
+"""Responses that are written at once: some may wait for a server that does not respond."""
 _RESUMABLE: Final = (FailureCode.TAKEN_OVER, FailureCode.GATEWAY_STOPPING)
 """Failures after which another gateway can resume the response."""
 
@@ -207,10 +207,7 @@ class OwnedResponses:
         await self._write([each for each in self.by_id.values() if each.needs_write])
 
     async def _write(self, responses: list["OwnedResponse"]) -> None:
-        for start in range(0, len(responses), MAX_CONCURRENT_WRITES):
-            some = responses[start : start + MAX_CONCURRENT_WRITES]
-            await asyncio.gather(*(each.write() for each in some))
-            await asyncio.sleep(0)
+        await each_apart(OwnedResponse.write, responses, at_once=MAX_CONCURRENT_WRITES)
 
 
 @dataclass(eq=False)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from common.tasks import repeat
+from common.tasks import each_apart, repeat
 from contract.messages import CancelResponse, JobFailed, ResponseGrown
 from contract.outcomes import FailureCode
 from contract.queue import LostJob
@@ -39,6 +39,8 @@ from gateway.records.usage_record import Counts
 
 BACKGROUND_SECONDS: Final = 3.0
 """How often background responses of dead gateways are taken over."""
+TAKEOVERS_AT_ONCE: Final = 8
+"""Gateways, and responses of each."""
 CANCEL_SECONDS: Final = 5.0
 """How long an owner has to cancel a response."""
 ASK_AGAIN_SECONDS: Final = 1.0
@@ -286,14 +288,25 @@ class Responses:
                 await self._owned.write()
 
     async def take_over_background(self) -> None:
-        """Take over the background responses of dead gateways. Raises RedisError."""
+        """Take over the background responses of dead gateways.
+
+        A gateway or a response for which that fails delays no other. Raises RedisError at the end.
+        """
         await self._background.refresh()
-        for owner in await self._background.other_owners():
-            if not await self._peers.is_alive(owner):
-                for request_id in await self._background.responses_of(owner):
-                    if await self._takeovers.resume(request_id):
-                        await self._background.remove_of(owner, request_id)
-                await self._background.remove_owner(owner)
+        owners = await self._background.other_owners()
+        await each_apart(self._take_over_from, owners, at_once=TAKEOVERS_AT_ONCE)
+
+    async def _take_over_from(self, owner: str) -> None:
+        if await self._peers.is_alive(owner):
+            return
+
+        async def take_over(request_id: str) -> None:
+            if await self._takeovers.resume(request_id):
+                await self._background.remove_of(owner, request_id)
+
+        responses = await self._background.responses_of(owner)
+        await each_apart(take_over, responses, at_once=TAKEOVERS_AT_ONCE)
+        await self._background.remove_owner(owner)
 
     async def _keep_resuming(self) -> None:
         while True:
