@@ -114,14 +114,14 @@ class Task(NamedTuple):
 
 async def sweep(services: JobServices) -> None:
     """Settle requests whose gateway died."""
-    before = services.sweep.lost_micros
+    before, settled_before = services.sweep.lost_micros, services.sweep.settled_requests
     try:
-        settled = await services.sweep.run()
+        await services.sweep.run()
     finally:
         telemetry.LOST_MICROS.inc(services.sweep.lost_micros - before)
-    if settled:
-        telemetry.SWEPT_RESERVATIONS.inc(settled)
-        logger.warning("%d requests of dead gateways were settled as lost", settled)
+        if settled := services.sweep.settled_requests - settled_before:
+            telemetry.SWEPT_RESERVATIONS.inc(settled)
+            logger.warning("%d requests of dead gateways were settled as lost", settled)
 
 
 async def reconcile(services: JobServices) -> None:

@@ -2,12 +2,14 @@
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
 from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
 from contract import keys
 from gateway.billing.ledger.store import BATCH, LedgerStore
@@ -50,6 +52,8 @@ def row_of(record: UsageRecord) -> dict[str, Any]:
     return row | {"created_at": to_time(created_ms), "ended_at": to_time(ended_ms)}
 
 
+RETRY_SECONDS: Final = 10.0
+"""How long a bucket that did not respond is left out: others would wait for its timeout."""
 FIELD: Final = b"u"
 
 Entry = tuple[bytes, Mapping[bytes, bytes]]
@@ -75,32 +79,42 @@ class Drain:
     def __init__(self, redis: Redis, database: Database) -> None:
         self._redis = redis
         self._database = database
+        self._retry_at: defaultdict[int, float] = defaultdict(float)
+        """When buckets that did not respond are tried again, in `time.monotonic`."""
 
     async def run(self, *, seconds: float = 20.0) -> int:
         """Drain until the streams are empty or `seconds` are over.
 
         Returns how many records are new to the ledger. Raises RedisError or StoreUnavailableError;
-        records that are not in the ledger then stay in their streams.
+        records that are not in the ledger then stay in their streams. A bucket that does not
+        respond delays no other, and is left out for RETRY_SECONDS.
         """
-        deadline = time.monotonic() + seconds
-        buckets: Sequence[int] = range(keys.BUCKETS)
-        added = 0
+        began = time.monotonic()
+        buckets = [each for each in range(keys.BUCKETS) if self._retry_at[each] <= began]
+        errors, added = list[RedisError](), 0
         while buckets:
-            pages = await self._read(buckets)
+            pages = await self._read(buckets, errors)
             for batch in await self._batches(pages):
                 added += await self._move(batch)
-            if time.monotonic() > deadline:
+            if time.monotonic() > began + seconds:
                 break
             buckets = [bucket for bucket, page in pages.items() if len(page) == BATCH]
+        if errors:
+            raise errors[0]
         return added
 
-    async def _read(self, buckets: Sequence[int]) -> dict[int, list[Entry]]:
-        """Return the oldest entries of each bucket that has any."""
+    async def _read(
+        self, buckets: Sequence[int], errors: list[RedisError]
+    ) -> dict[int, list[Entry]]:
+        """Return the oldest entries of each bucket that has any; add the errors of others."""
         pipeline = self._redis.pipeline(transaction=False)
         for bucket in buckets:
             pipeline.execute_command("XRANGE", keys.usage(bucket), "-", "+", "COUNT", BATCH)
-        pages = await pipeline.execute()
-        return {bucket: page for bucket, page in zip(buckets, pages, strict=True) if page}
+        pages = dict(zip(buckets, await pipeline.execute(raise_on_error=False), strict=True))
+        failed = {bucket: page for bucket, page in pages.items() if isinstance(page, RedisError)}
+        errors += failed.values()
+        self._retry_at.update(dict.fromkeys(failed, time.monotonic() + RETRY_SECONDS))
+        return {bucket: page for bucket, page in pages.items() if page and bucket not in failed}
 
     async def _batches(self, pages: Mapping[int, Iterable[Entry]]) -> list[_Batch]:
         """Group the entries of all buckets into as few transactions as possible."""

@@ -10,14 +10,17 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from common import clock
+from common.tasks import each_apart
 from contract import keys
 from contract.outcomes import JobReceipt, JobState
 from contract.queue import JobQueue
@@ -58,36 +61,43 @@ class Sweep:
         self._store = QuotaStore(self._executor)
         self.lost_micros = 0
         """Cost in micro-dollars of all tokens that were settled free of charge."""
+        self.settled_requests = 0
+        self._errors: dict[str, RedisError] = {}
+        """By model that did not respond in this run; its other requests wait for the next one."""
 
     async def run(self, *, seconds: float = 20.0) -> int:
         """Settle abandoned requests whose jobs have ended, and cancel the jobs of the others.
 
         Looks past those that cannot be settled, until `seconds` are over. Returns how many requests
-        were settled. Raises RedisError.
+        were settled. Raises RedisError at the end, if a bucket or a model did not respond.
         """
-        deadline, settled = time.monotonic() + seconds, 0
-        kept = dict.fromkeys(range(keys.BUCKETS), 0)
-        while kept and time.monotonic() < deadline:
-            pages = await asyncio.gather(
-                *(self._store.expired(bucket, most=AT_ONCE, skip=kept[bucket]) for bucket in kept)
-            )
-            found = [[each for each in map(_abandoned, page) if each is not None] for page in pages]
-            alive = await self._store.living(
-                {each.record.gateway for some in found for each in some}
-            )
-            for bucket, page, some in zip(list(kept), pages, found, strict=True):
-                ended = sum([await self._try_to_end(each, alive) for each in some])
-                settled += ended
-                kept[bucket] += len(page) - ended
-                if len(page) < AT_ONCE:
-                    del kept[bucket]
-        return settled
+        before = self.settled_requests
+        self._errors.clear()
+        run = partial(self._run, deadline=time.monotonic() + seconds)
+        await each_apart(run, range(keys.BUCKETS), at_once=keys.BUCKETS)
+        for error in self._errors.values():
+            raise error
+        return self.settled_requests - before
+
+    async def _run(self, bucket: int, *, deadline: float) -> None:
+        kept, is_last = 0, False
+        while not is_last and time.monotonic() < deadline:
+            page = await self._store.expired(bucket, most=AT_ONCE, skip=kept)
+            found = [each for each in map(_abandoned, page) if each is not None]
+            alive = await self._store.living({each.record.gateway for each in found})
+            ended = sum([await self._try_to_end(each, alive) for each in found])
+            self.settled_requests += ended
+            kept += len(page) - ended
+            is_last = len(page) < AT_ONCE
 
     async def _try_to_end(self, abandoned: _Abandoned, alive: set[str]) -> bool:
+        if abandoned.record.model in self._errors:
+            return False
         try:
             return await self._end(abandoned, alive)
-        except (RedisConnectionError, RedisTimeoutError):
-            raise
+        except (RedisConnectionError, RedisTimeoutError) as error:
+            self._errors[abandoned.record.model] = error
+            return False
         except Exception:
             # A faulty record must not block the others.
             logger.exception("request %s cannot be settled", abandoned.record.request_id)

@@ -97,10 +97,10 @@ async def test_death_between_commit_and_removal_counts_nothing_twice(
         made: Any = pipeline(*args, **kwargs)
         execute = made.execute
 
-        async def dies(*arguments: Any) -> Any:
+        async def dies(*arguments: Any, **options: Any) -> Any:
             if any(command[0][0] == "XDEL" for command in made.command_stack):
                 raise RedisConnectionError("the process dies here")
-            return await execute(*arguments)
+            return await execute(*arguments, **options)
 
         made.execute = dies
         return made
