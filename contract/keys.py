@@ -203,7 +203,7 @@ sessions = _ModelKeys("sessions")
 hinted = _Key("m", "hinted")
 """String with expiry: exists while a tenant has `sessions`."""
 canary = _ModelKeys("canary")
-"""String with expiry: the reference results of an exactness class, or of an adapter in it."""
+"""String with expiry: the reference results of an exactness class."""
 chunk = _ModelKeys("chunk")
 """String with expiry: packed token ids, by the chunk's name in hexadecimal (`contract.prompts`)."""
 

@@ -188,7 +188,6 @@ class _Process:
             settings.served_name,
             interval_seconds=settings.canary_seconds,
             stall_seconds=settings.stall_seconds,
-            restarts=settings.canary_restarts,
             on_result=self._catalogue.canary_compared,
         )
 

@@ -129,9 +129,6 @@ class WorkerSettings(ProcessSettings):
     """Interval in which an idle engine's results are compared with those of its exactness class,
     first when it has started; 0 never compares. The scripted engine is compared only if this is
     set."""
-    canary_restarts: bool = False
-    """Whether an engine whose results differ is restarted, and no job is claimed before its first
-    comparison. If not, the worker is only marked."""
 
     max_sequences: Annotated[int | None, Field(ge=1)] = None
     """Maximum number of sequences in the engine's batch."""

@@ -57,6 +57,7 @@ def build() -> Dashboard:
                 "short",
                 "Workers whose canary found other results than those of their exactness class.",
                 Query(total("sluice_worker_inexact", POOL, "pool"), "{{pool}}"),
+                Query(f"count by (pool) (sluice_worker_inexact{{{POOL}}} == 0)", "{{pool}}: equal"),
                 runbooks=["SluiceWorkerInexact"],
             ),
             graph(

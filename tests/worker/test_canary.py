@@ -29,18 +29,9 @@ from tests.worker.conftest import (
 )
 from worker.engine.base import EngineDeadError, EngineStep, TokenScores
 from worker.engine.scripted import Script, ScriptedEngine
-from worker.execution.canary import (
-    FLOAT32,
-    RESUMED_AFTER,
-    TOKENS,
-    Canary,
-    InexactEngineError,
-    difference,
-)
+from worker.execution.canary import FLOAT32, TOKENS, Canary, difference
 from worker.execution.runner import Runner
 
-CHECK = 2 * TOKENS + TOKENS - RESUMED_AFTER
-"""Tokens of a check."""
 SCRIPT = Script(context_window=2 * ENDLESS)
 
 
@@ -120,31 +111,6 @@ async def test_engine_that_differs_from_its_class_is_marked_until_it_does_not(
     assert class_affinity(digest + INEXACT) == class_affinity(digest)
     assert await redis.get(keys.canary(MODEL, digest)) == reference
     assert 0 < await redis.ttl(keys.canary(MODEL, digest)) <= 90 * 86_400
-
-
-async def test_engine_with_a_reference_that_differs_is_ended_if_so_set(
-    redis_server: RedisServer, redis: Redis, gateway: Gateway
-) -> None:
-    job = make_job()
-    for drift in (0.0, 0.5):
-        engine, found = await started(Drifting(MODEL_FOLDER, SCRIPT)), list[str]()
-        assert isinstance(engine, Drifting)
-        engine.drift = drift
-        async with running(redis_server, engine, found, restarts=True) as (_, _, task):
-            if not drift:
-                engine.allow()
-                await until(1, found)
-                continue
-            await gateway.enqueue(job)
-            engine.allow(CHECK - 1)
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                while not engine.is_held:
-                    await asyncio.sleep(0.002)
-            assert await gateway.queue.holders_of([job.id]) == set(), "claimed too early"
-            engine.allow()
-            with pytest.raises(InexactEngineError, match="cold: at token 0"):
-                await task
-    assert await gateway.queue.holders_of([job.id]) == set()
 
 
 async def test_job_that_arrives_ends_the_check_which_is_repeated_later(

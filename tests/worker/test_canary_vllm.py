@@ -8,11 +8,10 @@ import pytest
 import pytest_asyncio
 from typing_extensions import override
 
-from contract import keys
 from tests.support.redis_server import RedisServer
-from tests.worker.conftest import MODEL, MODEL_FOLDER, connect, running_engine
+from tests.worker.conftest import MODEL, connect, running_engine
 from tests.worker.real_engine import EXACT, MARKS, EngineSlot
-from worker.engine.base import EngineAdapter, TokenScores
+from worker.engine.base import TokenScores
 from worker.engine.vllm.engine import VllmEngine
 from worker.engine.vllm.exactness import read_exactness
 from worker.execution.canary import Canary, Phase
@@ -20,7 +19,6 @@ from worker.execution.canary import Canary, Phase
 pytestmark = [*MARKS, pytest.mark.slow]
 
 BLOCKS = 40
-ADAPTERS = MODEL_FOLDER.parent / "adapters"
 SETTINGS: dict[str, Any] = EXACT | {
     "max_sequences": 8,
     "adapter_slots": 1,
@@ -67,12 +65,10 @@ class PlantedCanary(Canary):
     found: list[str] = field(default_factory=list)
 
     @override
-    async def run(
-        self, phase: Phase, salt: str, output: list[int], adapter: EngineAdapter | None
-    ) -> list[TokenScores]:
+    async def run(self, phase: Phase, salt: str, output: list[int]) -> list[TokenScores]:
         if phase is self.before:
             await self._llm.collective_rpc("plant", args=(self.fault,))
-        return await super().run(phase, salt, output, adapter)
+        return await super().run(phase, salt, output)
 
     async def check(self, fault: str = "", before: Phase = Phase.COLD) -> str:
         """Return what the canary finds after a fault."""
@@ -106,7 +102,7 @@ async def canary(redis_server: RedisServer, engine: VllmEngine) -> AsyncIterator
         await redis.flushall()
         canary = PlantedCanary(redis, MODEL, interval_seconds=0.001, stall_seconds=60)
         canary.on_result = canary.found.append
-        canary.attach(engine, runner._jobs, runner._adapters)
+        canary.attach(engine, runner._jobs)
         yield canary
 
 
@@ -127,22 +123,6 @@ async def test_each_planted_fault_is_found_in_one_check(
         for _ in range(3):
             assert await canary.check() == "", fault
         assert canary._jobs.is_exact
-
-
-async def test_stale_adapter_is_found(canary: PlantedCanary, engine: VllmEngine) -> None:
-    digest, number = "d" * 64, 1_000_000
-    for name, different in (("red", ""), ("red", ""), ("blue", f"cold with adapter {digest[:12]}")):
-        number += 1
-        adapter = EngineAdapter(number, digest, str(ADAPTERS / name))
-        await engine.load_adapter(adapter)
-        canary._adapters._loaded[digest] = adapter
-        assert (await canary.check()).partition(":")[0] == different
-        assert canary._adapters._loaded.pop(digest) is adapter
-        await engine.unload_adapter(adapter)
-    assert await canary.check() == ""
-    # Its reference is its own, beside that of the base model.
-    prefix = keys.canary(MODEL, engine.info.exactness.digest)
-    assert await canary.redis.exists(prefix, f"{prefix}:{digest}") == 2
 
 
 async def test_class_follows_from_what_changes_results(

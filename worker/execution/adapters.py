@@ -83,11 +83,6 @@ class Adapters:
         """Whether a job needs no load."""
         return job.adapter is None or job.adapter.digest in self._loaded
 
-    @property
-    def loaded(self) -> list[EngineAdapter]:
-        """The loaded adapters."""
-        return [*self._loaded.values()]
-
     async def load(self, generation: RunningJob) -> EngineAdapter | None:
         """Load the adapter of a running job. Return None if the job runs the base model.
 

@@ -28,14 +28,12 @@ from contract.sampling import SamplingSpec
 from worker import telemetry
 from worker.engine.base import (
     Engine,
-    EngineAdapter,
     EngineDeadError,
     EngineRequest,
     InvalidRequestError,
     SequenceEnd,
     TokenScores,
 )
-from worker.execution.adapters import Adapters
 from worker.execution.jobs import Probe, RunningJobs
 
 _log = logging.getLogger(__name__)
@@ -69,10 +67,6 @@ class Outcome(StrEnum):
     MISMATCH = "mismatch"
     DISTURBED = "disturbed"  # A job arrived.
     FAILED = "failed"  # The engine could not run the prompt, or Redis was unavailable.
-
-
-class InexactEngineError(EngineDeadError):
-    """The engine's results differ from those of its class, so that it must be started again."""
 
 
 class _DisturbedError(Exception):
@@ -132,7 +126,6 @@ class Canary:
 
     Args:
         on_result: Called after each comparison with what differs; empty if nothing does.
-        restarts: Whether a mismatch ends the engine. No job is claimed before the first check.
     """
 
     redis: Redis
@@ -141,34 +134,26 @@ class Canary:
     interval_seconds: float
     stall_seconds: float
     on_result: Callable[[str], None] = lambda _: None
-    restarts: bool = False
 
     def __post_init__(self) -> None:
         self._backoff = Backoff(self.interval_seconds / _RETRIES, self.interval_seconds)
         self._attached: Engine | None = None
         self._due_at = 0.0
-        self._checked: dict[str, float] = {}
-        """When each loaded adapter was checked, by digest."""
         self._different = ""
-        self.may_claim = asyncio.Event()
-        """Set once the engine may run jobs."""
 
-    def attach(self, engine: Engine, jobs: RunningJobs, adapters: Adapters) -> None:
+    def attach(self, engine: Engine, jobs: RunningJobs) -> None:
         """Check this engine from now on: at once, unless it is the last one, which has slept."""
         if engine is not self._attached:
-            self._due_at, self._checked, self._different = 0.0, {}, ""
+            self._due_at, self._different = 0.0, ""
             self._backoff.reset()
-            self.may_claim.clear()
             telemetry.INEXACT.set(0)
             self.on_result("")
             self._prompt = _prompt_of(engine)
             is_float32 = engine.info.exactness.facts.get("dtype", "float32") == "float32"
             self.tolerances = FLOAT32 if is_float32 else COARSE
         self._attached = self._engine = engine
-        self._jobs, self._adapters = jobs, adapters
+        self._jobs = jobs
         jobs.is_exact = not self._different
-        if not self.restarts:
-            self.may_claim.set()
 
     async def watch(self) -> None:
         """Check the engine once, when that is due and no job runs. Raises EngineDeadError."""
@@ -177,8 +162,7 @@ class Canary:
         self._due_at = time.monotonic() + self._backoff.next_seconds()
         began, different, outcome = time.monotonic(), "", Outcome.FAILED
         try:
-            for adapter in self._due():
-                different = different or await self._check(adapter)
+            different = await self._check()
             outcome = Outcome.MISMATCH if different else Outcome.EXACT
         except _DisturbedError:
             outcome = Outcome.DISTURBED
@@ -192,8 +176,6 @@ class Canary:
             self._backoff.reset()
             self._due_at = time.monotonic() + self.interval_seconds
             self._report(different)
-        if outcome is not Outcome.DISTURBED:
-            self.may_claim.set()
 
     def _report(self, different: str) -> None:
         self._different, self._jobs.is_exact = different, not different
@@ -201,40 +183,26 @@ class Canary:
         if different:
             _log.error("The engine returns other results than its class: %s", different)
         self.on_result(different)
-        if different and self.restarts:
-            raise InexactEngineError(f"its results differ from those of its class: {different}")
 
-    def _due(self) -> list[EngineAdapter | None]:
-        """Return the base model, and the loaded adapter that was checked least recently."""
-        loaded = {each.digest: each for each in self._adapters.loaded}
-        self._checked = {each: self._checked.get(each, 0.0) for each in loaded}
-        if not loaded:
-            return [None]
-        digest = min(self._checked, key=lambda each: self._checked[each])
-        self._checked[digest] = time.monotonic()
-        return [None, loaded[digest]]
-
-    async def _check(self, adapter: EngineAdapter | None) -> str:
+    async def _check(self) -> str:
         """Run the prompt in all phases. Return what differs; empty if nothing does."""
         found: Reference = {}
         salts = {Phase.COLD: secrets.token_hex(8), Phase.RESUMED: secrets.token_hex(8)}
         for phase in Phase:
             salt = salts.get(phase, salts[Phase.COLD])
             first = found[Phase.COLD][:RESUMED_AFTER] if phase is Phase.RESUMED else []
-            found[phase] = await self.run(phase, salt, [each[0][0] for each in first], adapter)
+            found[phase] = await self.run(phase, salt, [each[0][0] for each in first])
         cold = found[Phase.COLD]
         for phase, expected in ((Phase.CACHED, cold), (Phase.RESUMED, cold[RESUMED_AFTER:])):
             if different := difference(expected, found[phase], self.tolerances.other):
-                return f"{_name(phase, adapter)}: {different}"
-        reference = await self._reference(found, adapter)
+                return f"{phase}: {different}"
+        reference = await self._reference(found)
         for phase, scores in found.items():
             if different := difference(reference[phase], scores, self.tolerances.same):
-                return f"{_name(phase, adapter)}: {different}"
+                return f"{phase}: {different}"
         return ""
 
-    async def run(
-        self, phase: Phase, salt: str, output: list[int], adapter: EngineAdapter | None
-    ) -> list[TokenScores]:
+    async def run(self, phase: Phase, salt: str, output: list[int]) -> list[TokenScores]:
         """Run the prompt once, after some tokens of output. Return the scores of the others."""
         if not self._jobs.idle.is_set():
             raise _DisturbedError
@@ -247,7 +215,6 @@ class Canary:
             cache_salt=salt,
             logprobs=ALTERNATIVES,
             output_token_ids=output,
-            adapter=adapter,
         )
         probe = self._jobs.probe = Probe(request.id)
         try:
@@ -263,10 +230,9 @@ class Canary:
                 with suppress(EngineDeadError):
                     await self._engine.abort([request.id])
 
-    async def _reference(self, found: Reference, adapter: EngineAdapter | None) -> Reference:
+    async def _reference(self, found: Reference) -> Reference:
         """Return the reference of the engine's class, which these results become if it has none."""
-        name = self._engine.info.exactness.digest
-        key = keys.canary(self.model, name if adapter is None else f"{name}:{adapter.digest}")
+        key = keys.canary(self.model, self._engine.info.exactness.digest)
         await self.redis.set(key, _encode(found), nx=True)
         known: Any = await self.redis.get(key)
         await self.redis.expire(key, _REFERENCE_SECONDS)
@@ -288,10 +254,6 @@ async def _scores(probe: Probe) -> list[TokenScores]:
         if probe.has_ended:
             break
     raise _DisturbedError
-
-
-def _name(phase: Phase, adapter: EngineAdapter | None) -> str:
-    return phase.value if adapter is None else f"{phase.value} with adapter {adapter.digest[:12]}"
 
 
 def _prompt_of(engine: Engine) -> list[int]:

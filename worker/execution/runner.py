@@ -179,7 +179,7 @@ class Runner:
             engine, jobs, submitter, self._parser_thread, link.writer, Pace(self.gather_seconds)
         )
         if self.canary is not None:
-            self.canary.attach(engine, jobs, self._adapters)
+            self.canary.attach(engine, jobs)
         self._stopped = asyncio.Event()
         self._bugs: deque[float] = deque(maxlen=_MOST_BUGS)
         """`time.monotonic` times of the last bugs in loops."""
@@ -198,7 +198,7 @@ class Runner:
             "check deadlines": watcher.check_deadlines,
             "check gateways": watcher.check_gateways,
             "receive cancellations": watcher.watch_cancellations,
-            "claim jobs": self._claim,
+            "claim jobs": self._claimer.claim,
             "drop jobs": watcher.watch_overflow,
             "publish what is cached": self._publish_cache,
         }
@@ -223,11 +223,6 @@ class Runner:
             await self._adapters.aclose()
             self._parser_thread.close()
             self.link.held.clear()
-
-    async def _claim(self) -> None:
-        if self.canary is not None:
-            await self.canary.may_claim.wait()
-        await self._claimer.claim()
 
     async def _publish_cache(self) -> None:
         await asyncio.sleep(_PUBLISH_SECONDS)
