@@ -26,7 +26,7 @@ from gateway.platform.database.claims import (
     lock_in_turns,
 )
 from gateway.platform.database.engine import Database
-from gateway.platform.database.tables import ExportBatchRow, ExportSinkRow, LedgerRow
+from gateway.platform.database.tables import LATE, ExportBatchRow, ExportSinkRow, LedgerRow
 from gateway.platform.settings import STRIPE_URL, ExportKind, ExportSink, Settings
 from gateway.records.times import EPOCH, to_ms, utc_now
 from gateway.records.usage_record import Counts
@@ -257,6 +257,7 @@ def _event(sink: ExportSink, row: LedgerRow) -> dict[str, Any]:
             "project": row.project_id,
             "key": row.credential_id,
             "prepaid": row.is_prepaid,
+            "requests": int(LATE not in row.request_id),
             **{name: getattr(row, name) for name in _DATA},
         },
     }

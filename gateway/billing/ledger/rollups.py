@@ -35,6 +35,7 @@ from gateway.platform.database.engine import Database
 from gateway.platform.database.tables import (
     FAILED_OUTCOMES,
     FIRST_TOKENS,
+    IS_FIRST,
     AdapterRow,
     DirtyHourRow,
     LedgerRow,
@@ -135,6 +136,15 @@ class Rollups:
         return True
 
 
+def request_sums() -> dict[str, ColumnElement[int]]:
+    """Return the sums of ledger rows that count requests."""
+    has_failed = and_(IS_FIRST, LedgerRow.outcome.in_(FAILED_OUTCOMES))
+    return {
+        "requests": func.count(case((IS_FIRST, 1))),
+        "failed_requests": func.count(case((has_failed, 1))),
+    }
+
+
 def first_token_sums(time: Any) -> dict[str, ColumnElement[Any]]:
     """Return the columns of `FIRST_TOKENS` for rows with this time to the first token."""
     buckets = zip(FIRST_TOKENS, (0, *BOUNDS_MS), (*BOUNDS_MS, None), strict=True)
@@ -162,11 +172,7 @@ def _usage_of_rows() -> Select[Any]:
     # A literal, since PostgreSQL cannot see that two parameters have the same value.
     project = func.coalesce(columns.project_id, literal_column("''"))
     key = [project if name == "project_id" else columns[name] for name in _USAGE.key]
-    counts = {
-        "requests": func.count(),
-        "failed_requests": _sum(case((columns.outcome.in_(FAILED_OUTCOMES), 1), else_=0)),
-        **first_token_sums(columns.first_token_ms),
-    }
+    counts = request_sums() | first_token_sums(columns.first_token_ms)
     sums = (counts[name] if name in counts else _sum(columns[name]) for name in _USAGE.sums)
     return (
         select(*key, *sums)
@@ -180,15 +186,16 @@ def _service_of_rows() -> Select[Any]:
         LedgerRow.outcome.in_((Outcome.LOST, Outcome.TIMED_OUT)),
         and_(LedgerRow.outcome == Outcome.FAILED, LedgerRow.code.not_in(_CLIENT_CODES)),
     )
+    has_ended = or_(LedgerRow.outcome == Outcome.FINISHED, has_failed)
     counts = {
-        "requests": case((or_(LedgerRow.outcome == Outcome.FINISHED, has_failed), 1), else_=0),
-        "failed_requests": case((has_failed, 1), else_=0),
+        "requests": case((and_(IS_FIRST, has_ended), 1)),
+        "failed_requests": case((and_(IS_FIRST, has_failed), 1)),
     }
     rows = (
         select(
             LedgerRow.tenant_id,
             LedgerRow.model.label("full_model"),
-            *(func.sum(value).label(name) for name, value in counts.items()),
+            *(func.count(value).label(name) for name, value in counts.items()),
             *first_token_sums(LedgerRow.first_token_ms).values(),
         )
         .where(

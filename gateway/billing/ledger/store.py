@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import bindparam, exists, func, insert, select
+from sqlalchemy import bindparam, case, exists, func, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -16,6 +16,8 @@ from gateway.platform.database.engine import Database
 from gateway.platform.database.holders import held_by
 from gateway.platform.database.partitions import make_partitions
 from gateway.platform.database.tables import (
+    IS_FIRST,
+    LATE,
     DirtyHourRow,
     ExportSinkRow,
     LedgerRow,
@@ -28,8 +30,6 @@ from gateway.records.usage_record import Counts, Outcome
 
 BATCH: Final = 500
 """Rows that one transaction inserts."""
-LATE: Final = ".late"
-"""Suffix of the id of what a later row of a request has more than earlier ones."""
 MOST_LATE: Final = 9
 """Rows that are added to the first one of a request."""
 ASKED_AT_ONCE: Final = 5_000
@@ -187,7 +187,7 @@ class LedgerStore:
         """Return the usage of a tenant, or of its project or key, from `start` up to `end`."""
         row = await self._transaction.execute(
             select(
-                func.count(),
+                func.count(case((IS_FIRST, 1))),
                 func.sum(LedgerRow.prompt_tokens + LedgerRow.completion_tokens),
                 func.sum(LedgerRow.audio_seconds),
                 func.sum(LedgerRow.cost_micros),
@@ -229,6 +229,8 @@ def _difference(row: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]]) ->
         late[name] = max(row[name] - before, 0)
         # Negative if tokens that were free are now paid.
         late[free] = late[name] - paid
+    if any(each["first_token_ms"] for each in earlier):
+        late["first_token_ms"] = 0
     late["cost_micros"] = row["cost_micros"] - sum(each["cost_micros"] for each in earlier)
     return late
 

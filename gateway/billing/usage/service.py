@@ -11,7 +11,6 @@ from sqlalchemy import (
     Select,
     String,
     and_,
-    case,
     desc,
     false,
     func,
@@ -27,13 +26,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
 from contract.tier import ServiceTier
-from gateway.billing.ledger.rollups import first_token_sums
+from gateway.billing.ledger.rollups import first_token_sums, request_sums
 from gateway.billing.usage.parts import NOTHING, Dimension, UsageFilter, UsageSums
 from gateway.billing.usage.periods import Bucket, Sources, Span, bucket_span, choose_sources
 from gateway.platform.database.engine import Database
 from gateway.platform.database.paging import PART, Page
 from gateway.platform.database.tables import (
-    FAILED_OUTCOMES,
     FIRST_TOKENS,
     ApiKeyRow,
     DirtyHourRow,
@@ -190,7 +188,7 @@ class UsageStore:
         # Without groups, a sum over no rows is a row of nulls.
         query = select(
             *groups, *(func.sum(parts.c[name]).label(f"all_{name}") for name in UsageSums._fields)
-        ).where(parts.c.requests > 0)
+        ).where(parts.c.cost_micros.is_not(None))
         return groups, query.group_by(*groups)
 
     async def records(
@@ -316,12 +314,7 @@ _ROLLUP_FIRST_TOKENS: Final[dict[str, ColumnElement[Any]]] = {
 
 def _row_sums() -> dict[str, ColumnElement[Any]]:
     counted = (*Counts._fields, "cost_micros")
-    has_failed = case((LedgerRow.outcome.in_(FAILED_OUTCOMES), 1), else_=0)
-    return {
-        "requests": func.count(),
-        "failed_requests": func.sum(has_failed),
-        **{name: func.sum(getattr(LedgerRow, name)) for name in counted},
-    }
+    return request_sums() | {name: func.sum(getattr(LedgerRow, name)) for name in counted}
 
 
 # Made once: the expressions of a report take longer to make than the database needs.

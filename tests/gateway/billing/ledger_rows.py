@@ -118,10 +118,11 @@ def _sums(period: RollupPeriod, start: datetime, records: list[UsageRecord]) -> 
 def totals(records: Iterable[UsageRecord]) -> UsageSums:
     """Return the sums over some records."""
     known = list(records)
+    first = [each for each in known if ".late" not in each.request_id]
     return UsageSums(
-        requests=len(known),
+        requests=len(first),
         failed_requests=sum(
-            each.outcome not in (Outcome.FINISHED, Outcome.CANCELLED) for each in known
+            each.outcome not in (Outcome.FINISHED, Outcome.CANCELLED) for each in first
         ),
         prompt_tokens=sum(each.prompt_tokens for each in known),
         cached_tokens=sum(each.cached_tokens for each in known),

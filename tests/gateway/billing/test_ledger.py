@@ -112,7 +112,13 @@ async def test_request_settled_as_lost_is_charged_when_a_gateway_settles_it(
         cost_micros=0,
     )
     settled = usage_record(
-        1, outcome=outcome, prompt_tokens=10, cached_tokens=4, completion_tokens=9, cost_micros=77
+        1,
+        outcome=outcome,
+        prompt_tokens=10,
+        cached_tokens=4,
+        completion_tokens=9,
+        cost_micros=77,
+        first_token_ms=40,
     )
     if at_once:
         assert await _insert(database, lost, settled, settled) == 2
@@ -127,6 +133,7 @@ async def test_request_settled_as_lost_is_charged_when_a_gateway_settles_it(
     for name in ("prompt_tokens", "cached_tokens", "completion_tokens"):
         assert sum(getattr(row, name) for row in rows) == getattr(settled, name)
         assert sum(getattr(row, f"free_{name}") for row in rows) == 0
+    assert [row.first_token_ms for row in rows] == [0, 40]
     assert [row.cost_micros for row in rows] == [0, 77]
     assert rows[1].outcome is outcome
 
@@ -143,6 +150,7 @@ async def test_row_that_a_later_one_of_its_request_exceeds_is_supplemented(
             cached_tokens=cached,
             completion_tokens=completion,
             cost_micros=100 - cached + completion,
+            first_token_ms=8 + completion,
         )
 
     assert await _insert(database, row(Outcome.CANCELLED, 4, 5)) == 1
@@ -152,11 +160,14 @@ async def test_row_that_a_later_one_of_its_request_exceeds_is_supplemented(
     async with database.reading() as transaction:
         rows = list(await transaction.scalars(select(LedgerRow).order_by(LedgerRow.request_id)))
     request_id = rows[0].request_id
-    found = [(each.request_id, each.completion_tokens, each.cost_micros) for each in rows]
+    found = [
+        (each.request_id, each.completion_tokens, each.cost_micros, each.first_token_ms)
+        for each in rows
+    ]
     assert found == [
-        (request_id, 5, 101),
-        (f"{request_id}.late", 2, 6),
-        (f"{request_id}.late2", 2, 2),
+        (request_id, 5, 101, 13),
+        (f"{request_id}.late", 2, 6, 0),
+        (f"{request_id}.late2", 2, 2, 0),
     ]
 
 
@@ -280,7 +291,8 @@ async def test_unusual_texts_are_stored(database: Database) -> None:
 async def test_usage_is_read_by_holder_and_time(database: Database) -> None:
     await _insert(
         database,
-        usage_record(1),
+        usage_record(1, completion_tokens=1, cost_micros=50),
+        usage_record(1),  # What it has more is no further request.
         usage_record(2, project_id="prj_2", audio_seconds=7),
         usage_record(3, credential_id="key_2", created_ms=NOON_MS + HOUR_MS),
         usage_record(4, tenant_id="other", credential_id="key_1"),

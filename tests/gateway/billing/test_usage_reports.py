@@ -62,6 +62,7 @@ def some_records(generator: random.Random, number: int) -> list[UsageRecord]:
     return [
         record(
             start + timedelta(minutes=generator.randrange(5 * 24 * 60), milliseconds=999),
+            request_id=f"cmpl-{generator.getrandbits(64)}{generator.choice(['', '', '.late'])}",
             tenant_id=generator.choice(["acme", "other"]),
             project_id=generator.choice([None, "prj_1", "prj_2"]),
             credential_id=generator.choice(["key_1", "key_2", "jwt:ann"]),

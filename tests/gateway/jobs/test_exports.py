@@ -179,6 +179,8 @@ async def test_events_equal_the_ledger_after_failures_and_deaths(
     )
     assert event["time"] == "2026-11-20T12:00:00.901Z"
     assert event["data"]["cost_micros"] == 5000 - 1001
+    requests = [billing.events[f"cmpl-000901{late}"]["data"]["requests"] for late in ("", ".late")]
+    assert requests == [1, 0]
 
 
 async def test_a_rejected_event_is_put_aside_alone_and_can_be_retried(

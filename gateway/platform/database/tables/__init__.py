@@ -17,6 +17,8 @@ from gateway.platform.database.tables.batches import FilePartRow as FilePartRow
 from gateway.platform.database.tables.batches import FileRow as FileRow
 from gateway.platform.database.tables.billing import FAILED_OUTCOMES as FAILED_OUTCOMES
 from gateway.platform.database.tables.billing import FIRST_TOKENS as FIRST_TOKENS
+from gateway.platform.database.tables.billing import IS_FIRST as IS_FIRST
+from gateway.platform.database.tables.billing import LATE as LATE
 from gateway.platform.database.tables.billing import CreditRow as CreditRow
 from gateway.platform.database.tables.billing import DirtyHourRow as DirtyHourRow
 from gateway.platform.database.tables.billing import ExportBatchRow as ExportBatchRow

@@ -27,6 +27,9 @@ from gateway.records.usage_record import BOUNDS_MS, Outcome
 FAILED_OUTCOMES: Final = (Outcome.FAILED, Outcome.LOST, Outcome.TIMED_OUT)
 """Outcomes that count as failed requests in sums."""
 
+LATE: Final = ".late"
+"""Suffix of the id of a row with what a later settlement of a request has more."""
+
 SUMMED: Final = ("prompt_tokens", "completion_tokens", "cost_micros")
 """Columns in the PostgreSQL indexes, so that monthly usage is summed with index-only scans."""
 
@@ -45,11 +48,11 @@ class RollupPeriod(StrEnum):
 
 
 class LedgerRow(Table):
-    """One ended request. The database rejects changes and removals of rows.
+    """One ended request, or what a later settlement of it has more (`LATE`).
 
-    PostgreSQL stores each month in a separate partition, so the time of the admission is part of
-    the key; it is the same in every copy of a request's record. Text columns have no length limit:
-    every record must fit.
+    The database rejects changes and removals of rows. PostgreSQL stores each month in a separate
+    partition, so the time of the admission is part of the key; it is the same in every copy of a
+    request's record. Text columns have no length limit: every record must fit.
     """
 
     __tablename__ = "usage_ledger"
@@ -112,6 +115,10 @@ class LedgerRow(Table):
     recomputed_tokens: Mapped[int] = mapped_column(server_default="0")
     exactness_class: Mapped[str] = mapped_column(server_default="")
     class_crossings: Mapped[int] = mapped_column(server_default="0")
+
+
+IS_FIRST: Final = ~LedgerRow.request_id.contains(LATE)
+"""Whether a row is the first one of its request: only this one counts as a request in sums."""
 
 
 class RollupRow(Table):
