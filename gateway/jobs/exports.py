@@ -3,9 +3,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
 import msgspec
@@ -36,7 +36,7 @@ TIMEOUT_SECONDS: Final = 30.0
 AT_ONCE: Final = 8
 """Sums that are sent concurrently, each of another customer."""
 FIRST_PAUSE: Final = timedelta(seconds=5)
-"""Pause after a failure; twice as long after each further one."""
+"""Pause after a pass that failed; twice as long after each further one."""
 LONGEST_PAUSE: Final = timedelta(minutes=5)
 LONGEST_RETRY_AFTER: Final = timedelta(hours=1)
 ERROR_BYTES: Final = 2000
@@ -52,6 +52,13 @@ _DUPLICATE: Final = b"An event already exists with identifier"
 """Stripe responds with 400 to an identifier that it has stored."""
 
 logger = logging.getLogger(__name__)
+
+
+class Failure(NamedTuple):
+    """A failed attempt that concerns the sink."""
+
+    error: str
+    retry_after: timedelta
 
 
 class Exporter(Slots[tuple[ExportSinkRow, Claim]]):
@@ -116,11 +123,15 @@ class Exporter(Slots[tuple[ExportSinkRow, Claim]]):
 
     async def _export(self, item: tuple[ExportSinkRow, Claim]) -> bool:
         sink, claim = self._sinks[item[0].name], item[1]
-        deadline = time.monotonic() + self._seconds
+        deadline, had_failed = time.monotonic() + self._seconds, item[0].failures > 0
         try:
             while batches := await self._freeze(sink, claim):
                 results = await asyncio.gather(*(self._send(sink, batch) for batch in batches))
-                if not all(results) or time.monotonic() > deadline:
+                has_failed = any(results)
+                if has_failed or had_failed:
+                    await self._note(claim, results)
+                had_failed = has_failed
+                if has_failed or time.monotonic() > deadline:
                     break
             async with claim.changing(leased_until=EPOCH) as transaction:
                 await ExportStore(transaction).remove_exported()
@@ -150,13 +161,29 @@ class Exporter(Slots[tuple[ExportSinkRow, Claim]]):
                 )
             return await store.take(sink.name, now, AT_ONCE)
 
-    async def _send(self, sink: ExportSink, batch: ExportBatch) -> bool:
-        """Send a batch and record the outcome. Return whether the sink may get the next one."""
+    async def _note(self, claim: Claim, results: Sequence[Failure | None]) -> None:
+        """Store the pause of a sink after a pass, whose failures count once: they have one cause.
+
+        If the sink has responded to another batch of the pass, the failure counts as the first one.
+        """
+        failed, now = [each for each in results if each is not None], utc_now()
+        async with claim.changing(leased_until=now + CLAIM) as transaction:
+            row = await transaction.get_one(ExportSinkRow, claim.key)
+            if len(failed) < len(results):
+                row.failures, row.last_error, row.next_attempt_at = 0, "", EPOCH
+            if failed:
+                pause = min(FIRST_PAUSE * 2 ** min(row.failures, 30), LONGEST_PAUSE)
+                row.failures, row.last_error = row.failures + 1, failed[0].error
+                row.next_attempt_at = now + max(pause, *(each.retry_after for each in failed))
+
+    async def _send(self, sink: ExportSink, batch: ExportBatch) -> Failure | None:
+        """Send a batch and record the outcome. Return a failure that concerns the sink."""
         try:
             body, content_type = _body(sink, batch)
         except Exception:
             logger.exception("batch %d of the sink %s cannot be encoded", batch.row.id, sink.name)
-            return await self._rejected(sink, batch, "cannot be encoded")
+            await self._rejected(sink, batch, "cannot be encoded")
+            return None
         headers = {"content-type": content_type, "user-agent": "sluice-exports"}
         if token := self._tokens.get(sink.name):
             headers["authorization"] = f"Bearer {token}"
@@ -166,26 +193,27 @@ class Exporter(Slots[tuple[ExportSinkRow, Claim]]):
         except DeliveryError as error:
             return await self._failed(sink, batch, str(error), is_certain=not error.was_sent)
         if 200 <= reply.status < 300 or _is_duplicate(sink, reply):
-            return await self._delivered(sink, batch)
-        if reply.status in REJECTIONS:
+            await self._delivered(sink, batch)
+        elif reply.status in REJECTIONS:
             reason = reply.error.decode(errors="replace").replace("\0", "")
-            return await self._rejected(sink, batch, f"{reply.status}: {reason}")
-        return await self._failed(
-            sink,
-            batch,
-            f"responded with status {reply.status}",
-            # A server may have stored the events before an error of its own.
-            is_certain=reply.status < 500,
-            retry_after=reply.headers.get("retry-after", ""),
-        )
+            await self._rejected(sink, batch, f"{reply.status}: {reason}")
+        else:
+            return await self._failed(
+                sink,
+                batch,
+                f"responded with status {reply.status}",
+                # A server may have stored the events before an error of its own.
+                is_certain=reply.status < 500,
+                retry_after=reply.headers.get("retry-after", ""),
+            )
+        return None
 
-    async def _delivered(self, sink: ExportSink, batch: ExportBatch) -> bool:
+    async def _delivered(self, sink: ExportSink, batch: ExportBatch) -> None:
         async with self._database.writing() as transaction:
-            await ExportStore(transaction).delivered(sink.name, batch.row.id)
+            await ExportStore(transaction).delivered(batch.row.id)
         telemetry.EXPORTED.labels(sink.name, "delivered").inc(len(batch.requests) or 1)
-        return True
 
-    async def _rejected(self, sink: ExportSink, batch: ExportBatch, reason: str) -> bool:
+    async def _rejected(self, sink: ExportSink, batch: ExportBatch, reason: str) -> None:
         async with self._database.writing() as transaction:
             is_aside = await ExportStore(transaction).rejected(sink.name, batch, reason)
         if is_aside:
@@ -193,7 +221,6 @@ class Exporter(Slots[tuple[ExportSinkRow, Claim]]):
                 "batch %d of the sink %s was rejected: %s", batch.row.id, sink.name, reason
             )
             telemetry.EXPORTED.labels(sink.name, "rejected").inc()
-        return True
 
     async def _failed(
         self,
@@ -203,22 +230,17 @@ class Exporter(Slots[tuple[ExportSinkRow, Claim]]):
         *,
         is_certain: bool,
         retry_after: str = "",
-    ) -> bool:
+    ) -> Failure:
         """Note a failed attempt. `is_certain`: the sink has certainly not stored the batch."""
-        now, error = utc_now(), reason[:MAX_ERROR_CHARACTERS]
+        error = reason[:MAX_ERROR_CHARACTERS]
+        columns: dict[str, Any] = {"last_error": error}
+        if is_certain and not batch.was_uncertain:
+            columns["uncertain_since"] = None
+        is_it = ExportBatchRow.id == batch.row.id
         async with self._database.writing() as transaction:
-            row = await ExportStore(transaction).lock_sink(sink.name)
-            if row is not None:
-                pause = min(FIRST_PAUSE * 2 ** min(row.failures, 30), LONGEST_PAUSE)
-                row.failures, row.last_error = row.failures + 1, error
-                row.next_attempt_at = now + max(pause, _seconds(retry_after))
-            columns: dict[str, Any] = {"last_error": error}
-            if is_certain and not batch.was_uncertain:
-                columns["uncertain_since"] = None
-            is_it = ExportBatchRow.id == batch.row.id
             await transaction.execute(update(ExportBatchRow).where(is_it).values(**columns))
         telemetry.EXPORTED.labels(sink.name, "failed").inc(len(batch.requests) or 1)
-        return False
+        return Failure(error, _seconds(retry_after))
 
 
 def _body(sink: ExportSink, batch: ExportBatch) -> tuple[bytes, str]:

@@ -66,7 +66,9 @@ class ExportBody(BaseModel):
     oldest_at: datetime | None = Field(description="End of the oldest request that waits.")
     batches: dict[str, int] = Field(description="Number of batches by state.")
     held_micros: int = Field(description="Cost of tenants without a customer in Stripe.")
-    failures: int = Field(description="Failed attempts since the last success.")
+    failures: int = Field(
+        description="Failed attempts since the last success; of batches sent at once, one counts."
+    )
     next_attempt_at: datetime | None = Field(description="Null unless the last attempt failed.")
     last_error: str
 
@@ -198,12 +200,9 @@ class ExportStore:
         await self._transaction.flush()
         return found
 
-    async def delivered(self, name: str, batch_id: int) -> None:
+    async def delivered(self, batch_id: int) -> None:
         """Remove a batch that the sink has stored."""
         await self._transaction.execute(delete(ExportBatchRow).where(ExportBatchRow.id == batch_id))
-        succeeded = {"failures": 0, "next_attempt_at": EPOCH, "last_error": ""}
-        is_it = ExportSinkRow.name == name
-        await self._transaction.execute(update(ExportSinkRow).where(is_it).values(**succeeded))
 
     async def rejected(self, name: str, batch: ExportBatch, error: str) -> bool:
         """Divide a batch that the sink has not accepted; put aside a single event.

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.billing.ledger.store import LATE
+from gateway.platform.database.tables import LATE
 from gateway.records.usage_record import Outcome
 from tests.failures.chaos.faults import REDIS, Fault, Kind
 from tests.failures.chaos.history import Behaviour, Ending, History, Stretch

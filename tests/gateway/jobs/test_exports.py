@@ -236,6 +236,41 @@ async def test_receiver_decides_when_it_gets_the_next_request(
     assert billing.cost() == await _ledger_cost(database)
 
 
+async def test_failures_of_sums_that_are_sent_at_once_count_once(
+    database: Database, redis: Redis, billing: Billing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"t{number}" for number in range(exports_module.AT_ONCE)]
+    await _tenants(database, redis, **{name: f"cus_{name}" for name in names})
+    exporter = _exporter(database, billing, "stripe")
+    await _run(exporter)
+    await _insert(database, *(usage_record(at, tenant_id=id_) for at, id_ in enumerate(names)))
+
+    async def attempt(first: Fate) -> tuple[int, int]:
+        """Return the failures, and the seconds until the next attempt."""
+        down, busy = (False, 503, ""), (False, 429, "retry-after: 7\r\n")
+        pending = len(names) - len(billing.events)
+        billing.fates.extend([first, *[down] * (pending - 2), busy])
+        await _make_due(database)
+        begin = utc_now()
+        await _run(exporter)
+        state = await _state(database)
+        assert state.next_attempt_at is not None
+        return state.failures, round((state.next_attempt_at - begin).total_seconds())
+
+    assert await attempt((False, 500, "")) == (1, 7)
+    assert await attempt((False, 500, "")) == (2, 10)
+    delivered = Exporter._delivered
+    for seconds in (0.0, 0.2):
+
+        async def deliver(*arguments: Any, seconds: float = seconds) -> Any:
+            await asyncio.sleep(seconds)  # In the end, failures are stored first.
+            return await delivered(*arguments)
+
+        monkeypatch.setattr(Exporter, "_delivered", deliver)
+        assert await attempt((True, 204, "")) == (1, 7), "the sink is up"
+    assert len(billing.events) == 2
+
+
 @every_database
 async def test_sums_for_stripe_equal_the_ledger_after_failures_and_deaths(
     database: Database,

@@ -305,7 +305,7 @@ class ExportSinkRow(Table):
     leased_until: Mapped[datetime] = mapped_column(default=EPOCH)
     """Until then, one process sends."""
     failures: Mapped[int] = mapped_column(default=0)
-    """Failed attempts since the last success."""
+    """Failed attempts since the last success; of batches sent at once, one counts."""
     next_attempt_at: Mapped[datetime] = mapped_column(default=EPOCH)
     last_error: Mapped[str] = mapped_column(String(200), default="")
 
