@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
@@ -70,6 +70,12 @@ def worker(
         adapter_files=store.files(),
         adapter_load_units=UNITS_PER_SECOND,
     )
+
+
+async def get(files: AdapterFiles, adapter: AdapterRef, *, kept: Collection[str]) -> Path:
+    """Return the folder of an adapter, which other workers may remove."""
+    async with files.using(adapter, kept=kept) as folder:
+        return folder
 
 
 async def loaded(redis: Redis, *adapters: AdapterRef) -> list[bool]:
@@ -196,21 +202,21 @@ async def test_copies_are_verified_kept_and_bounded(store: Store) -> None:
     def copies() -> set[str]:
         return {path.name for path in store.copies.iterdir()}
 
-    first = await files.get(adapters[0], kept=[])
-    await files.get(adapters[1], kept=[])
+    first = await get(files, adapters[0], kept=[])
+    await get(files, adapters[1], kept=[])
     store.weights(adapters[0]).unlink()
-    assert await files.get(adapters[0], kept=[]) == first  # Without a download.
-    await files.get(adapters[2], kept=[])
+    assert await get(files, adapters[0], kept=[]) == first  # Without a download.
+    await get(files, adapters[2], kept=[])
     assert copies() == {adapters[0].digest, adapters[2].digest}
-    await files.get(adapters[1], kept=[adapters[0].digest])
+    await get(files, adapters[1], kept=[adapters[0].digest])
     assert copies() == {adapters[0].digest, adapters[1].digest}
     with pytest.raises(StoreFailedError, match="is missing in the store"):
-        await store.files().get(AdapterRef("0" * 64, RANK, 10), kept=[])
+        await get(store.files(), AdapterRef("0" * 64, RANK, 10), kept=[])
     smaller = AdapterRef(adapters[2].digest, RANK, adapters[2].size - 1)
     with pytest.raises(WrongFilesError, match="larger than registered"):
-        await files.get(smaller, kept=[])
+        await get(files, smaller, kept=[])
     with pytest.raises(WrongFilesError, match="more than SLUICE_ADAPTER_FOLDER_BYTES"):
-        await files.get(AdapterRef("0" * 64, RANK, most_bytes + 1), kept=[])
+        await get(files, AdapterRef("0" * 64, RANK, most_bytes + 1), kept=[])
     assert copies() <= {each.digest for each in adapters}
 
 
@@ -243,6 +249,29 @@ class SlowLoads(ScriptedEngine):
     async def step(self) -> EngineStep:
         async with self._turn:
             return await super().step()
+
+
+async def test_other_worker_does_not_remove_files_before_they_are_loaded(
+    redis_server: RedisServer, gateway: Gateway, store: Store
+) -> None:
+    adapters = [store.add(number) for number in range(3)]
+    other = store.files(most_bytes=adapters[0].size + 100)
+
+    class Overtaken(ScriptedEngine):
+        @override
+        async def load_adapter(self, adapter: EngineAdapter) -> None:
+            await get(other, adapters[1], kept=[])
+            await super().load_adapter(adapter)
+
+    job = make_job(adapter=adapters[0])
+    await gateway.enqueue(job)
+    async with running_worker(
+        redis_server, TWO_OF_THREE, engine_type=Overtaken, adapter_files=store.files()
+    ):
+        await gateway.finished(job)
+    assert gateway.deltas(job)
+    await get(other, adapters[2], kept=[])
+    assert [path.name for path in store.copies.iterdir()] == [adapters[2].digest]
 
 
 @pytest.mark.parametrize(("units", "least", "most"), [(0, 0.7, 2.5), (20_000, 3.0, 90.0)])

@@ -1,17 +1,19 @@
 """A worker's copies of adapters: downloaded from the object store, verified, and bounded in size.
 
 Workers of one machine may share the folder. An adapter's files lie in a folder that its digest
-names, and appear there complete or not at all.
+names, and appear there complete or not at all. A lock on the weights keeps them there.
 """
 
+import fcntl
 import hashlib
 import logging
 import os
-import shutil
 import tempfile
 from asyncio import to_thread
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from common.object_store import NO_STORE, open_store
 from contract.adapters import (
@@ -27,6 +29,8 @@ from contract.messages import AdapterRef
 _log = logging.getLogger(__name__)
 
 _DIGEST_CHARACTERS = 64
+_MOST_ATTEMPTS = 10
+"""Downloads of an adapter whose files other workers remove before they are locked."""
 
 
 class StoreFailedError(Exception):
@@ -51,19 +55,28 @@ class AdapterFiles:
         self._folder = folder
         self._most_bytes = most_bytes
 
-    async def get(self, adapter: AdapterRef, *, kept: Collection[str]) -> Path:
-        """Return the folder with an adapter's verified files; download them if they are missing.
+    @asynccontextmanager
+    async def using(self, adapter: AdapterRef, *, kept: Collection[str]) -> AsyncIterator[Path]:
+        """Open the folder with an adapter's verified files; download them if they are missing.
 
-        The copies of the adapters `kept` are not removed to make room. Raises StoreFailedError or
-        WrongFilesError.
+        No worker removes them before the end of the block. The copies of the adapters `kept` are
+        not removed to make room. Raises StoreFailedError or WrongFilesError.
         """
+        folder, attempts = self._folder / adapter.digest, 0
         try:
-            return await to_thread(self._get, adapter, {*kept, adapter.digest})
+            while (lock := _locked(folder, fcntl.LOCK_SH)) is None:
+                attempts += 1
+                if attempts > _MOST_ATTEMPTS:
+                    raise StoreFailedError("other workers remove its files")
+                await to_thread(self._get, adapter, folder, {*kept, adapter.digest})
+            # The time of the last use, in a form that other processes see, too.
+            os.utime(folder)
         except OSError as error:
             raise StoreFailedError(f"{type(error).__name__}: {error.strerror}") from error
+        with lock:
+            yield folder
 
-    def _get(self, adapter: AdapterRef, kept: set[str]) -> Path:
-        folder = self._folder / adapter.digest
+    def _get(self, adapter: AdapterRef, folder: Path, kept: set[str]) -> None:
         if not folder.is_dir():
             if adapter.size > self._most_bytes:
                 raise WrongFilesError(
@@ -73,9 +86,6 @@ class AdapterFiles:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._make_room(self._most_bytes - adapter.size, kept)
             self._download(adapter, folder)
-        # The time of the last use, in a form that other processes see, too.
-        os.utime(folder)
-        return folder
 
     def _download(self, adapter: AdapterRef, folder: Path) -> None:
         if self._place == NO_STORE:
@@ -130,6 +140,23 @@ class AdapterFiles:
         for _, size, entry in sorted(copies):
             if total <= most_bytes:
                 return
-            if entry.name not in kept:
-                shutil.rmtree(entry, ignore_errors=True)
+            if entry.name not in kept and (lock := _locked(entry, fcntl.LOCK_EX)) is not None:
+                with lock, tempfile.TemporaryDirectory(dir=self._folder, prefix="part-") as part:
+                    entry.rename(Path(part) / entry.name)
                 total -= size
+
+
+def _locked(folder: Path, operation: int) -> BinaryIO | None:
+    """Lock a copy. Return None if another worker removes it, or uses it and `operation` forbids."""
+    try:
+        lock = (folder / WEIGHTS_FILE).open("r+b")
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(lock, operation | fcntl.LOCK_NB)
+        if os.fstat(lock.fileno()).st_nlink:
+            return lock
+    except BlockingIOError:
+        pass
+    lock.close()
+    return None

@@ -143,9 +143,8 @@ class Adapters:
             raise AdapterRejectedError(
                 f"its rank is {adapter.rank}, more than SLUICE_MAX_ADAPTER_RANK ({limits.max_rank})"
             )
-        folder = await files.get(adapter, kept={*self._loaded, *self._loading})
         # One at a time, so that no more are loaded than the engine keeps.
-        async with self._changing:
+        async with files.using(adapter, kept=self._loaded) as folder, self._changing:
             await self._make_room(limits.loaded)
             loaded = EngineAdapter(next(_numbers), adapter.digest, str(folder))
             await self._engine.load_adapter(loaded)

@@ -158,11 +158,15 @@ async def test_adapter_passes_from_its_source_through_the_store_to_a_worker(
     copier = AdapterCopier(Blobs(place), catalogue, max_bytes=10**6)
     copied = await copier.copy(source, "base", AsyncMock())
     adapter = AdapterRef(copied.sha256, RANK, copied.size)
-    folder = await AdapterFiles(place, tmp_path / "one", most_bytes=10**6).get(adapter, kept=[])
-    assert (folder / WEIGHTS_FILE).read_bytes() == (local / WEIGHTS_FILE).read_bytes()
+    async with AdapterFiles(place, tmp_path / "one", most_bytes=10**6).using(
+        adapter, kept=[]
+    ) as folder:
+        assert (folder / WEIGHTS_FILE).read_bytes() == (local / WEIGHTS_FILE).read_bytes()
     await copier.remove(copied.sha256)
+    files = AdapterFiles(place, tmp_path / "two", most_bytes=10**6)
     with pytest.raises(StoreFailedError, match="is missing in the store"):
-        await AdapterFiles(place, tmp_path / "two", most_bytes=10**6).get(adapter, kept=[])
+        async with files.using(adapter, kept=[]):
+            pass
     await Blobs(source).delete([WEIGHTS_FILE])
     with pytest.raises(InvalidAdapterError, match="The source must contain"):
         await copier.copy(source, "base", AsyncMock())
