@@ -58,10 +58,27 @@ for i = 1, #KEYS - first_key do
     ends[#ends + 1] = {
       id = id, is_settle = is_settle, requests = tonumber(requests), prompt = tonumber(prompt),
       completion = tonumber(completion), audio = tonumber(audio), cost = tonumber(cost),
-      record = record, held = is_open and {read_amounts(amounts)},
+      record = record, amounts = amounts, held = is_open and {read_amounts(amounts)},
       request = is_open and decoded[request]
     }
   end
+end
+
+-- Return how the end of a reservation changes the slots in which it took something: each slot with
+-- the differences of requests, prompt and completion tokens. The latest completion tokens are taken
+-- back first.
+local function changes_of(e)
+  local slot, _, _, held_prompt, held_completion = unpack(e.held)
+  local changes, before = {}, 0
+  for at = FIRST_EARLIER, #e.amounts, 16 do
+    local earlier, upto = struct.unpack(EARLIER, e.amounts, at)
+    changes[#changes + 1] = {earlier, 0, 0,
+      math.max(math.min(e.completion, upto), before) - upto}
+    before = upto
+  end
+  changes[#changes + 1] = {slot, 0, 0, math.max(e.completion, before) - held_completion}
+  changes[1][2], changes[1][3] = e.requests - 1, e.prompt - held_prompt
+  return changes
 end
 
 local function account_of(name)
@@ -79,12 +96,14 @@ local function account_of(name)
 end
 
 local function end_in_subject(e, name, is_windowed, is_held, is_prepaid)
-  local slot, day, month, held_prompt, held_completion, held_cost, held_audio = unpack(e.held)
+  local _, day, month, held_prompt, held_completion, held_cost, held_audio = unpack(e.held)
   local s, is_new, minute = account_of(name), false, nil
   local is_as_held = e.is_settle and e.prompt == held_prompt and e.completion == held_completion
   if not is_as_held and s.w and is_windowed then
-    minute = change_slot(window_prefix .. name, s.w, slot, e.requests - 1, e.prompt - held_prompt,
-      e.completion - held_completion)
+    e.changes = e.changes or changes_of(e)
+    for _, change in ipairs(e.changes) do
+      minute = change_slot(window_prefix .. name, minute or s.w, unpack(change)) or minute
+    end
   end
   local is_charged = e.is_settle and s.seeded and s.n
   if is_held or is_charged then

@@ -96,6 +96,19 @@ for number = 1, #names do
   if subjects[number].is_unseeded then unseeded[#unseeded + 1] = number end
 end
 
+-- Return the earlier slots of a reservation that is extended in this slot. Of those that have left
+-- the window, the last one is kept.
+local function earlier_of(amounts, held_slot, held_completion)
+  local earlier = string.sub(amounts, FIRST_EARLIER)
+  if held_slot ~= slot then
+    earlier = earlier .. struct.pack(EARLIER, held_slot, held_completion)
+  end
+  while #earlier > 16 and struct.unpack('>d', earlier, 17) < slot - MINUTE_SLOTS do
+    earlier = string.sub(earlier, 17)
+  end
+  return earlier
+end
+
 -- Decide on a request. What it takes of requests and of prompt tokens is 0 if it is extended.
 local function decide(i)
   local at = first_request + (i - 1) * fields
@@ -106,10 +119,12 @@ local function decide(i)
   prompt, completion, audio, cost = tonumber(prompt), tonumber(completion), tonumber(audio),
     tonumber(cost)
   local tokens, held_day, held_month, is_extended = prompt + completion, day, month, false
+  local earlier = ''
   local wanted = {1, tokens, prompt, completion, 1, tokens, audio, 1, cost, cost}
   if created_ms and amounts then
-    local _, held_completion, held_cost
-    _, held_day, held_month, prompt, held_completion, held_cost, audio = read_amounts(amounts)
+    local held_slot, held_completion, held_cost
+    held_slot, held_day, held_month, prompt, held_completion, held_cost, audio = read_amounts(amounts)
+    earlier = earlier_of(amounts, held_slot, held_completion)
     tokens, is_extended = completion - held_completion, completion > held_completion
     wanted = {0, tokens, 0, tokens, 0, held_day == day and tokens or 0, 0, 0,
       held_month == month and cost - held_cost or 0, cost - held_cost}
@@ -126,7 +141,7 @@ local function decide(i)
       end
       admitted[id], leases[#leases + 1], leases[#leases + 2] = now, expiry, id
       written[#written + 1] = {KEYS[i + 1], created_ms or format('%d', now), record,
-        struct.pack(AMOUNTS, slot, held_day, held_month, prompt, completion, cost, audio)}
+        struct.pack(AMOUNTS, slot, held_day, held_month, prompt, completion, cost, audio) .. earlier}
     end
   end
   for number = 1, #subjects do append_remaining(out, subjects[number]) end

@@ -46,16 +46,30 @@ class Used:
 
     created_ms: int
     prompt: int
-    completion: int
     audio: int
     cost: int
     expiry_ms: int
+    slices: list[tuple[int, int]]
+    """When it took completion tokens, and how many."""
     is_open: bool = True
 
     @property
-    def leaves_ms(self) -> int:
-        """When its slot of 250 ms ended a minute ago."""
-        return (self.created_ms // 250 + 1) * 250 + 60_000
+    def completion(self) -> int:
+        return sum(tokens for _, tokens in self.slices)
+
+    def keep(self, completion: int) -> None:
+        """Take back the completion tokens that it has not used, the latest ones first."""
+        slices, self.slices = self.slices, []
+        for at_ms, tokens in slices:
+            self.slices.append((at_ms, min(tokens, completion)))
+            completion -= self.slices[-1][1]
+
+    def in_minutes(self, limit: LimitName | None) -> list[tuple[int, int]]:
+        """When the slots of 250 ms in which it took something ended a minute ago, and how much."""
+        is_tokens = limit in (LimitName.TOKENS_PER_MINUTE, LimitName.COMPLETION_TOKENS_PER_MINUTE)
+        whole = self.amount(limit) - self.completion * is_tokens
+        taken = [(self.created_ms, whole), *(self.slices if is_tokens else ())]
+        return [((at_ms // 250 + 1) * 250 + 60_000, amount) for at_ms, amount in taken]
 
     def amount(self, limit: LimitName | None) -> int:
         if limit in (LimitName.BUDGET, None):
@@ -98,8 +112,7 @@ class Model:
     def used(self, limit: LimitName | None) -> int:
         going = [u for u in self.requests.values() if u.is_open]
         if limit in MINUTE:
-            live = [u for u in self.requests.values() if self.now_ms < u.leaves_ms]
-            return sum(u.amount(limit) for u in live)
+            return sum(amount for _, amount in self.live(limit))
         if limit is LimitName.CONCURRENT_REQUESTS:
             return sum(u.expiry_ms > self.now_ms for u in going)
         if limit is None:
@@ -118,27 +131,31 @@ class Model:
         }
         return settled[limit] + sum(u.amount(limit) for u in going if u.created_ms // DAY_MS == day)
 
-    def wait(self, limit: LimitName | None, value: int, asked: Used) -> float:
+    def live(self, limit: LimitName | None) -> list[tuple[int, int]]:
+        """What counts in the last minute, and when it leaves it."""
+        taken = (each for used in self.requests.values() for each in used.in_minutes(limit))
+        return [(leaves_ms, amount) for leaves_ms, amount in taken if self.now_ms < leaves_ms]
+
+    def wait(self, limit: LimitName | None, value: int, wanted: int) -> float:
         """Milliseconds until a limit allows the request; -1 if unknown."""
-        if limit is None or asked.amount(limit) > value:
+        if limit is None or wanted > value:
             return math.inf
         if limit is LimitName.CONCURRENT_REQUESTS:
             return -1
         if limit in MINUTE:
-            live = sorted(
-                (u for u in self.requests.values() if self.now_ms < u.leaves_ms),
-                key=lambda u: u.leaves_ms,
-            )
-            for leaves_ms in sorted({u.leaves_ms for u in live}):
-                stays = sum(u.amount(limit) for u in live if u.leaves_ms > leaves_ms)
-                if stays + asked.amount(limit) <= value:
+            live = self.live(limit)
+            for leaves_ms in sorted({at_ms for at_ms, _ in live}):
+                stays = sum(amount for at_ms, amount in live if at_ms > leaves_ms)
+                if stays + wanted <= value:
                     return leaves_ms - self.now_ms
         at = self.now_ms + DAY_MS - self.now_ms % DAY_MS
         while limit is LimitName.BUDGET and month_of(at) == month_of(self.now_ms):
             at += DAY_MS
         return at - self.now_ms
 
-    def reserve(self, request: ReservationRequest) -> tuple[object, ...]:
+    def reserve(
+        self, request: ReservationRequest, extended: Used | None = None
+    ) -> tuple[object, ...]:
         unseeded = {
             s.subject for s in self.subjects if self.is_durable(s) and s.subject not in self.seeded
         }
@@ -147,18 +164,26 @@ class Model:
         asked = Used(
             self.now_ms,
             request.prompt_tokens,
-            request.completion_tokens,
             request.audio_seconds,
             request.cost_micros,
             self.now_ms + LEASE_MS,
+            [(self.now_ms, request.completion_tokens)],
         )
+        if extended:
+            asked.created_ms, asked.slices = extended.created_ms, extended.slices.copy()
+            more = request.completion_tokens - extended.completion
+            asked.slices.append((self.now_ms, more))
         worst: tuple[object, ...] | None = None
         longest = -math.inf
         for subject in self.subjects:
             for limit, value in self.limits_of(subject).items():
                 wanted, used = asked.amount(limit), self.used(limit)
+                if extended:
+                    wanted -= extended.amount(limit)
+                    if not self.is_of_period(limit, asked.created_ms):
+                        wanted = 0
                 if wanted > 0 and used + wanted > value:
-                    wait = self.wait(limit, value, asked)
+                    wait = self.wait(limit, value, wanted)
                     if wait > longest:
                         reported = None if wait in (math.inf, -1) else wait
                         longest, worst = (
@@ -168,7 +193,15 @@ class Model:
         if worst is not None:
             return (*worst, self.remaining())
         self.requests[request.request_id] = asked
-        return ("admitted", self.now_ms, self.remaining())
+        return ("admitted", asked.created_ms, self.remaining())
+
+    def is_of_period(self, limit: LimitName | None, created_ms: int) -> bool:
+        """Whether more of a request that was admitted then counts in a limit now."""
+        if limit is LimitName.BUDGET:
+            return month_of(created_ms) == month_of(self.now_ms)
+        return (
+            limit is not LimitName.TOKENS_PER_DAY or self.now_ms // DAY_MS == created_ms // DAY_MS
+        )
 
     def remaining(self) -> dict[tuple[str, LimitName | None], int]:
         return {
@@ -188,7 +221,8 @@ class Model:
             self.seeded.clear()
             return False
         request.is_open = False
-        request.prompt, request.completion = ended.prompt_tokens, ended.completion_tokens
+        request.prompt = ended.prompt_tokens
+        request.keep(ended.completion_tokens)
         return True
 
     def release(self, request_id: str) -> bool:
@@ -237,6 +271,7 @@ def random_limits(rng: random.Random) -> dict[str, int | None]:
 
 ACTIONS = {
     "reserve": 12,
+    "extend": 6,
     "advance": 6,
     "settle": 8,
     "release": 2,
@@ -293,6 +328,20 @@ class History:
         answers = await asyncio.gather(*(reserve(each, lease_ms=LEASE_MS) for each in requests))
         assert list(map(reported, answers)) == [self.model.reserve(each) for each in requests]
         return answers[0].subjects if isinstance(answers[0], NeedsSeed) else ()
+
+    async def extend(self) -> None:
+        request_id = self._known(is_open=True)
+        if request_id:
+            used = self.model.requests[request_id]
+            asked = self.desk.request(
+                request_id,
+                prompt=used.prompt,
+                completion=used.completion + self.rng.randint(1, 60),
+                audio=used.audio,
+                cost=used.cost + self.rng.randint(0, 100),
+            )
+            reply = await self.desk.store.reserve(asked, lease_ms=LEASE_MS, extends=True)
+            assert reported(reply) == self.model.reserve(asked, used)
 
     async def advance(self) -> None:
         kind = self.rng.random()
