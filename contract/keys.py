@@ -279,7 +279,8 @@ stored_ends = _BucketKeys("stored-ends:")
 usage = _BucketKeys("usage")
 """Stream: usage records that are not yet in the ledger (field `u`)."""
 unreadable_usage = _BucketKeys("usage:unreadable")
-"""Hash: id of a `usage` entry that cannot be decoded -> its content, for operators."""
+"""Hash: id of a `usage` entry, or of a request with a draft, that cannot be decoded -> its content,
+for operators."""
 
 
 def idempotency(bucket: int, tenant: str, digest: str) -> str:

@@ -171,8 +171,18 @@ class QuotaStore:
         expiry = await self._executor.execute_command("ZSCORE", open_reservations, request_id)
         return expiry is None
 
+    async def set_aside(self, bucket: int, unreadable: ExpiredReservation) -> bool:
+        """Release a reservation whose draft cannot be read; keep the draft for operators."""
+        kept = keys.unreadable_usage(bucket)
+        request_id, _, draft, expired_ms = unreadable
+        await self._executor.execute_command("HSET", kept, request_id, draft)
+        [is_released] = await self._end_in(bucket, [_Ending(request_id, expired_ms)])
+        return is_released
+
     async def _end_all(self, tenant_id: str, endings: Sequence["_Ending"]) -> list[bool]:
-        bucket = keys.bucket_of(tenant_id)
+        return await self._end_in(keys.bucket_of(tenant_id), endings)
+
+    async def _end_in(self, bucket: int, endings: Sequence["_Ending"]) -> list[bool]:
         ended = await _END.run(
             self._executor,
             open_reservations=keys.open_reservations(bucket),

@@ -69,7 +69,8 @@ class Sweep:
         """Settle abandoned requests whose jobs have ended, and cancel the jobs of the others.
 
         Looks past those that cannot be settled, until `seconds` are over. Returns how many requests
-        were settled. Raises RedisError at the end, if a bucket or a model did not respond.
+        were settled, or released because their drafts cannot be read. Raises RedisError at the end,
+        if a bucket or a model did not respond.
         """
         before = self.settled_requests
         self._errors.clear()
@@ -86,6 +87,7 @@ class Sweep:
             found = [each for each in map(_abandoned, page) if each is not None]
             alive = await self._store.living({each.record.gateway for each in found})
             ended = sum([await self._try_to_end(each, alive) for each in found])
+            ended += await self._set_aside(bucket, page)
             self.settled_requests += ended
             kept += len(page) - ended
             is_last = len(page) < AT_ONCE
@@ -102,6 +104,26 @@ class Sweep:
             # A faulty record must not block the others.
             logger.exception("request %s cannot be settled", abandoned.record.request_id)
             return False
+
+    async def _set_aside(self, bucket: int, page: Sequence[ExpiredReservation]) -> int:
+        """Release overdue reservations whose drafts cannot be read. Return how many."""
+        released, overdue_ms = 0, clock.now_ms() - PATIENCE_MS
+        for each in page:
+            if each.expired_ms < overdue_ms and readable_usage(each.record) is None:
+                try:
+                    released += await self._store.set_aside(bucket, each)
+                except (RedisConnectionError, RedisTimeoutError):
+                    raise
+                except Exception:
+                    logger.exception("request %s cannot be released", each.request_id)
+                else:
+                    logger.error(
+                        "the draft of request %s cannot be read: it was moved to %s, and nobody "
+                        "pays for the request",
+                        each.request_id,
+                        keys.unreadable_usage(bucket),
+                    )
+        return released
 
     async def _end(self, abandoned: _Abandoned, alive: set[str]) -> bool:
         record = abandoned.record
@@ -149,7 +171,6 @@ class Sweep:
 def _abandoned(expired: ExpiredReservation) -> _Abandoned | None:
     draft = readable_usage(expired.record)
     if draft is None:
-        logger.error("the record of reservation %s cannot be read", expired.request_id)
         return None
     if not draft.created_ms:  # No other gateway has taken the request over.
         draft = msgspec.structs.replace(draft, created_ms=expired.created_ms)
