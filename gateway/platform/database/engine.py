@@ -115,6 +115,18 @@ class Database:
         if self._connection_seconds is not None:
             async with asyncio.timeout(self._connection_seconds):
                 _ = await transaction.connection()
+            return
+        # The thread of a new connection opens the file even if this task is cancelled, and nothing
+        # would close it. The transaction that then ends returns the connection to the pool.
+        taking = asyncio.ensure_future(transaction.connection())
+        try:
+            _ = await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            while not taking.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait({taking})
+            _ = taking.cancelled() or taking.exception()
+            raise
 
     async def aclose(self) -> None:
         """Close all connections, after the end of open transactions, or after `TIMEOUT_SECONDS`."""

@@ -1,11 +1,19 @@
 """Connections to the database are closed with it."""
 
 import asyncio
+import sqlite3
+import threading
+import time
+from pathlib import Path
+from typing import Any
 
+import pytest
 from sqlalchemy import event, text
+from typing_extensions import override
 
 from gateway.platform.database.engine import Database
 from tests.support.kinds import every_database
+from tests.support.patience import PATIENCE_SECONDS
 
 
 @every_database
@@ -34,3 +42,37 @@ async def test_open_transaction_ends_before_its_connection_closes(database_url: 
     end.set()
     await asyncio.gather(reading, closing)
     assert connections == ["connect", "close"]
+
+
+async def test_connection_that_opens_for_a_cancelled_task_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, closed, connect = threading.Event(), [], sqlite3.connect
+
+    class Connection(sqlite3.Connection):
+        @override
+        def close(self) -> None:
+            closed.append(self)
+            super().close()
+
+    def open_slowly(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        opened.set()
+        time.sleep(0.1)
+        return connect(*arguments, factory=Connection, **options)
+
+    monkeypatch.setattr(sqlite3, "connect", open_slowly)
+    database = Database(f"sqlite+aiosqlite:///{tmp_path}/x.db")
+
+    async def write() -> None:
+        async with database.writing() as transaction:
+            await transaction.execute(text("SELECT 1"))
+
+    task = asyncio.create_task(write())
+    await asyncio.to_thread(opened.wait, PATIENCE_SECONDS)
+    for _ in range(2):
+        task.cancel()
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await database.aclose()
+    assert len(closed) == 1
