@@ -386,6 +386,11 @@ class Reservations:
             tasks.create_task(self._watch_server())
             tasks.create_task(self._endings.run())
 
+    @property
+    def are_confirmed(self) -> bool:
+        """Whether Redis has confirmed every ending so far."""
+        return not self._endings
+
     async def aclose(self, *, seconds: float = 3.0) -> None:
         """Send endings that have not arrived yet, for at most this many seconds."""
         await self._endings.aclose(seconds=seconds)

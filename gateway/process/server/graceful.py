@@ -20,6 +20,7 @@ from gateway.completions.queue.dispatcher import Dispatcher
 from gateway.completions.stored.service import Responses
 from gateway.http.draining import Draining
 from gateway.http.services import Services
+from gateway.limits.reservations import Reservations
 from gateway.platform.settings import Settings
 from gateway.process.supervision.processes import OneOfMany, inherited
 
@@ -45,8 +46,9 @@ class GracefulServer(uvicorn.Server):
     1. /readyz fails, and connections close after their responses. All requests are served for
        `drain_delay`.
     2. The gateway accepts no new requests; running requests continue for `drain_timeout`.
-    3. The gateway ends the remaining requests with a retryable error, settles them, and closes
-       everything else.
+    3. The gateway ends the remaining requests with a retryable error, and settles them. If Redis
+       does not confirm this, it waits for the rest of `drain_timeout`.
+    4. It closes everything else.
 
     The operators' server responds until the end, so that metrics show the progress.
     """
@@ -124,8 +126,12 @@ class GracefulServer(uvicorn.Server):
         await asyncio.sleep(LINGER_SECONDS)
         for connection in list(self.server_state.connections):
             connection.shutdown()
+        deadline = time.monotonic() + self._drain_seconds
         if not await self._wait(self._drain_seconds, until=self._is_idle):
             await self._cut_off()
+        # While the server of the limits is away, the loops repeat the settlements.
+        reservations: Reservations = self._app.state.services[Reservations]
+        await self._wait(deadline - time.monotonic(), until=lambda: reservations.are_confirmed)
         if self._operators is not None:
             await self._operators.shutdown()
         await self.lifespan.shutdown()

@@ -6,20 +6,26 @@ One of them has several processes, of which one is killed before.
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
+import uvicorn
 from fastapi import FastAPI
 
+from gateway.http.draining import Draining
 from gateway.http.services import Services
+from gateway.limits.reservations import Reservations
 from gateway.platform.concurrency.fair_turns import LoopTurns
-from gateway.platform.settings import Settings
+from gateway.platform.settings import Settings, load_settings
 from gateway.process.app import create_app
+from gateway.process.server.graceful import GracefulServer
 from tests.failures.chaos.program import FAILING_LOOP
 from tests.failures.outages.deployment import SLOW_STEP_SECONDS
 from tests.failures.proofs.client import Answer, ask, request
@@ -81,6 +87,28 @@ async def end(stack: Stack) -> int:
 def terminate(stack: Stack) -> None:
     """Send SIGTERM to the gateway."""
     stack.processes["leaving"].send_signal(signal.SIGTERM)
+
+
+async def test_stop_waits_for_confirmed_settlements_within_the_drain_time() -> None:
+    async def stop(seconds: float, *, confirmed_after: float) -> float:
+        """Return how long the stop of a server without requests takes."""
+        app, settlements = FastAPI(), SimpleNamespace(are_confirmed=False)
+        app.state.drain, app.state.services = Draining(), {Reservations: settlements}
+        config = uvicorn.Config(app, lifespan="off")
+        config.load()
+        settings = load_settings(drain_delay=0, drain_timeout=seconds)  # type: ignore[arg-type]
+        server = GracefulServer(config, app, settings, operators=None, one=None)
+        server.servers, server.lifespan = [], config.lifespan_class(config)
+        asyncio.get_running_loop().call_later(
+            confirmed_after, setattr, settlements, "are_confirmed", True
+        )
+        began = time.monotonic()
+        await asyncio.wait_for(server.shutdown(), PATIENCE_SECONDS)
+        return time.monotonic() - began
+
+    least = await stop(1000.0, confirmed_after=0.0)
+    assert least + 0.4 < await stop(1000.0, confirmed_after=least + 0.6)
+    assert await stop(1.0, confirmed_after=1000.0) > 0.9
 
 
 async def test_draining_gateway_finishes_its_requests_and_accepts_no_new_ones(
