@@ -20,8 +20,7 @@
 -- @include server
 -- @include accounts
 -- @include audio
--- @include amounts
--- @include minute
+-- @include slices
 local open_reservations, usage_records = unpack(KEYS, 1, 2)
 local window_prefix, running_prefix, account_prefix = unpack(ARGV, 1, 3)
 local first_key, first_argument, fields, RELEASED_MS, ENDED_MS = 2, 4, 9, 120000, 3600000
@@ -62,23 +61,6 @@ for i = 1, #KEYS - first_key do
       request = is_open and decoded[request]
     }
   end
-end
-
--- Return how the end of a reservation changes the slots in which it took something: each slot with
--- the differences of requests, prompt and completion tokens. The latest completion tokens are taken
--- back first.
-local function changes_of(e)
-  local slot, _, _, held_prompt, held_completion = unpack(e.held)
-  local changes, before = {}, 0
-  for at = FIRST_EARLIER, #e.amounts, 16 do
-    local earlier, upto = struct.unpack(EARLIER, e.amounts, at)
-    changes[#changes + 1] = {earlier, 0, 0,
-      math.max(math.min(e.completion, upto), before) - upto}
-    before = upto
-  end
-  changes[#changes + 1] = {slot, 0, 0, math.max(e.completion, before) - held_completion}
-  changes[1][2], changes[1][3] = e.requests - 1, e.prompt - held_prompt
-  return changes
 end
 
 local function account_of(name)

@@ -27,7 +27,7 @@
 --   credit, -1 where there is no limit
 -- @include server
 -- @include limits
--- @include amounts
+-- @include slices
 local open_reservations = unpack(KEYS, 1, 1)
 local lease_ms, extends, window_prefix, running_prefix, account_prefix, described = unpack(ARGV, 1, 6)
 -- Globals are slow to look up, and `ipairs` to iterate with.
@@ -96,35 +96,21 @@ for number = 1, #names do
   if subjects[number].is_unseeded then unseeded[#unseeded + 1] = number end
 end
 
--- Return the earlier slots of a reservation that is extended in this slot. Of those that have left
--- the window, the last one is kept.
-local function earlier_of(amounts, held_slot, held_completion)
-  local earlier = string.sub(amounts, FIRST_EARLIER)
-  if held_slot ~= slot then
-    earlier = earlier .. struct.pack(EARLIER, held_slot, held_completion)
-  end
-  while #earlier > 16 and struct.unpack('>d', earlier, 17) < slot - MINUTE_SLOTS do
-    earlier = string.sub(earlier, 17)
-  end
-  return earlier
-end
-
 -- Decide on a request. What it takes of requests and of prompt tokens is 0 if it is extended.
 local function decide(i)
   local at = first_request + (i - 1) * fields
   local id, prompt, completion, audio, cost, record = unpack(ARGV, at, at + fields - 1)
-  local created_ms, released, amounts = unpack(known[i])
+  local created_ms, released, amounts, earlier = unpack(known[i], 1, 3)
   if released or extends == '1' and not created_ms then return {-2} end
   created_ms = created_ms or admitted[id]
   prompt, completion, audio, cost = tonumber(prompt), tonumber(completion), tonumber(audio),
     tonumber(cost)
   local tokens, held_day, held_month, is_extended = prompt + completion, day, month, false
-  local earlier = ''
   local wanted = {1, tokens, prompt, completion, 1, tokens, audio, 1, cost, cost}
   if created_ms and amounts then
-    local held_slot, held_completion, held_cost
-    held_slot, held_day, held_month, prompt, held_completion, held_cost, audio = read_amounts(amounts)
-    earlier = earlier_of(amounts, held_slot, held_completion)
+    local _, held_completion, held_cost
+    _, held_day, held_month, prompt, held_completion, held_cost, audio = read_amounts(amounts)
+    earlier = earlier_of(amounts, slot)
     tokens, is_extended = completion - held_completion, completion > held_completion
     wanted = {0, tokens, 0, tokens, 0, held_day == day and tokens or 0, 0, 0,
       held_month == month and cost - held_cost or 0, cost - held_cost}
@@ -141,7 +127,7 @@ local function decide(i)
       end
       admitted[id], leases[#leases + 1], leases[#leases + 2] = now, expiry, id
       written[#written + 1] = {KEYS[i + 1], created_ms or format('%d', now), record,
-        struct.pack(AMOUNTS, slot, held_day, held_month, prompt, completion, cost, audio) .. earlier}
+        struct.pack(AMOUNTS, slot, held_day, held_month, prompt, completion, cost, audio) .. (earlier or '')}
     end
   end
   for number = 1, #subjects do append_remaining(out, subjects[number]) end
