@@ -127,7 +127,8 @@ local function decide(i)
       end
       admitted[id], leases[#leases + 1], leases[#leases + 2] = now, expiry, id
       written[#written + 1] = {KEYS[i + 1], created_ms or format('%d', now), record,
-        struct.pack(AMOUNTS, slot, held_day, held_month, prompt, completion, cost, audio) .. (earlier or '')}
+        struct.pack(AMOUNTS, slot, held_day, held_month, prompt, completion, cost, audio)
+          .. (earlier or '')}
     end
   end
   for number = 1, #subjects do append_remaining(out, subjects[number]) end
