@@ -163,15 +163,25 @@ def shared_extra(body: SharedParameters) -> list[str]:
     return ignored + unused_truncation(body)
 
 
-def check_end_is_free(request: GenerationRequest) -> None:
-    """Raise InvalidParameterError for parameters that conflict with the end of constrained text."""
+def with_one_constraint(request: GenerationRequest) -> GenerationRequest:
+    """Return a request whose forced call replaces the structure of its text.
+
+    Many clients send both. There is no text then, so the structure is named as ignored.
+
+    Raises InvalidParameterError for parameters that conflict with the end of constrained text.
+    """
+    structure, use = request.structure, request.tool_use
+    if structure is not None and use is not None and use.is_forced:
+        ignored = tuple(sorted({*request.ignored_parameters, structure.param}))
+        request = msgspec.structs.replace(request, structure=None, ignored_parameters=ignored)
     if (constraint := _constraint(request)) is None:
-        return
+        return request
     ends = "constrained text ends as soon as it is complete."
     lacks = "the allowed tokens may not suffice to complete the text."
     for name, why in (("ignore_eos", ends), ("min_tokens", ends), ("allowed_token_ids", lacks)):
         if getattr(request.sampling, name):
             raise invalid(name, f"cannot be combined with '{constraint}': {why}")
+    return request
 
 
 def _constraint(request: GenerationRequest) -> str | None:

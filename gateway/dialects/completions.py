@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.dialects.bodies import SharedParameters, check_end_is_free, read_shared, shared_extra
+from gateway.dialects.bodies import SharedParameters, read_shared, shared_extra, with_one_constraint
 from gateway.dialects.choices import ChoiceParameters, read_fan_out, read_logprobs
 from gateway.dialects.images import ImageParameters, image_params, read_images
 from gateway.dialects.lengths import read_max_tokens
@@ -117,6 +117,7 @@ def to_generation_request(
         tool_use=tool_use,
         ignored_parameters=tuple(sorted(ignored)),
     )
+    request = with_one_constraint(request)
     _check_combinations(request)
     return request
 
@@ -134,4 +135,3 @@ def _check_combinations(request: GenerationRequest) -> None:
     structure, tool_use = request.structure, request.tool_use
     if structure is not None and tool_use is not None and tool_use.is_constraint:
         raise invalid(structure.param, "cannot be combined with tools that constrain the text.")
-    check_end_is_free(request)

@@ -18,7 +18,7 @@ import msgspec
 from contract.messages import Feature
 from contract.sampling import DEFAULT_SAMPLERS, SamplerChain
 from gateway.dialects.profile import Profile
-from gateway.dialects.request import ChatRequest, GenerationRequest, ResponseForm, ToolMode
+from gateway.dialects.request import ChatRequest, GenerationRequest, ResponseForm
 from gateway.records.errors import (
     MAX_SHOWN_CHARACTERS,
     UnknownParameterError,
@@ -121,7 +121,7 @@ both: guided_json_object
 both: guided_regex regex
   = Use 'structured_outputs.regex'.
 both: guided_whitespace_pattern structured_outputs.whitespace_pattern
-  = Constrained JSON has no optional whitespace. For other forms, use 'grammar'.
+  = Constrained JSON has at most one space after each comma and colon. For other forms, use 'grammar'.
 both: input_embeds input_ids inputs prompt_embeds
   = Prompts are text or token ids. Use 'prompt' (in chats 'messages').
 both: length_penalty=1
@@ -545,7 +545,7 @@ def _asked_of_chats(request: GenerationRequest) -> Iterable[tuple[str, Need]]:
         yield param, Need.IMAGES
     if request.tool_use is not None:
         yield request.tools_param, Need.CALLS
-        if request.tool_use.mode is not ToolMode.AUTO:
+        if request.tool_use.is_forced:
             yield request.tool_choice_param, Need.STRUCTURE
         elif (
             any(tool.is_strict for tool in request.tool_use.tools)

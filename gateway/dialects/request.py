@@ -197,10 +197,15 @@ class ToolUse:
         return [tool for tool in self.tools if not is_named or tool.name == self.name]
 
     @property
+    def is_forced(self) -> bool:
+        """Whether the response is calls and nothing else, except for reasoning."""
+        return self.mode is not ToolMode.AUTO
+
+    @property
     def is_constraint(self) -> bool:
         """Whether the text is constrained; then a model without a tool format must reject it."""
         return (
-            self.mode is not ToolMode.AUTO
+            self.is_forced
             or not self.is_parallel
             or bool(self.allowed)
             or any(tool.is_strict or tool.grammar for tool in self.tools)

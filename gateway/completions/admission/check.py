@@ -37,7 +37,6 @@ from gateway.dialects.request import (
     GenerationRequest,
     Reasoning,
     ResponseForm,
-    ToolMode,
     ToolUse,
 )
 from gateway.dialects.stream_options import AUTO_TIER
@@ -328,7 +327,7 @@ class RequestChecker:
         use = request.tool_use if form is not None and form.tool_parser else None
         # A grammar enforces the calls in Hermes' format, or in the model's own.
         has_format = Feature.STRICT_TOOLS in card.features or request.structure is not None
-        is_enforced = use is not None and (has_format or use.mode is not ToolMode.AUTO)
+        is_enforced = use is not None and (has_format or use.is_forced)
         enforced = use if is_enforced else None
         texts = [each.name for each in enforced.tools if each.grammar] if enforced else []
         rendered = await render_chat(

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 import msgspec
 
 from gateway.completions.structure import lark
-from gateway.completions.structure.errors import RefusedError
 from gateway.completions.structure.tools import calls_alone, calls_in_text
 from gateway.completions.structure.translate import to_lark
-from gateway.dialects.request import Reasoning, Structure, ToolMode, ToolUse
+from gateway.dialects.request import Reasoning, Structure, ToolUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +16,7 @@ class Constraint:
     """What a response must match: a structure, tool calls, or either of them."""
 
     structure: Structure | None
+    """None if a call is forced."""
     tool_use: ToolUse | None
     reasoning: Reasoning | None
     """Reasoning that ends before the constraint begins; None if there is none."""
@@ -26,8 +26,7 @@ class Constraint:
         """Whether text may precede the constraint, or there is a choice of constraints."""
         if self.tool_use is None:
             return self.reasoning is not None
-        is_free = self.tool_use.mode is ToolMode.AUTO
-        return is_free or self.structure is not None or self.reasoning is not None
+        return not self.tool_use.is_forced or self.reasoning is not None
 
 
 class _AddedToken(msgspec.Struct):
@@ -72,9 +71,6 @@ def _content(constraint: Constraint, token_ids: lark.TokenIds) -> lark.Part:
     if structure is None:
         return calls_in_text(tool_use, token_ids)
     structured = lark.nested("answer", to_lark(structure))
-    if tool_use.mode is not ToolMode.AUTO:
-        message = "it cannot be combined with a tool that must be called"
-        raise RefusedError(message, param=structure.place)
     calls = calls_alone(tool_use, token_ids)
     return lark.Part(
         f"{structured.expression} | {calls.expression}", structured.rules + calls.rules

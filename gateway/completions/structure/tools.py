@@ -63,7 +63,7 @@ def calls_in_text(tool_use: ToolUse, token_ids: lark.TokenIds) -> lark.Part:
     If a call is required, its arguments match the schema of its tool. If calls are optional, free
     text may surround them, and only the arguments of strict tools must match.
     """
-    if tool_use.mode is not ToolMode.AUTO:
+    if tool_use.is_forced:
         return calls_alone(tool_use, token_ids)
     closing = lark.mark(CLOSING, token_ids)
     count = "*" if tool_use.is_parallel else "?"
@@ -111,9 +111,8 @@ def parse_tool_calls(text: str) -> list[ToolCall]:
 
 
 def _bodies(tool_use: ToolUse) -> tuple[str, ...]:
-    is_free = tool_use.mode is ToolMode.AUTO
     bodies = [
-        _body(tool, f"text{index}", is_exact=tool.is_strict or not is_free)
+        _body(tool, f"text{index}", is_exact=tool.is_strict or tool_use.is_forced)
         for index, tool in enumerate(tool_use.callable_tools)
     ]
     rules = (rule for body in bodies for rule in body.rules)

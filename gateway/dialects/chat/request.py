@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from pydantic import Field
 
-from gateway.dialects.bodies import SharedParameters, check_end_is_free, read_shared, shared_extra
+from gateway.dialects.bodies import SharedParameters, read_shared, shared_extra, with_one_constraint
 from gateway.dialects.chat.messages import (
     Conversation,
     MessageParameters,
@@ -35,7 +35,7 @@ from gateway.dialects.lengths import ChatLengthParameters, read_chat_max_tokens
 from gateway.dialects.members import unread_inside
 from gateway.dialects.parameters import REJECTED_BY_CHATS, Endpoints, unread
 from gateway.dialects.profile import Profile
-from gateway.dialects.request import ChatRequest, GenerationRequest, ToolMode
+from gateway.dialects.request import ChatRequest, GenerationRequest
 from gateway.records.errors import invalid, must
 
 MAX_METADATA = 16
@@ -99,8 +99,11 @@ def to_chat_generation_request(
         sampling=msgspec.structs.replace(shared.sampling, thinking_budget=thinking.budget),
         ignored_parameters=tuple(sorted(ignored)),
     )
-    _check_combinations(request)
-    return request
+    if request.prompt_logprobs is not None and conversation.image_sources:
+        raise invalid(
+            "prompt_logprobs", "cannot be combined with images, which have no log-probabilities."
+        )
+    return with_one_constraint(request)
 
 
 def _chat(
@@ -154,18 +157,3 @@ def check_metadata(value: object) -> None:
                 f"be a string of at most {MAX_METADATA_CHARACTERS} characters",
                 text,
             )
-
-
-def _check_combinations(request: GenerationRequest) -> None:
-    structure, use = request.structure, request.tool_use
-    if structure is not None and use is not None and use.mode is not ToolMode.AUTO:
-        raise invalid(
-            structure.param,
-            f"cannot be combined with a '{request.tool_choice_param}' that forces a call: a text "
-            "can have only one structure.",
-        )
-    if request.prompt_logprobs is not None and request.chat and request.chat.image_sources:
-        raise invalid(
-            "prompt_logprobs", "cannot be combined with images, which have no log-probabilities."
-        )
-    check_end_is_free(request)

@@ -11,7 +11,7 @@ from contract import sampling
 from contract.dialect import Dialect
 from contract.sampling import MAX_STOP_CHARACTERS, MAX_STOP_STRINGS
 from contract.tier import REQUEST_TIERS, ServiceTier
-from gateway.dialects.bodies import SharedParameters, read_shared
+from gateway.dialects.bodies import SharedParameters, read_shared, with_one_constraint
 from gateway.dialects.chat.messages import Conversation, read_object
 from gateway.dialects.chat.template_arguments import TemplateParameters, read_template_arguments
 from gateway.dialects.chat.thinking import Thinking
@@ -207,7 +207,7 @@ def _read(wire: MessageRequest, profile: Profile, *, max_tokens: int) -> Generat
     tools = _tools(wire.tools)
     others = (name for name, value in (wire.model_extra or {}).items() if not is_nothing(value))
     ignored = [*conversation.ignored, *others, *unread_inside(wire, Endpoints.MESSAGES)]
-    return msgspec.structs.replace(
+    request = msgspec.structs.replace(
         shared,
         profile=profile,
         form=ResponseForm.MESSAGES,
@@ -228,6 +228,7 @@ def _read(wire: MessageRequest, profile: Profile, *, max_tokens: int) -> Generat
         service_tier=_TIERS[one_of(wire.service_tier, "service_tier", _TIERS) or "auto"],
         ignored_parameters=tuple(sorted(ignored)),
     )
+    return with_one_constraint(request)
 
 
 def _chat(wire: MessageRequest, conversation: Conversation, thinking: Thinking) -> ChatRequest:
@@ -274,16 +275,15 @@ def _thinking(wire: MessageRequest, *, max_tokens: int) -> Thinking:
 
 
 def _structure(wire: MessageRequest) -> Structure | None:
-    param, path, value = "output_config", ".format", (wire.output_config or {}).get("format")
+    param, value = "output_config.format", (wire.output_config or {}).get("format")
     if value is None:
-        param, path, value = "output_format", "", wire.output_format
+        param, value = "output_format", wire.output_format
     if value is None:
         return None
-    place = param + path
     if not isinstance(value, dict) or value.get("type") != "json_schema":
-        raise must(place, "be an object of type json_schema", value, param=param)
-    schema = checked_schema(value.get("schema"), f"{place}.schema")
-    return Structure(StructureKind.JSON_SCHEMA, schema, param, f"{path}.schema")
+        raise must(param, "be an object of type json_schema", value)
+    schema = checked_schema(value.get("schema"), f"{param}.schema")
+    return Structure(StructureKind.JSON_SCHEMA, schema, param, ".schema")
 
 
 def _tools(value: object) -> list[Tool]:

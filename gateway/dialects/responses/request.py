@@ -7,7 +7,7 @@ from pydantic import Field
 
 from contract import sampling
 from contract.dialect import Dialect
-from gateway.dialects.bodies import SharedParameters, check_end_is_free, read_shared, shared_extra
+from gateway.dialects.bodies import SharedParameters, read_shared, shared_extra, with_one_constraint
 from gateway.dialects.chat.request import LabelParameters, check_metadata
 from gateway.dialects.chat.template_arguments import TemplateParameters, read_template_arguments
 from gateway.dialects.chat.thinking import EFFORTS, ThinkingParameters, read_thinking
@@ -174,7 +174,7 @@ def read_response(body: dict[str, Any], profile: Profile, *, max_prompts: int) -
     if (formatted := _structure(text.get("format"))) is not None:
         if structure is not None:
             raise invalid(
-                "text",
+                "text.format",
                 f"and '{structure.param}' cannot be combined: a text can have only one structure.",
                 param=structure.param,
             )
@@ -220,18 +220,17 @@ def read_response(body: dict[str, Any], profile: Profile, *, max_prompts: int) -
             sorted({*_ignored(body, wire), *conversation.ignored, *toolbox.ignored})
         ),
     )
-    check_end_is_free(request)
-    return request
+    return with_one_constraint(request)
 
 
 def _structure(value: object) -> Structure | None:
     form = optional_object(value, "text.format")
     match one_of(form.get("type"), "text.format.type", _FORMATS):
         case "json_object":
-            return Structure(StructureKind.JSON_OBJECT, None, "text")
+            return Structure(StructureKind.JSON_OBJECT, None, "text.format")
         case "json_schema":
             schema = checked_schema(form.get("schema"), "text.format.schema")
-            return Structure(StructureKind.JSON_SCHEMA, schema, "text", ".format.schema")
+            return Structure(StructureKind.JSON_SCHEMA, schema, "text.format", ".schema")
         case _:
             return None
 

@@ -221,19 +221,23 @@ def test_invalid_tools_are_refused(given: dict[str, Any], param: str, message: s
 
 
 @all_cases(
-    ("forced", "param"),
+    "forced",
     [
-        ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
-        ({"tools": TOOLS, "tool_choice": NAMED}, "tool_choice"),
-        ({"functions": [TIME], "function_call": {"name": "time"}}, "function_call"),
+        {"tools": TOOLS, "tool_choice": "required"},
+        {"tools": TOOLS, "tool_choice": NAMED},
+        {"tools": TOOLS, "tool_choice": allowed("time", mode="required")},
+        {"functions": [TIME], "function_call": {"name": "time"}},
     ],
 )
-def test_forced_call_and_structure_are_refused_together(forced: dict[str, Any], param: str) -> None:
-    error = chat_refusal(response_format={"type": "json_object"}, **forced)
-    assert error.message == (
-        f"'response_format' cannot be combined with a '{param}' that forces a call: a "
-        "text can have only one structure."
-    )
+def test_forced_call_wins_over_a_structure_of_the_text(forced: dict[str, Any]) -> None:
+    for name, value in {
+        "response_format": {"type": "json_object"},
+        "grammar": 'root ::= "a"',
+    }.items():
+        request = read_chat(**forced, **{name: value})
+        assert request.structure is None
+        assert request.tool_use
+        assert request.ignored_parameters == (name,)
 
 
 @all_cases("strict", [True, False])

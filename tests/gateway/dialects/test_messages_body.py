@@ -329,7 +329,11 @@ def test_format_of_the_output_is_enforced(parameters: dict[str, Any]) -> None:
     structure = read(**parameters).structure
     assert structure is not None
     assert (structure.kind, structure.source) == (StructureKind.JSON_SCHEMA, SCHEMA)
-    assert structure.param in parameters
+    (name,) = parameters
+    assert structure.place.startswith(structure.param)
+    assert structure.param.partition(".")[0] == name
+    forced = read(tools=[READ], tool_choice={"type": "any"}, **parameters)
+    assert (forced.structure, forced.ignored_parameters) == (None, (structure.param,))
 
 
 def test_what_has_no_effect_is_named() -> None:
@@ -413,7 +417,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"thinking": {"type": "enabled", "budget_tokens": 2048}}, "thinking.budget_tokens"),
     ({"thinking": {"type": "adaptive", "display": "a"}}, "thinking.display"),
     ({"output_config": {"effort": "a"}}, "output_config.effort"),
-    ({"output_config": {"format": {"type": "a"}}}, "output_config"),
+    ({"output_config": {"format": {"type": "a"}}}, "output_config.format"),
     ({"stop_sequences": "a"}, "stop_sequences"),
     ({"stop_sequences": [""]}, "stop_sequences"),
     ({"temperature": 3}, "temperature"),

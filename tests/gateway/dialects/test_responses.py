@@ -211,6 +211,11 @@ def test_choices_of_tools(choice: Any, mode: ToolMode, name: str | None) -> None
     assert request.tool_use is not None
     assert (request.tool_use.mode, request.tool_use.name) == (mode, name)
     assert request.ignored_parameters == ()
+    schema = {"format": {"type": "json_schema", "name": "o", "schema": {}}}
+    request = read(tools=[FUNCTION, CUSTOM, NAMESPACE], tool_choice=choice, text=schema)
+    is_free = mode is ToolMode.AUTO
+    assert (request.structure is not None) is is_free
+    assert request.ignored_parameters == (() if is_free else ("text.format",))
 
 
 def test_body_of_codex_is_taken() -> None:

@@ -142,10 +142,9 @@ def test_one_call_at_most_constrains_the_text() -> None:
     assert read(parallel_tool_calls=False).tool_use is None
 
 
-@all_cases(
-    "forced", [{"tools": [tool(strict=True)]}, {"tools": [tool()], "tool_choice": "required"}]
-)
-def test_forced_call_and_structure_are_refused_together(forced: dict[str, Any]) -> None:
-    error = refusal(json_schema={}, **forced)
+def test_structure_is_combined_only_with_tools_that_leave_it_a_text() -> None:
+    error = refusal(json_schema={}, tools=[tool(strict=True)])
     assert error.message == "'json_schema' cannot be combined with tools that constrain the text."
-    assert read(json_schema={}, tools=[tool()]).tool_use
+    assert read(json_schema={}, tools=[tool()]).structure
+    forced = read(json_schema={}, tools=[tool()], tool_choice="required")
+    assert (forced.structure, forced.ignored_parameters) == (None, ("json_schema",))

@@ -6,7 +6,6 @@ import pytest
 from tokenizers import Tokenizer
 
 from gateway.completions.structure.constraint import Constraint, added_tokens, to_grammar
-from gateway.completions.structure.errors import RefusedError
 from gateway.completions.structure.lark import TokenIds
 from gateway.dialects.request import Reasoning, Structure, StructureKind, Tool, ToolMode, ToolUse
 
@@ -133,11 +132,6 @@ def test_response_is_calls_or_matches_the_structure(
     bad = [before + text for text in ("", "maybe", "yes" + WEATHER, WEATHER + "yes", WRONG)]
     strict = use(ToolMode.AUTO, is_strict=True)
     assert wrongly_taken(Constraint(YES, strict, reasoning), good, bad) == []
-
-
-def test_structure_cannot_be_combined_with_a_forced_call(token_ids: TokenIds) -> None:
-    with pytest.raises(RefusedError, match="cannot be combined"):
-        to_grammar(Constraint(YES, use(ToolMode.NAMED), None), token_ids)
 
 
 def test_a_structure_alone_is_not_wrapped(token_ids: TokenIds) -> None:
