@@ -121,7 +121,7 @@ both: guided_json_object
 both: guided_regex regex
   = Use 'structured_outputs.regex'.
 both: guided_whitespace_pattern structured_outputs.whitespace_pattern
-  = Constrained JSON has at most one space after each comma and colon. For other forms, use 'grammar'.
+  = Constrained JSON has at most one space after each comma and colon. Otherwise use 'grammar'.
 both: input_embeds input_ids inputs prompt_embeds
   = Prompts are text or token ids. Use 'prompt' (in chats 'messages').
 both: length_penalty=1
