@@ -1,9 +1,10 @@
 """Parser of Hermes tool calls: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
 
 It returns what vLLM's parser `hermes` returns for one token at a time, but takes constant time per
-token however long the call is. Like vLLM, it drops text after the first call, and returns arguments
-verbatim, so that the arguments of an invalid call are invalid. Unlike in vLLM, a mark inside a
-string of valid JSON does not end the call.
+token however long the call is. Like vLLM, it returns arguments verbatim, so that the arguments of
+an invalid call are invalid. Unlike vLLM, it returns all text that is no call as content: what has
+no name of a call between the marks, and text after calls. A mark inside a string of valid JSON does
+not end a call, and a call without an end mark ends before the next call.
 
 The only argument of some tools is a text that the model may write as it is, up to the end mark:
 `"arguments": ` and the text. It becomes the JSON that the model could have written.
@@ -13,13 +14,15 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
+from common.present import present
 from contract.messages import TEXT_ARGUMENT, CallPiece
 
 CALL_START = "<tool_call>"
 CALL_END = "</tool_call>"
 
+_MARKS = re.compile(f"{CALL_START}|{CALL_END}")
 _STRUCTURE = re.compile(r'["\\{}\[\]]')
 _CLOSING = {"{": "}", "[": "]"}
 
@@ -50,16 +53,16 @@ _JSON_BEGUN = _TEXT_OPENING.partition(":")[0]
 class HermesCalls:
     """Finds the calls in one response; `text_tools` are the tools whose argument is a text."""
 
-    __slots__ = ("_call", "_calls", "_held", "_is_broken", "_text_tools")
+    __slots__ = ("_blank", "_call", "_calls", "_held", "_text_tools")
 
     def __init__(self, text_tools: Iterable[str] = ()) -> None:
         self._text_tools = frozenset(text_tools)
         self._calls = 0
         self._held = ""
         """The end of the text outside of calls, which may begin a call's mark."""
+        self._blank = ""
+        """White space after a call, which is content only if text follows."""
         self._call: _Call | None = None
-        self._is_broken = False
-        """Whether a call had no name: vLLM drops this call and all later ones."""
 
     def feed(self, text: str) -> tuple[str, list[CallPiece]]:
         """Parse text. Return the content and the additions to calls."""
@@ -67,25 +70,39 @@ class HermesCalls:
         while text:
             if self._call is None:
                 outside, is_call, text = self._leave_content(text)
-                if not self._calls:
-                    content += outside
+                content += self._content(outside)
                 if is_call:
                     self._call = _Call(self._calls, self._text_tools)
-                    self._calls += 1
             else:
                 rest = self._call.add(text)
-                if not self._is_broken:
-                    pieces += self._call.take()
+                pieces += self._call.take()
                 if rest is None:
                     break
-                self._is_broken = self._is_broken or not self._call.is_named
-                self._call, text = None, rest
+                content += self._end_call()
+                text = rest
         return content, pieces
 
     def flush(self) -> str:
         """Return held-back content at the end of the response."""
-        held, self._held = self._held, ""
-        return "" if self._calls else held
+        return self._content(self._held) if self._call is None else self._end_call()
+
+    def _end_call(self) -> str:
+        """Return the text that looked like a call but is none."""
+        call, self._call = present(self._call), None
+        if not call.is_named:
+            return self._content(call.written)
+        self._calls += 1
+        self._blank = ""
+        return ""
+
+    def _content(self, text: str) -> str:
+        """Return the content that text outside of calls makes."""
+        if not self._calls:
+            return text
+        text = self._blank + text
+        shown = text.rstrip()
+        self._blank = text[len(shown) :]
+        return shown
 
     def _leave_content(self, text: str) -> tuple[str, bool, str]:
         """Return the text before a call, whether a call begins, and the text after its mark."""
@@ -106,9 +123,9 @@ class _Search:
     _pattern: _Pattern
     _searched: int = 0
 
-    def find(self, text: str, end: int) -> re.Match[str] | None:
-        """Return the first match before `end`."""
-        pattern = self._pattern
+    def find(self, text: str, end: int, after: int = 0) -> re.Match[str] | None:
+        """Return the first match before `end` that does not begin before `after`."""
+        pattern, self._searched = self._pattern, max(self._searched, after)
         found = pattern.whole.search(text, self._searched, end)
         if found is None:
             begun = pattern.begun.search(text, self._searched, end)
@@ -154,6 +171,31 @@ class _ClosingBrace:
 
 
 @dataclass(eq=False, slots=True)
+class _Opened:
+    """What is open at a place of growing text that is the beginning of JSON."""
+
+    closing: str = ""
+    """Closes the open brackets."""
+    in_string: bool = False
+    _looked: int = 0
+
+    def before(self, text: str, end: int) -> Self:
+        """Look at the text before `end`, which was not looked at before, and return itself."""
+        position = self._looked
+        while (found := _STRUCTURE.search(text, position, end)) is not None:
+            position, mark = found.end(), found.group()
+            if mark == "\\":
+                position += 1
+            elif mark == '"':
+                self.in_string = not self.in_string
+            elif not self.in_string:
+                is_opening = mark in _CLOSING
+                self.closing = _CLOSING[mark] + self.closing if is_opening else self.closing[1:]
+        self._looked = max(position, end)
+        return self
+
+
+@dataclass(eq=False, slots=True)
 class _Call:
     """One call, starting after its first mark."""
 
@@ -167,34 +209,53 @@ class _Call:
     """End of the text without trailing white space and without a possible beginning of the end
     mark."""
     _is_closed: bool = False
+    _mark: str = ""
+    """The end mark, unless the call lacks it."""
     _closing: _ClosingBrace = field(default_factory=_ClosingBrace)
     _name: _Search = field(default_factory=lambda: _Search(_NAME))
     _arguments: _Search = field(default_factory=lambda: _Search(_ARGUMENTS))
+    _opened: _Opened = field(default_factory=_Opened)
     _start: int | None = None
     """Start of the arguments."""
     _sent: int = 0
     """Number of their characters that were returned."""
 
+    @property
+    def written(self) -> str:
+        """The text of the call, with its marks."""
+        return CALL_START + self._text + self._mark
+
     def add(self, text: str) -> str | None:
         """Add text. Return the text after the end of the call, or None if the call continues."""
         searched = max(len(self._text) - len(CALL_END) + 1, 0)
         self._text += text
-        mark = self._text.find(CALL_END, searched)
-        while mark >= 0 and ends_in_string(self._text[:mark]):
-            mark = self._text.find(CALL_END, mark + len(CALL_END))
-        rest = None
-        if mark >= 0:
-            rest = self._text[mark + len(CALL_END) :]
-            self._text = self._text[:mark]
+        found = _MARKS.search(self._text, searched)
+        while found is not None and not self._ends_at(found):
+            found = _MARKS.search(self._text, found.end())
+        rest, begun = None, 0
+        if found is not None:
+            self._mark = CALL_END if found.group() == CALL_END else ""
+            rest = self._text[found.start() + len(self._mark) :]
+            self._text = self._text[: found.start()]
             self._is_closed = True
-        self._end = _stripped(self._text, 0 if self._is_closed else _begun(CALL_END, self._text))
+        else:
+            begun = max(_begun(mark, self._text) for mark in (CALL_START, CALL_END))
+        self._end = _stripped(self._text, begun)
         return rest
+
+    def _ends_at(self, mark: re.Match[str]) -> bool:
+        """Whether a mark ends the call: an end mark, or that of the next call."""
+        is_end = mark.group() == CALL_END
+        return (is_end or not self._is_text) and not ends_in_string(self._text[: mark.start()])
 
     def take(self) -> list[CallPiece]:
         """Return the new pieces of the call."""
         pieces = []
         if not self.is_named:
             found = self._name.find(self._text, self._end)
+            # The name of an object in the arguments is not that of the call.
+            while found and len(self._opened.before(self._text, found.start()).closing) > 1:
+                found = self._name.find(self._text, self._end, after=found.end())
             if found is None:
                 return []
             self.is_named = True
@@ -241,17 +302,11 @@ class _Call:
 
 def ends_in_string(text: str) -> bool:
     """Whether a text is the beginning of JSON, and ends inside one of its strings."""
-    closing, in_string, position = "", False, 0
-    while (found := _STRUCTURE.search(text, position)) is not None:
-        position, mark = found.end(), found.group()
-        if mark == "\\":
-            position += 1
-        elif mark == '"':
-            in_string = not in_string
-        elif not in_string:
-            closing = _CLOSING[mark] + closing if mark in _CLOSING else closing[1:]
+    opened = _Opened().before(text, len(text))
     # The string is a value, or else a name.
-    return in_string and any(_is_object(f'{text}"{rest}{closing}') for rest in ("", ":0"))
+    return opened.in_string and any(
+        _is_object(f'{text}"{rest}{opened.closing}') for rest in ("", ":0")
+    )
 
 
 def _is_object(text: str) -> bool:

@@ -1,4 +1,7 @@
-"""Reader: feeds a parser each token once all of its text can be sent, and collects the output."""
+"""Reader: feeds a parser each token once all of its text can be sent, and collects the output.
+
+Parsers drop text that looks like a call but is none. The reader returns it as content.
+"""
 
 import time
 from collections import deque
@@ -58,6 +61,78 @@ class ParsedOutput:
 
 
 @dataclass(eq=False, slots=True)
+class _Unreturned:
+    """Text for which a parser has returned nothing so far.
+
+    If a call follows, the text is the markup of the call. If content or the end follows, the text
+    is content.
+    """
+
+    _text: str = ""
+    _shown: str = ""
+    """The text with a HIDDEN for each character that no output may have."""
+    _is_of_call: bool = False
+    """Whether the last output was of a call, whose markup follows."""
+    _follows_reasoning: bool = False
+    """Whether the last token belongs to the reasoning."""
+    _named: set[int] = field(default_factory=set)
+    """The calls that have a name; others are none."""
+
+    def add(self, text: str, hidden: int) -> None:
+        """Add the text of a token, whose last characters may be hidden."""
+        if self._is_of_call:
+            self._text = self._shown = ""
+        self._text += text
+        self._shown += text[: len(text) - hidden] + _HIDDEN * hidden
+
+    def completed(self, parsed: Parsed) -> Parsed:
+        """Return what a parser returns for the text so far, with the content that it lacks."""
+        content, calls = parsed.content, parsed.calls
+        if content:
+            content = self._content(content)
+        if calls:
+            self._named.update(each.index for each in calls if each.name)
+            calls = [each for each in calls if each.index in self._named]
+        self._follows_reasoning = parsed.is_reasoning or bool(parsed.reasoning)
+        if calls or self._follows_reasoning:
+            self._text = self._shown = ""
+            self._is_of_call = bool(calls)
+        return parsed._replace(content=content, calls=calls)
+
+    def rest(self) -> str:
+        """Return the content at the end of the response."""
+        return "" if self._is_of_call else _visible(self._shown)
+
+    def _content(self, content: str) -> str:
+        """Return content with the text before it that is not markup, and without hidden text."""
+        text, shown = self._text, self._shown
+        start = 0 if text.startswith(content) else text.rfind(content)
+        if start < 0:
+            # The content has earlier text, too, or the parser has changed it.
+            end = len(text)
+            if content.endswith(text):
+                content = content[: len(content) - end] + shown.replace(_HIDDEN, "")
+        else:
+            end = start + len(content)
+            content = shown[start:end].replace(_HIDDEN, "")
+            if not (self._is_of_call or self._follows_reasoning):
+                content = _visible(shown[:start]) + content
+        self._text, self._shown = text[end:], shown[end:]
+        self._is_of_call = False
+        return content
+
+
+_HIDDEN = "\ud800"
+"""A character that no token has: half of a surrogate pair."""
+
+
+def _visible(shown: str) -> str:
+    """Return text without what is hidden; nothing if only white space remains."""
+    text = shown.replace(_HIDDEN, "")
+    return "" if text.isspace() else text
+
+
+@dataclass(eq=False, slots=True)
 class Reader:
     """Parses one sequence. Stop strings may hold back its text and remove its end.
 
@@ -74,6 +149,7 @@ class Reader:
     """The text of the first of these tokens that can be sent."""
     _ready: deque[tuple[int, str]] = field(default_factory=deque)
     """Tokens to parse, with their text."""
+    _unreturned: _Unreturned = field(default_factory=_Unreturned)
     _known: int = 0
     """The number of these tokens that were sent before."""
     _long_reads: int = 0
@@ -107,17 +183,14 @@ class Reader:
 
     def read(self, parsed_output: ParsedOutput) -> None:
         """Parse all ready tokens and add their output to `parsed_output`."""
-        feed, ready = self._parser.feed, self._ready
+        feed, ready = self._feed, self._ready
         if self._known:
             for _ in range(self._known):
                 feed(*ready.popleft())
             self._known = 0
         started = time.perf_counter()
         for token_id, text in ready:
-            parsed = feed(token_id, text)
-            if text and token_id in self._hidden:
-                parsed = _without(parsed, self._hidden[token_id], text)
-            parsed_output.add(parsed)
+            parsed_output.add(feed(token_id, text))
         ready.clear()
         is_long = time.perf_counter() - started > LONG_SECONDS
         self._long_reads = self._long_reads + 1 if is_long else 0
@@ -126,7 +199,20 @@ class Reader:
         """Add the remaining output, including what the parser held back, to `parsed_output`."""
         self._cut()
         self.read(parsed_output)
-        parsed_output.add(self._parser.finish(reason))
+        parsed_output.add(self._unreturned.completed(self._parser.finish(reason)))
+        parsed_output.add(Parsed(self._unreturned.rest()))
+
+    def _feed(self, token_id: int, text: str) -> Parsed:
+        """Parse a token. Return its output without the token itself if it is hidden."""
+        parsed, hidden = self._parser.feed(token_id, text), 0
+        if text and token_id in self._hidden:
+            # A part of the token may be visible.
+            special = self._hidden[token_id]
+            hidden = len(special) if text.endswith(special) else len(text)
+            reasoning = parsed.reasoning.removesuffix(text[-hidden:])
+            parsed = parsed._replace(reasoning=reasoning)
+        self._unreturned.add(text, hidden)
+        return self._unreturned.completed(parsed)
 
     def _cut(self) -> None:
         """Parse a partly visible token with its visible part; later tokens are not parsed."""
@@ -135,10 +221,3 @@ class Reader:
             self._ready.append((token_id, self._shown))
             self._shown = ""
         self._waiting.clear()
-
-
-def _without(parsed: Parsed, special: str, text: str) -> Parsed:
-    """Return the output of a special token without the token, of which `text` is visible."""
-    shown = special if text.endswith(special) else text
-    content, reasoning = parsed.content.removesuffix(shown), parsed.reasoning.removesuffix(shown)
-    return parsed._replace(content=content, reasoning=reasoning)

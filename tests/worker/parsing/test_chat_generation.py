@@ -104,18 +104,13 @@ def test_job_without_parsing_is_delivered_unchanged(start: Start, tokenizer: Tok
 
 
 @pytest.mark.parametrize(
-    ("parsing", "content"),
-    [
-        (Parsing(), "Hi {} there"),
-        (Parsing(finds_reasoning=True), "Hi {} there"),
-        (Parsing(tools=TOOLS), "Hi "),
-        (PARSING, "Hi "),
-    ],
+    "parsing",
+    [Parsing(), Parsing(finds_reasoning=True), Parsing(tools=TOOLS), PARSING],
     ids=["nothing", "reasoning", "calls", "both"],
 )
 @pytest.mark.parametrize("stream", [True, False])
 def test_special_tokens_and_marks_of_calls_appear_nowhere(
-    start: Start, tokenizer: Tokenizer, parsing: Parsing, content: str, *, stream: bool
+    start: Start, tokenizer: Tokenizer, parsing: Parsing, *, stream: bool
 ) -> None:
     parsing = msgspec.structs.replace(parsing, hides_special_tokens=True)
     text = "Hi</s> <|user|><tool_call>{}</s></tool_call></tool_call><s> there<|system|>"
@@ -125,13 +120,13 @@ def test_special_tokens_and_marks_of_calls_appear_nowhere(
         generation, outbox = start(job)
         feed(generation, ids_of(tokenizer, thought + text), end=SequenceEnd.LENGTH)
         answer = answer_of(outbox.deltas)
-        assert answer.content == content
+        assert answer.content == "Hi {} there"
         assert answer.reasoning == ("so" if thought else "")
         assert not answer.calls, "it has no name"
     job = chat_job(parsing=msgspec.structs.replace(parsing, hides_special_tokens=False))
     generation, outbox = start(msgspec.structs.replace(job, shows_special_tokens=True))
     feed(generation, ids_of(tokenizer, thought + text), end=SequenceEnd.LENGTH)
-    assert answer_of(outbox.deltas).content.startswith("Hi</s> <|user|>")
+    assert answer_of(outbox.deltas).content == text
 
 
 @pytest.mark.parametrize(
