@@ -17,6 +17,7 @@ import msgspec
 
 from contract.messages import Feature
 from contract.sampling import DEFAULT_SAMPLERS, SamplerChain
+from gateway.dialects.chat.template_arguments import SWITCHES
 from gateway.dialects.profile import Profile
 from gateway.dialects.request import ChatRequest, GenerationRequest, ResponseForm
 from gateway.records.errors import (
@@ -467,9 +468,13 @@ def check_supported(
     if request.sampling.chain is not None and Need.SAMPLER_CHAIN not in met:
         sampling = msgspec.structs.replace(request.sampling, chain=None)
         request = msgspec.structs.replace(request, sampling=sampling)
-    if request.sampling.thinking_budget is not None and Need.THINKING_BUDGET not in met:
-        request = _without_thinking_budget(request, met)
-    return request
+    if request.sampling.thinking_budget is None or request.chat is None:
+        return request
+    if Need.THINKING_BUDGET in met:
+        return _with_reasoning(request, request.chat)
+    if Need.REASONING in met and request.form is not ResponseForm.MESSAGES:
+        raise _unsupported(request.chat.thinking_budget_param, Need.THINKING_BUDGET)
+    return without_thinking_budget(request, request.chat)
 
 
 def _without_images_of_tools(request: GenerationRequest, chat: ChatRequest) -> GenerationRequest:
@@ -503,14 +508,23 @@ def _met(
     return {*map(_FEATURES.__getitem__, features), *(need for need, has in found if has)}
 
 
-def _without_thinking_budget(request: GenerationRequest, met: set[Need]) -> GenerationRequest:
-    param = request.chat.thinking_budget_param if request.chat else ""
-    if Need.REASONING in met and request.form is not ResponseForm.MESSAGES:
-        raise _unsupported(param, Need.THINKING_BUDGET)
+def _with_reasoning(request: GenerationRequest, chat: ChatRequest) -> GenerationRequest:
+    """Return a request whose bound on reasoning turns reasoning on, unless the client decides."""
+    if not request.sampling.thinking_budget or not chat.template_arguments.keys().isdisjoint(
+        SWITCHES
+    ):
+        return request
+    arguments = chat.template_arguments | dict.fromkeys(SWITCHES, True)
+    return msgspec.structs.replace(request, chat=replace(chat, template_arguments=arguments))
+
+
+def without_thinking_budget(request: GenerationRequest, chat: ChatRequest) -> GenerationRequest:
+    """Return a request whose bound on reasoning has no effect, and is named so."""
+    ignored = {*request.ignored_parameters, chat.thinking_budget_param}
     return msgspec.structs.replace(
         request,
         sampling=msgspec.structs.replace(request.sampling, thinking_budget=None),
-        ignored_parameters=tuple(sorted({*request.ignored_parameters, param})),
+        ignored_parameters=tuple(sorted(ignored)),
     )
 
 

@@ -31,7 +31,11 @@ from gateway.completions.structure.tools import has_tool_calls
 from gateway.dialects.chat.template_arguments import unread_parameters
 from gateway.dialects.endpoint import Endpoint, served_endpoints
 from gateway.dialects.lengths import MAX_TOKENS_NAMES
-from gateway.dialects.parameters import check_supported, reject_ignored
+from gateway.dialects.parameters import (
+    check_supported,
+    reject_ignored,
+    without_thinking_budget,
+)
 from gateway.dialects.profile import ALL_THAT_FIT, SHORT_DEFAULT
 from gateway.dialects.request import (
     GenerationRequest,
@@ -348,6 +352,8 @@ class RequestChecker:
                 "cannot turn off the reasoning of this model. Set a variable of its template with "
                 "'chat_template_kwargs', or hide it with 'include_reasoning' false.",
             )
+        if request.sampling.thinking_budget and rendered.reasoning is None:
+            request = without_thinking_budget(request, chat)
         if use is not None and enforced is None:
             ignored += ["tools.format"] * any(each.grammar for each in use.tools)
             ignored += ["tools.strict"] * any(each.is_strict for each in use.tools)

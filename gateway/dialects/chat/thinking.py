@@ -60,8 +60,9 @@ class ThinkingParameters(Parameters):
         json_schema_extra=schema_of(_EFFORT, effort=_EFFORT_NAMES),
     )
     thinking_budget: Annotated[int, bounded(THINKING_BUDGET), INTEGRAL] | None = None
-    """Maximum tokens of reasoning, after which its end is forced; 0: at once, -1: no limit. No
-    effect if the model does not reason. Default: -1."""
+    """Maximum tokens of reasoning, after which its end is forced; 0: at once, -1: no limit. More
+    than 0 turns reasoning on, unless another parameter turns it off. No effect if the model does
+    not reason. Default: -1."""
     thinking_token_budget: Annotated[int, bounded(THINKING_BUDGET), INTEGRAL] | None = None
     """Another name of `thinking_budget`."""
     reasoning_budget_tokens: Annotated[int, bounded(THINKING_BUDGET), INTEGRAL] | None = None

@@ -216,6 +216,7 @@ def read_response(body: dict[str, Any], profile: Profile, *, max_prompts: int) -
         logprobs=wire.top_logprobs or (0 if LOGPROBS in included else None),
         structure=structure,
         tool_use=use,
+        sampling=msgspec.structs.replace(shared.sampling, thinking_budget=thinking.budget),
         ignored_parameters=tuple(
             sorted({*_ignored(body, wire), *conversation.ignored, *toolbox.ignored})
         ),

@@ -1,11 +1,13 @@
 """Which parameters of a chat a model supports."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from contract.messages import Feature
 from gateway.dialects.chat.request import ChatCompletionRequest
+from gateway.dialects.chat.template_arguments import SWITCHES
 from gateway.dialects.parameters import NEEDS, check_supported, supported_chat_parameters
 from gateway.dialects.request import GenerationRequest
 from gateway.records.errors import BadRequestError
@@ -81,11 +83,18 @@ def test_thinking_budget_is_enforced_refused_or_without_effect(
     given: dict[str, Any], param: str
 ) -> None:
     request = read_chat(**given, zeta=1)
-    assert served(request) is request
+    switches = dict.fromkeys(SWITCHES, True) if request.sampling.thinking_budget else {}
+    for argument in ({}, {"enable_thinking": False}):
+        limited = read_chat(**given, chat_template_kwargs=argument)
+        assert limited.chat
+        # A bound turns reasoning on, unless another parameter turns it off.
+        known = served(limited)
+        assert known.chat == replace(limited.chat, template_arguments=argument or switches)
+        assert known.sampling == limited.sampling
     with pytest.raises(BadRequestError, match=f"'{param}' is not supported by this model"):
         served(request, Feature.THINKING_BUDGET)
     plain = check_supported(request, [Feature.CHAT])
-    assert plain.sampling.thinking_budget is None
+    assert (plain.sampling.thinking_budget, plain.chat) == (None, request.chat)
     assert set(plain.ignored_parameters) == {param, "zeta"}
 
 

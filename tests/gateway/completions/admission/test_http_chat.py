@@ -387,6 +387,42 @@ async def test_reasoning_without_a_switch_cannot_be_turned_off(
 
 
 @all_cases(
+    ("path", "given", "param"),
+    [
+        (CHATS, {"reasoning": {"max_tokens": 4}}, "reasoning.max_tokens"),
+        (CHATS, {"reasoning_budget_tokens": 4}, "reasoning_budget_tokens"),
+        (CHATS, {"reasoning_effort": 4}, "reasoning_effort"),
+        ("/v1/responses", {"reasoning": {"effort": 4}}, "reasoning.effort"),
+    ],
+)
+async def test_bound_of_reasoning_turns_it_on_or_is_named(
+    client: httpx.AsyncClient, store: "Redis", path: str, given: dict[str, Any], param: str
+) -> None:
+    marks = {"reasoning_start": "<think>", "reasoning_end": "</think>"}
+    switched = "{% if enable_thinking %}<think>{% else %}</think>{% endif %}"
+    for opening, is_on in ((switched, True), ("</think>", False), ("", True)):
+        template = (
+            "{{ messages[0].content }}{% if add_generation_prompt %}" + opening + "{% endif %}"
+        )
+        worker, name = await serve_chats(
+            store,
+            form=chat_format(template, **PARSERS, **marks),
+            template=template,
+            features=[*FEATURES, Feature.THINKING_BUDGET],
+        )
+        body = {"model": name, "messages": HELLO, "max_tokens": 8}
+        if path != CHATS:
+            body = {"model": name, "input": "Hello"}
+        request = asyncio.create_task(client.post(path, json=body | given))
+        claim = await worker.claim_one()
+        assert prompt_of(claim).endswith("<think>") is (opening == switched)
+        assert claim.job.sampling.thinking_budget == (4 if is_on else None)
+        await worker.conclude(claim, "Hi")
+        ignored = (await request).headers.get("x-ignored-params")
+        assert ignored == (None if is_on else param)
+
+
+@all_cases(
     ("features", "parameters", "param", "need"),
     [
         ([], {}, "messages", "a chat template"),
