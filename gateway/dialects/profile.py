@@ -116,6 +116,9 @@ class Profile:
     """Whether `prompt_token_ids` of a chat are beside its choices, and not in them."""
     has_null_parts: bool = False
     """Whether a chat message has null for absent reasoning and calls."""
+    scores_only_content: bool = False
+    """Whether the tokens of the log-probabilities of a chat are those of its content, and others,
+    such as the end of the text, have none."""
     timing: TimingShape = TimingShape.NONE
     error_style: ErrorStyle = ErrorStyle.OPENAI
 
@@ -164,6 +167,7 @@ PROFILES: dict[Dialect, Profile] = {
             most_stop_strings=4,
             most_logprobs=5,
             allows_missing_prompt=True,
+            scores_only_content=True,
         ),
         _FIREWORKS,
         replace(

@@ -1,5 +1,6 @@
 """Chat choices: assistant messages with reasoning, content and tool calls."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -11,7 +12,12 @@ from contract.messages import CallPiece, Delta, TokenLogprob, decode_logprobs
 from contract.outcomes import FinishReason
 from gateway.completions.rendering.choice import FAILED, FUNCTION_CALL, TOOL_CALLS, Choice
 from gateway.completions.rendering.completion import Completion
-from gateway.completions.rendering.logprobs import ScoredToken, logprobs_body, scored_tokens
+from gateway.completions.rendering.logprobs import (
+    ContentTokens,
+    ScoredToken,
+    logprobs_body,
+    scored_tokens,
+)
 from gateway.completions.rendering.prompt_logprobs import EncodedPrompt
 from gateway.completions.rendering.tool_calls import (
     ReturnedCalls,
@@ -74,6 +80,7 @@ class ChatChoice(Choice):
                 self._prompt_token_ids = ids
         self._is_legacy = chat.uses_legacy_functions
         self._visible = None if chat.shows_reasoning else _VisibleTokens()
+        self._content = ContentTokens() if request.profile.scores_only_content else None
         self._has_begun = False
         self._has_calls = False
         self._calls = ReturnedCalls(
@@ -152,6 +159,9 @@ class ChatChoice(Choice):
             token_ids, logprobs = delta.token_ids, decode_logprobs(delta.logprobs)
         else:
             token_ids, logprobs = self._visible.take(delta)
+        scored: Iterable[tuple[int, TokenLogprob]] = zip(token_ids, logprobs, strict=False)
+        if self._content is not None and request.logprobs is not None:
+            scored = self._content.take(delta)
         calls = self._calls.of(delta.calls)
         self._has_calls = self._has_calls or bool(calls)
         return _Piece(
@@ -163,8 +173,7 @@ class ChatChoice(Choice):
             []
             if request.logprobs is None
             else scored_tokens(
-                logprobs,
-                token_ids,
+                scored,
                 alternatives=request.logprobs,
                 names_by_id=request.names_tokens_by_id,
             ),

@@ -1,13 +1,14 @@
 """Log-probabilities: four parallel lists with text offsets in completions, objects in chats."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from contract.messages import TokenLogprob
+from contract.messages import Delta, TokenLogprob, decode_logprobs
 from contract.pieces import REPLACEMENT
 
 LOGPROB_FLOOR = -9999.0
@@ -175,6 +176,7 @@ class Alternative(msgspec.Struct, frozen=True):
     logprob: float
     bytes: list[int] | None
     """Of a part of a character its own bytes; None if an older worker does not report them."""
+    token_id: int | UnsetType | None = UNSET
 
 
 class ScoredToken(msgspec.Struct, frozen=True):
@@ -185,21 +187,22 @@ class ScoredToken(msgspec.Struct, frozen=True):
     bytes: list[int] | None
     top_logprobs: list[Alternative]
     """The likeliest tokens at its position, at most as many as requested."""
+    token_id: int | UnsetType = UNSET
+    text_offset: int | UnsetType = UNSET
 
 
 def scored_tokens(
-    logprobs: Sequence[TokenLogprob],
-    token_ids: Sequence[int],
+    scored: Iterable[tuple[int, TokenLogprob]],
     *,
     alternatives: int,
-    names_by_id: bool,
+    names_by_id: bool = False,
+    is_placed: bool = False,
 ) -> list[ScoredToken]:
     """Return tokens in the API's format, with at most `alternatives` top tokens each.
 
     With `names_by_id`, `bytes` are those of the token's text and of the names of top tokens, as in
-    vLLM.
+    vLLM. With `is_placed`, tokens have their ids and offsets, as in Fireworks' completions.
     """
-    named = named_by_id(logprobs, token_ids) if names_by_id else logprobs
     return [
         ScoredToken(
             entry.token,
@@ -207,21 +210,72 @@ def scored_tokens(
             max(entry.logprob or 0.0, LOGPROB_FLOOR),
             _bytes(original.token, original.parts.get(token_id)),
             [
-                Alternative(token, max(logprob, LOGPROB_FLOOR), _bytes(token, entry.parts.get(id_)))
+                Alternative(
+                    token,
+                    max(logprob, LOGPROB_FLOOR),
+                    _bytes(token, entry.parts.get(id_)),
+                    id_ if is_placed else UNSET,
+                )
                 for (token, logprob), id_ in zip_longest(
-                    (entry.top or ())[:alternatives], entry.top_ids[:alternatives]
+                    (entry.top or ())[:alternatives], original.top_ids[:alternatives]
                 )
             ],
+            token_id if is_placed else UNSET,
+            original.offset if is_placed else UNSET,
         )
-        for entry, original, token_id in zip(named, logprobs, token_ids, strict=False)
+        for token_id, original in scored
+        for entry in (named_by_id([original], [token_id]) if names_by_id else [original])
     ]
 
 
 def encoded_tokens(scored: Sequence[tuple[int, TokenLogprob]], alternatives: int) -> bytes:
     """Return tokens in the API's format as JSON without brackets, to be placed in an array."""
-    token_ids, logprobs = zip(*scored, strict=True)
-    tokens = scored_tokens(logprobs, token_ids, alternatives=alternatives, names_by_id=False)
-    return _json(tokens)[1:-1]
+    return _json(scored_tokens(scored, alternatives=alternatives))[1:-1]
+
+
+class ContentTokens:
+    """Finds the tokens whose texts join to the content of a choice.
+
+    Others are marks, reasoning, calls, what a stop string has removed, and the end of the text.
+    """
+
+    def __init__(self) -> None:
+        self._tokens: list[tuple[int, TokenLogprob]] = []
+        """Tokens whose text has not arrived, or that have none in the content."""
+        self._text = ""
+        """Content at the beginning of the first of these tokens."""
+
+    def take(self, delta: Delta) -> list[tuple[int, TokenLogprob]]:
+        """Return the tokens of a delta's content, some of which may have arrived before it."""
+        scored = zip(delta.token_ids, decode_logprobs(delta.logprobs), strict=False)
+        tokens = [*self._tokens, *scored][delta.reasoning_tokens :]
+        text, found, start = self._text + delta.text, list[tuple[int, TokenLogprob]](), 0
+        for number, (token_id, entry) in enumerate(tokens, 1):
+            if not text:
+                break
+            said = _beginning(text, entry.token, is_last=delta.finish_reason is not None)
+            if said:
+                # Tokens without text are parts of a character that this token completes.
+                found += [each for each in tokens[start : number - 1] if not each[1].token]
+                found.append((token_id, msgspec.structs.replace(entry, token=said)))
+                text, start = text[len(said) :], number
+            elif entry.token.startswith(text):
+                break
+        else:
+            # Text never comes before its tokens.
+            start, text = len(tokens), ""
+        self._tokens, self._text = ([], "") if delta.calls else (tokens[start:], text)
+        return found
+
+
+def _beginning(text: str, token: str, *, is_last: bool) -> str:
+    """Return what a text begins with of a token: all, what is left of it, or nothing.
+
+    A stop string removes the end of the last token, and some parsers white space before content.
+    """
+    if is_last and token.startswith(text):
+        return text
+    return next((said for said in (token, token.lstrip()) if said and text.startswith(said)), "")
 
 
 def logprobs_body(tokens: list[ScoredToken]) -> dict[str, Any]:

@@ -122,7 +122,7 @@ class NativeChoice(Choice):
         if count is None:
             return []
         logprobs = decode_logprobs(delta.logprobs)
-        scored = scored_tokens(logprobs, delta.token_ids, alternatives=count, names_by_id=False)
+        scored = scored_tokens(zip(delta.token_ids, logprobs, strict=False), alternatives=count)
         is_post = self._request.reports_probabilities
         entries = zip(delta.token_ids, scored, logprobs, strict=True)
         return [

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from contract.messages import Delta, TokenLogprob, decode_logprobs
+from contract.messages import Delta, TokenLogprob
 from contract.outcomes import FinishReason
-from gateway.completions.rendering.logprobs import encoded_tokens
+from gateway.completions.rendering.logprobs import ContentTokens, encoded_tokens
 from gateway.completions.rendering.tool_calls import ReturnedCalls
 from gateway.dialects.request import GenerationRequest
 
@@ -69,7 +69,7 @@ class PartStream:
     """Finds the parts in the deltas of one choice. One part is open at a time.
 
     White space alone makes no part: it is held back until text follows, and dropped before a call
-    and at the end. So are the log-probabilities of tokens until text arrives to which they belong.
+    and at the end, with the log-probabilities of its tokens.
     """
 
     def __init__(self, request: GenerationRequest) -> None:
@@ -80,8 +80,9 @@ class PartStream:
             returns_one=use is not None and not use.is_parallel,
         )
         self._alternatives = request.logprobs
+        self._tokens = ContentTokens()
         self._unplaced: list[tuple[int, TokenLogprob]] = []
-        """Tokens whose log-probabilities wait for the text to which they belong."""
+        """The tokens of the text that waits for its part."""
         self._open: Part | None = None
         self._blank = ""
         self.parts: list[Part] = []
@@ -94,8 +95,8 @@ class PartStream:
         """Return what a delta changes."""
         events: list[PartEvent] = []
         pieces = self._calls.of(delta.calls)
-        scored = zip(delta.token_ids, decode_logprobs(delta.logprobs), strict=False)
-        self._unplaced = [*self._unplaced, *scored][delta.reasoning_tokens :]
+        if self._alternatives is not None:
+            self._unplaced += self._tokens.take(delta)
         if delta.reasoning and self._shows_reasoning:
             events += self._grow(PartKind.REASONING, delta.reasoning)
         # The end of a call comes before the text after it, and the text before the next call.
@@ -107,15 +108,13 @@ class PartStream:
             events += self._add_text(delta.text)
         for piece in pieces:
             if piece.index != open_call:
-                self._blank = ""
+                self._blank, self._unplaced = "", []
                 events += self._grow(
                     PartKind.CALL, piece.arguments, call=piece.index, name=piece.name
                 )
-        if pieces:
-            self._unplaced = []
         if delta.finish_reason is not None:
             self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
-            events += self._finish()
+            events += self._end()
         return events
 
     def grow(self, delta: Delta) -> tuple[Part, str] | None:
@@ -161,14 +160,9 @@ class PartStream:
             logprobs = encoded_tokens(self._unplaced, self._alternatives or 0)
             part.logprobs.append(logprobs)
             self._unplaced = []
-        if text or logprobs:
+        if text:
             part.pieces.append(text)
             yield PartEvent(Change.GROWN, part, text, logprobs)
-
-    def _finish(self) -> Iterable[PartEvent]:
-        if self._unplaced and self._open and self._open.kind is PartKind.TEXT:
-            yield from self._grow(PartKind.TEXT, "")
-        yield from self._end()
 
     def _end(self) -> Iterable[PartEvent]:
         part, self._open = self._open, None

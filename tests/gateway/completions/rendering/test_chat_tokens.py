@@ -50,7 +50,7 @@ async def test_logprobs_are_one_object_for_each_token() -> None:
         said("", finish=STOP, logprobs=[TokenLogprob("</s>", float("-inf"), 1, top)]),
         ended(),
     ]
-    fields = {"logprobs": 3}
+    fields = {"logprobs": 3, "dialect": Dialect.LLAMACPP}
     expected = {
         "token": "é",
         "logprob": -0.5,
@@ -102,6 +102,7 @@ async def test_tokens_are_returned_once_with_their_first_content() -> None:
         ended(),
     ]
     fields = {"logprobs": 0, "return_token_ids": True, "tool_use": USE}
+    fields |= {"dialect": Dialect.LLAMACPP}
     reported = streamed(*replies, **fields)
     assert [(each["delta"], each.get("token_ids"), tokens(each)) for each in reported] == [
         ({"role": "assistant", "content": ""}, None, []),
@@ -116,6 +117,26 @@ async def test_tokens_are_returned_once_with_their_first_content() -> None:
     choice = await whole(*replies, **fields)
     assert choice["token_ids"] == [1, 2, 3, 4, 5, 6]
     assert choice["prompt_token_ids"] == [5, 6, 7]
+
+
+async def test_tokens_of_dialect_openai_join_to_the_content() -> None:
+    replies = [
+        said("", token_ids=[1, 2], logprobs=[scored("<think>"), scored("a")]),
+        said("b", reasoning="a", reasoning_tokens=2, token_ids=[3], logprobs=[scored("\n\nb")]),
+        said("c", token_ids=[4, 5], logprobs=[scored("c"), scored("")]),
+        said("é", token_ids=[6, 7], logprobs=[scored("é"), scored("</s>")]),
+        said("", token_ids=[8, 9], logprobs=[scored("d"), scored("ef")]),
+        said("d", token_ids=[4], logprobs=[scored("<tool_call>")]),
+        said("ef", calls=[CallPiece(0, "f", "{}")], token_ids=[5], logprobs=[scored("{}")]),
+        said("g", token_ids=[6, 7], finish=STOP, logprobs=[scored("gh"), scored("</s>")]),
+        ended(),
+    ]
+    for chat in (CHAT, HIDING):
+        fields = {"logprobs": 0, "tool_use": USE, "chat": chat}
+        found = [each for part in streamed(*replies, **fields) for each in tokens(part)]
+        assert found == ["b", "c", "", "é", "d", "ef", "g"]
+        choice = await whole(*replies, **fields)
+        assert (tokens(choice), "".join(found)) == (found, choice["message"]["content"])
 
 
 async def test_dialect_vllm_has_the_prompt_ids_beside_the_choices() -> None:
@@ -173,6 +194,7 @@ async def test_hidden_reasoning_shows_in_nothing(
 ) -> None:
     replies = [*HIDDEN, *rest, scored_by_id("", 9, finish=STOP), ended(tokens=9)]
     fields = {"chat": HIDING, "logprobs": 1, "return_token_ids": True, "tool_use": USE}
+    fields |= {"dialect": Dialect.LLAMACPP}
     reported = streamed(*replies, **fields)
 
     assert [token for each in reported for token in each.get("token_ids", [])] == ids

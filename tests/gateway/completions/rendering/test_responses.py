@@ -339,8 +339,8 @@ async def test_tokens_of_a_text_have_their_log_probabilities() -> None:
         scored("", "<think>"),
         scored("", "a", reasoning="a", reasoning_tokens=2),
         scored("Hel", "</think>", "Hel", reasoning_tokens=1),
-        scored("", "l"),  # A part of a character, or of a stop string.
-        scored("lo", "o"),
+        scored("", ""),  # A part of a character.
+        scored("lo", "lo"),
         scored("", "<call>"),
         scored("", "a", "{}", calls=[CallPiece(0, "a", "{}")]),
         scored("é", "é"),
@@ -350,7 +350,7 @@ async def test_tokens_of_a_text_have_their_log_probabilities() -> None:
     whole = await whole_of(replies, response(**fields))
     texts = [each["content"][0] for each in whole["output"] if each["type"] == "message"]
     shown = [[token["token"] for token in each["logprobs"]] for each in texts]
-    assert shown == [["Hel", "l", "o"], ["é", "<end>"]]
+    assert shown == [["Hel", "", "lo"], ["é"]]
     assert texts[1]["logprobs"][0] == {
         "token": "é",
         "logprob": -0.5,
