@@ -17,7 +17,9 @@ import msgspec
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from gateway.dialects.request import ChatRequest, GenerationRequest
+from common.present import present
+from gateway.dialects.parameters import MAX_NAMED
+from gateway.dialects.request import GenerationRequest, Sealed
 
 Seal = Callable[[str, int], str]
 """Seals the reasoning at a place of one response."""
@@ -67,19 +69,35 @@ class Sealer:
                 continue
         return None
 
-    def opened(self, chat: ChatRequest, *, tenant_id: str, model: str) -> ChatRequest:
-        """Return a chat with the reasoning of its messages opened; what cannot be is dropped."""
+    def opened(
+        self, request: GenerationRequest, *, tenant_id: str, model: str
+    ) -> GenerationRequest:
+        """Return a request with the reasoning of its messages opened.
+
+        What cannot be opened is dropped, and named as ignored by its place.
+        """
+        chat = present(request.chat)
         if not any("sealed" in each for each in chat.messages):
-            return chat
-        messages = []
+            return request
+        messages, dropped = [], list[str]()
         for message in chat.messages:
-            sealed, read = message.get("sealed"), {**message}
-            read.pop("sealed", None)
-            text = None if sealed is None else self.open(sealed, tenant_id=tenant_id, model=model)
-            if text is not None:
-                read |= {"reasoning": text, "reasoning_content": text}
+            read, texts = {**message}, list[str]()
+            for part in read.pop("sealed", ()):
+                text = part
+                if isinstance(part, Sealed):
+                    text = self.open(part.text, tenant_id=tenant_id, model=model)
+                if text is None:
+                    dropped.append(part.place)
+                else:
+                    texts.append(text)
+            if texts:
+                read |= dict.fromkeys(("reasoning", "reasoning_content"), "\n".join(texts))
             messages.append(read)
-        return replace(chat, messages=messages)
+        return msgspec.structs.replace(
+            request,
+            chat=replace(chat, messages=messages),
+            ignored_parameters=tuple(sorted({*request.ignored_parameters, *dropped[:MAX_NAMED]})),
+        )
 
 
 def _owner(tenant_id: str, model: str) -> bytes:

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -238,6 +238,14 @@ class Reasoning:
     """Whether the prompt has begun the reasoning; if not, the response may."""
 
 
+class Sealed(NamedTuple):
+    """Reasoning as `gateway.completions.sealing` has sealed it for the client."""
+
+    text: str
+    place: str
+    """Its place in the body."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
     """The parts of a chat that a completion does not have."""
@@ -245,8 +253,7 @@ class ChatRequest:
     messages: list[dict[str, Any]]
     """In the form of `gateway.dialects.chat.messages`, before content gets the model's form.
 
-    An assistant's message may have `sealed`: its reasoning, as `gateway.completions.sealing` sealed
-    it for the client."""
+    An assistant's message may have `sealed`, its reasoning in order: texts, and Sealed ones."""
     param: str = "messages"
     """The parameter that contains them."""
     tools: list[dict[str, Any]] = field(default_factory=list)

@@ -260,11 +260,9 @@ class RequestChecker:
             adapter = "" if choice.adapter is None else choice.adapter.sha256
             model = f"{card.model} {card.tokenizer_digest} {adapter}"
             opened = partial(
-                self._sealer.opened, request.chat, tenant_id=principal.tenant_id, model=model
+                self._sealer.opened, request, tenant_id=principal.tenant_id, model=model
             )
-            request = msgspec.structs.replace(
-                request, chat=await call.beside(opened), sealed_for=model
-            )
+            request = msgspec.structs.replace(await call.beside(opened), sealed_for=model)
         template = await self._score_template(request, card)
         if request.pooling is not None:
             request = check_template_arguments(request, template, card.model)

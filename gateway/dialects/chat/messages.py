@@ -17,7 +17,7 @@ from gateway.dialects.images import MAX_IMAGES, decoded_image
 from gateway.dialects.json_types import schema_of
 from gateway.dialects.members import by_type
 from gateway.dialects.parameters import Endpoints
-from gateway.dialects.request import ImageSource
+from gateway.dialects.request import ImageSource, Sealed
 from gateway.dialects.wire import parse_object, written_object
 from gateway.records.errors import (
     InvalidJsonError,
@@ -123,6 +123,17 @@ class Conversation:
         last = self.messages[-1]
         is_text = last["content"] is not None and "tool_calls" not in last
         return last["role"] == "assistant" and is_text
+
+
+def join_reasoning(message: dict[str, Any]) -> None:
+    """Join the texts in `reasoning` of a message, unless some of them are to be opened first."""
+    parts = message.pop("reasoning", None)
+    if parts is None:
+        return
+    if any(isinstance(each, Sealed) for each in parts):
+        message["sealed"] = parts
+    else:
+        message |= dict.fromkeys(("reasoning", "reasoning_content"), "\n".join(parts))
 
 
 def read_messages(value: object, *, takes_any_role: bool = False) -> Conversation:

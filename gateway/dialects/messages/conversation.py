@@ -15,6 +15,7 @@ from gateway.dialects.chat.messages import (
     MAX_PARTS,
     Conversation,
     add_image,
+    join_reasoning,
     read_object,
     read_text,
     required_text,
@@ -24,6 +25,7 @@ from gateway.dialects.images import SIGNATURES
 from gateway.dialects.json_styles import restyled
 from gateway.dialects.members import by_type, name_once
 from gateway.dialects.parameters import Endpoints
+from gateway.dialects.request import Sealed
 from gateway.records.errors import MissingParameterError, must, shown, unsupported
 
 ROLES: Final = ("user", "assistant", "system")
@@ -68,9 +70,7 @@ class _Reader:
     def finished(self) -> Conversation:
         """Return the conversation, in which content of one text is that text."""
         for message in self._messages:
-            if "reasoning" in message:
-                text = "\n".join(message["reasoning"])
-                message.update(reasoning=text, reasoning_content=text)
+            join_reasoning(message)
             parts = message["content"]
             if parts == []:
                 message["content"] = None if "tool_calls" in message else ""
@@ -258,11 +258,11 @@ def _call(block: dict[str, Any], path: str) -> dict[str, Any]:
 def _add_reasoning(message: dict[str, Any], block: dict[str, Any], kind: str, path: str) -> None:
     """Add reasoning as text if the block has text; else as it was sealed, which is opened later."""
     text = read_text(block, "thinking", path) if kind == "thinking" else ""
-    sealed = read_text(block, "signature" if kind == "thinking" else "data", path)
-    if text:
-        message.setdefault("reasoning", []).append(text)
-    elif sealed:
-        message["sealed"] = sealed
+    name = "signature" if kind == "thinking" else "data"
+    sealed = read_text(block, name, path)
+    if text or sealed:
+        part = text or Sealed(sealed, f"{path}.{name}")
+        message.setdefault("reasoning", []).append(part)
 
 
 def _one_of(names: Sequence[str]) -> str:

@@ -19,6 +19,7 @@ from gateway.dialects.chat.messages import (
     Conversation,
     add_image,
     check_detail,
+    join_reasoning,
     read_arguments,
     read_object,
     read_text,
@@ -28,6 +29,7 @@ from gateway.dialects.fields import one_of, read_list, required
 from gateway.dialects.json_styles import restyled
 from gateway.dialects.members import by_type, name_once
 from gateway.dialects.parameters import Endpoints
+from gateway.dialects.request import Sealed
 from gateway.dialects.responses.tools import Toolbox, flat_name
 from gateway.records.errors import MissingParameterError, invalid, must, unsupported
 
@@ -50,7 +52,6 @@ _OUTPUTS: Final = (
 _ITEM_MEMBERS: Final = by_type(Endpoints.RESPONSES, "input[]")
 _PART_MEMBERS: Final = by_type(Endpoints.RESPONSES, "content[]")
 _SYSTEM: Final = ("system", "developer")
-_REASONINGS: Final = ("reasoning", "reasoning_content")
 
 _Part = dict[str, str]
 
@@ -112,8 +113,7 @@ class _Reader:
             first[0]["content"] += message["content"]
         del self._messages[1 : len(first)]
         for message in self._messages:
-            if "reasoning" in message:
-                message.update(dict.fromkeys(_REASONINGS, "\n".join(message["reasoning"])))
+            join_reasoning(message)
             calls = message.get("tool_calls")
             if calls and not self._uncalled.isdisjoint(call["id"] for call in calls):
                 self._ignore("calls_without_output")
@@ -189,10 +189,8 @@ class _Reader:
         if message["content"] or "tool_calls" in message:
             self.add("assistant", [])
             message = self._messages[-1]
-        if text:
-            message.setdefault("reasoning", []).append(text)
-        else:
-            message["sealed"] = sealed
+        part = text or Sealed(sealed or "", f"{path}.encrypted_content")
+        message.setdefault("reasoning", []).append(part)
 
     def _read_function_call(self, item: dict[str, Any], path: str) -> None:
         name = _required(item, "name", path)

@@ -1,11 +1,14 @@
 """Sealed reasoning: who can open it, and what becomes of the rest."""
 
 import base64
+from dataclasses import replace
 
+import msgspec
 import pytest
 
 from gateway.completions.sealing import Sealer
-from gateway.dialects.request import ChatRequest
+from gateway.dialects.parameters import MAX_NAMED
+from gateway.dialects.request import ChatRequest, Sealed
 from tests.gateway.replies import completion
 
 TEXT = "Let me see… 42."
@@ -42,13 +45,26 @@ def test_reasoning_is_sealed_alike_in_every_replay_and_opened_with_an_older_key(
         "",
     ],
 )
-def test_foreign_and_broken_reasoning_is_dropped(blob: str) -> None:
-    messages = [
-        {"role": "assistant", "content": "a", "sealed": blob, "reasoning": "shown"},
-        {"role": "assistant", "content": "b", "sealed": sealed()},
+def test_foreign_and_broken_reasoning_is_dropped_and_named(blob: str) -> None:
+    turn = [Sealed(blob, "a"), Sealed(sealed(), "b"), "shown", Sealed(sealed(), "c")]
+    chat = ChatRequest(
+        messages=[
+            {"role": "assistant", "content": "a", "sealed": [Sealed(blob, f"d[{number}]")]}
+            for number in range(MAX_NAMED)
+        ]
+        + [{"role": "assistant", "content": "b", "sealed": turn}]
+    )
+    request = completion(chat=chat, sealed_for="m").request
+    read = Sealer(["first"]).opened(request, tenant_id="acme", model="m")
+    assert read.chat
+    text = f"{TEXT}\nshown\n{TEXT}"
+    assert read.chat.messages == [
+        *[{"role": "assistant", "content": "a"}] * MAX_NAMED,
+        {"role": "assistant", "content": "b", "reasoning": text, "reasoning_content": text},
     ]
-    chat = Sealer(["first"]).opened(ChatRequest(messages=messages), tenant_id="acme", model="m")
-    assert chat.messages == [
-        {"role": "assistant", "content": "a", "reasoning": "shown"},
-        {"role": "assistant", "content": "b", "reasoning": TEXT, "reasoning_content": TEXT},
-    ]
+    assert read.ignored_parameters == tuple(sorted(f"d[{each}]" for each in range(MAX_NAMED)))
+    alone = replace(chat, messages=chat.messages[-1:])
+    request = msgspec.structs.replace(request, chat=alone)
+    assert Sealer(["first"]).opened(request, tenant_id="acme", model="m").ignored_parameters == (
+        "a",
+    )

@@ -20,6 +20,7 @@ from gateway.dialects.request import (
     ChatRequest,
     GenerationRequest,
     ImageSource,
+    Sealed,
     StructureKind,
     ToolMode,
 )
@@ -93,6 +94,7 @@ def tool(content: str = "b", number: int = 1) -> dict[str, Any]:
 
 THOUGHT = {"type": "thinking", "thinking": "Hm.", "signature": "of another server"}
 HIDDEN = {"type": "thinking", "thinking": "", "signature": "sealed"}
+PLACE = "messages[1].content[0]."
 THINKS = {"enable_thinking": True, "thinking": True}
 REASONING = {"reasoning": "Hm.", "reasoning_content": "Hm."}
 
@@ -146,15 +148,24 @@ CONVERSATIONS: list[tuple[list[Any], list[dict[str, Any]]]] = [
         [HELLO, assistant(HIDDEN), user(text())],
         [
             HELLO,
-            {"role": "assistant", "content": "", "sealed": "sealed"},
+            {"role": "assistant", "content": "", "sealed": [Sealed("sealed", PLACE + "signature")]},
             {"role": "user", "content": "a"},
         ],
     ),
     (
-        [HELLO, assistant({"type": "redacted_thinking", "data": "sealed"}, use())],
+        [HELLO, assistant({"type": "redacted_thinking", "data": "sealed"}, THOUGHT, HIDDEN, use())],
         [
             HELLO,
-            {"role": "assistant", "content": None, "sealed": "sealed", "tool_calls": [called()]},
+            {
+                "role": "assistant",
+                "content": None,
+                "sealed": [
+                    Sealed("sealed", PLACE + "data"),
+                    "Hm.",
+                    Sealed("sealed", "messages[1].content[2].signature"),
+                ],
+                "tool_calls": [called()],
+            },
         ],
     ),
     (

@@ -8,7 +8,7 @@ import pytest
 
 from contract.dialect import Dialect
 from gateway.dialects.profile import PROFILES
-from gateway.dialects.request import GenerationRequest, StructureKind, ToolMode
+from gateway.dialects.request import GenerationRequest, Sealed, StructureKind, ToolMode
 from gateway.dialects.responses.request import read_response
 from gateway.records.errors import BadRequestError
 from tests.gateway.dialects.chat_reading import PNG_URI
@@ -80,7 +80,7 @@ def test_items_of_one_turn_are_one_message() -> None:
     )
     first, turn, *outputs = messages
     assert first == user("a")
-    assert turn["sealed"] == "sealed"
+    assert turn["sealed"] == [Sealed("sealed", "input[1].encrypted_content")]
     assert [part["text"] for part in turn["content"]] == ["b", "c"]
     expected = [("f", {"a": 1}), ("patch", {"input": "*** Begin"}), ("mcp__look", {"a": 1})]
     assert calls_of(turn) == expected
@@ -142,10 +142,21 @@ def test_reasoning_is_read_from_its_text_or_sealed() -> None:
     for item, reasoning, sealed in (
         (texts, "r", None),
         ({"summary": texts["summary"]}, "s", None),
-        ({"summary": texts["summary"], "encrypted_content": "x"}, None, "x"),
+        (
+            {"summary": texts["summary"], "encrypted_content": "x"},
+            None,
+            [Sealed("x", "input[1].encrypted_content")],
+        ),
         ({"summary": []}, None, None),
     ):
-        message = messages_of([user("a"), {"type": "reasoning", **item}, answer])[1]
+        reasoning_item = {"type": "reasoning", **item}
+        message = messages_of([user("a"), reasoning_item, answer])[1]
+        if sealed:
+            # Several items of one turn stay in order.
+            both = messages_of([user("a"), reasoning_item, {"type": "reasoning", **texts}, answer])[
+                1
+            ]
+            assert both["sealed"] == [*sealed, "r"]
         assert message.get("reasoning") == message.get("reasoning_content") == reasoning
         assert message.get("sealed") == sealed
 
