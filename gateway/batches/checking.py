@@ -223,6 +223,7 @@ async def _token_refusal(transaction: AsyncSession, principal: Principal, tokens
             return (
                 f"The batches of the {subject.scope} {subject.id} that have not ended may have "
                 f"{limit} tokens in total. Given: up to {tokens} tokens, besides {used} of other "
-                "batches."
+                "batches. Each byte of a line counts as one token of its prompt, up to the context "
+                "window, and as completion tokens count the most that the line allows."
             )
     return ""

@@ -96,6 +96,8 @@ def to_generation_request(
         )
     max_tokens = read_max_tokens(body, profile, is_echoed=is_echoed)
     most = profile.most_logprobs
+    has_objects = profile.has_scored_objects and body.logprobs is True
+    by_default = 0 if has_objects else profile.logprobs_true
     tool_use = read_tool_use(body)
     objects = OBJECTS[Endpoints.COMPLETIONS]
     objects["tools[]"].check(body.tools, "tools", ignored)
@@ -111,7 +113,8 @@ def to_generation_request(
         n=n,
         best_of=best_of,
         ranking=ranking,
-        logprobs=read_logprobs(body, by_default=profile.logprobs_true, most=most),
+        logprobs=read_logprobs(body, by_default=by_default, most=most),
+        has_scored_objects=has_objects,
         echo=is_echoed,
         echo_last=echo_last,
         tool_use=tool_use,

@@ -116,6 +116,8 @@ class Profile:
     """Whether `prompt_token_ids` of a chat are beside its choices, and not in them."""
     has_null_parts: bool = False
     """Whether a chat message has null for absent reasoning and calls."""
+    has_scored_objects: bool = False
+    """Whether `logprobs: true` of a completion returns objects as in chats, and not lists."""
     scores_only_content: bool = False
     """Whether the tokens of the log-probabilities of a chat are those of its content, and others,
     such as the end of the text, have none."""
@@ -174,6 +176,7 @@ PROFILES: dict[Dialect, Profile] = {
             _FIREWORKS,
             name=Dialect.FIREWORKS_2026,
             includes_stop=False,
+            has_scored_objects=True,
             mirostat_unit=MirostatUnit.BITS,
         ),
         _LLAMACPP,

@@ -376,6 +376,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     """Alternatives to return for each token of the prompt; None returns nothing."""
+    has_scored_objects: bool = False
+    """Whether log-probabilities of a completion are objects as in chats, and not lists."""
     names_tokens_by_id: bool = False
     """Whether log-probabilities call tokens `token_id:N`, and not by their texts."""
     echo: bool = False

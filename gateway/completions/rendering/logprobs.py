@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from contract.messages import Delta, TokenLogprob, decode_logprobs
 from contract.pieces import REPLACEMENT
+from gateway.dialects.request import GenerationRequest
 
 LOGPROB_FLOOR = -9999.0
 """Replaces minus infinity, which JSON cannot represent."""
@@ -29,16 +30,26 @@ class LogprobLists:
     """A fifth list, as in Fireworks' API, if token ids were requested."""
     before: dict[str, bytes] | None = None
     """Encoded lists (see `encoded`) of the echoed prompt, which come first."""
+    content: list["ScoredToken"] | None = None
+    """The tokens as objects in place of all lists, or None."""
 
     def extend(
         self,
         logprobs: Sequence[TokenLogprob],
         token_ids: Sequence[int],
+        request: GenerationRequest,
         *,
         base: int,
-        returns_ids: bool = False,
     ) -> None:
         """Append tokens; `base` is where their text starts in the returned text."""
+        names_by_id, scored = request.names_tokens_by_id, zip(token_ids, logprobs, strict=False)
+        if request.has_scored_objects:
+            self.content = scored_tokens(
+                scored, alternatives=request.logprobs or 0, names_by_id=names_by_id, base=base
+            )
+            return
+        if names_by_id:
+            logprobs = named_by_id(logprobs, token_ids)
         for entry, token_id in zip(logprobs, token_ids, strict=False):
             self.tokens.append(entry.token)
             self.token_logprobs.append(
@@ -46,13 +57,13 @@ class LogprobLists:
             )
             self.top_logprobs.append(None if entry.top is None else _by_key(entry, token_id))
             self.text_offset.append(base + entry.offset)
-        if returns_ids:
+        if request.return_token_ids:
             self.token_ids = [*(self.token_ids or []), *token_ids]
 
     @property
     def is_empty(self) -> bool:
         """Whether there is no token, echoed or new."""
-        return not self.tokens and not self.before
+        return not self.tokens and not self.content and not self.before
 
     def append(self, other: "LogprobLists") -> None:
         """Append the lists of `other`."""
@@ -63,6 +74,8 @@ class LogprobLists:
         if other.token_ids is not None:
             self.token_ids = self.token_ids or []
             self.token_ids += other.token_ids
+        if other.content is not None:
+            self.content = [*(self.content or []), *other.content]
         self.before = self.before or other.before
 
     def body(self) -> dict[str, Any]:
@@ -77,6 +90,8 @@ class LogprobLists:
         return {name: _json(items)[1:-1] for name, items in self._lists().items()}
 
     def _lists(self) -> dict[str, list[Any]]:
+        if self.content is not None:
+            return {"content": self.content}
         lists: dict[str, list[Any]] = {
             "tokens": self.tokens,
             "token_logprobs": self.token_logprobs,
@@ -196,12 +211,12 @@ def scored_tokens(
     *,
     alternatives: int,
     names_by_id: bool = False,
-    is_placed: bool = False,
+    base: int | None = None,
 ) -> list[ScoredToken]:
     """Return tokens in the API's format, with at most `alternatives` top tokens each.
 
     With `names_by_id`, `bytes` are those of the token's text and of the names of top tokens, as in
-    vLLM. With `is_placed`, tokens have their ids and offsets, as in Fireworks' completions.
+    vLLM. With `base`, where their text starts, they have ids and offsets, as Fireworks has them.
     """
     return [
         ScoredToken(
@@ -214,14 +229,14 @@ def scored_tokens(
                     token,
                     max(logprob, LOGPROB_FLOOR),
                     _bytes(token, entry.parts.get(id_)),
-                    id_ if is_placed else UNSET,
+                    UNSET if base is None else id_,
                 )
                 for (token, logprob), id_ in zip_longest(
                     (entry.top or ())[:alternatives], original.top_ids[:alternatives]
                 )
             ],
-            token_id if is_placed else UNSET,
-            original.offset if is_placed else UNSET,
+            UNSET if base is None else token_id,
+            UNSET if base is None else base + original.offset,
         )
         for token_id, original in scored
         for entry in (named_by_id([original], [token_id]) if names_by_id else [original])

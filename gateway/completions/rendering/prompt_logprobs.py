@@ -13,7 +13,7 @@ import msgspec
 from contract.messages import PromptScored, TokenLogprob, decode_logprobs
 from gateway.completions.queue.generation import Reply, Turn
 from gateway.completions.rendering.completion import Completion
-from gateway.completions.rendering.logprobs import LOGPROB_FLOOR, LogprobLists, named_by_id, placed
+from gateway.completions.rendering.logprobs import LOGPROB_FLOOR, LogprobLists, placed
 from gateway.dialects.request import GenerationRequest
 from gateway.records.errors import invalid
 
@@ -98,11 +98,9 @@ def _echoed(
     most = request.logprobs or 0
     if (request.prompt_logprobs or 0) > most:
         shown = [_limited(*each, most=most) for each in zip(shown, shown_ids, strict=True)]
-    if request.names_tokens_by_id:
-        shown = named_by_id(shown, shown_ids)
     lists = LogprobLists()
-    lists.extend(shown, shown_ids, base=0, returns_ids=request.return_token_ids)
-    return lists.encoded() if lists.tokens else {}
+    lists.extend(shown, shown_ids, request, base=0)
+    return {} if lists.is_empty else lists.encoded()
 
 
 def _scores(

@@ -9,7 +9,7 @@ from contract.messages import Delta, decode_logprobs
 from contract.outcomes import FinishReason
 from gateway.completions.rendering.choice import FAILED, TOOL_CALLS, Choice
 from gateway.completions.rendering.completion import Completion
-from gateway.completions.rendering.logprobs import LogprobLists, named_by_id
+from gateway.completions.rendering.logprobs import LogprobLists
 from gateway.completions.rendering.prompt_logprobs import EncodedPrompt
 from gateway.completions.rendering.tool_calls import tool_calls_in
 from gateway.dialects.request import GenerationRequest
@@ -141,18 +141,15 @@ class TextChoice(Choice):
     def _logprobs(self, delta: Delta) -> LogprobLists | None:
         lists = LogprobLists(before=self._prompt_logprobs.echoed)
         logprobs = decode_logprobs(delta.logprobs)
-        if self._request.names_tokens_by_id:
-            logprobs = named_by_id(logprobs, delta.token_ids)
-        lists.extend(
-            logprobs,
-            delta.token_ids,
-            base=len(self._echo),
-            returns_ids=self._request.return_token_ids,
-        )
+        lists.extend(logprobs, delta.token_ids, self._request, base=len(self._echo))
         return None if lists.is_empty else lists
 
     def _whole_logprobs(self) -> LogprobLists:
-        lists = LogprobLists(token_ids=[] if self._request.return_token_ids else None)
+        request = self._request
+        lists = LogprobLists(
+            token_ids=[] if request.return_token_ids else None,
+            content=[] if request.has_scored_objects else None,
+        )
         for piece in self._pieces:
             if piece.logprobs is not None:
                 lists.append(piece.logprobs)

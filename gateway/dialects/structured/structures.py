@@ -97,9 +97,9 @@ _WRAPPER = {"name", "description", "strict"}
 RESPONSE_FORMAT_SCHEMA = schema_of(
     """{
         "type": kind,
-        "schema?": dict | bool | None,
-        "value?": dict | bool | None,
-        "json_schema?": dict | bool | None,
+        "schema?": dict | bool | str | None,
+        "value?": dict | bool | str | None,
+        "json_schema?": dict | bool | str | None,
         "grammar?": str | None,
     } | None""",
     kind={"enum": list(_FORMAT_TYPES)},
@@ -135,10 +135,12 @@ def _json_format(value: dict[str, Any], *, needs_schema: bool) -> Structure:
     # Hugging Face's client sends every schema as TGI expects it, in `value`.
     members = ("json_schema", "schema", "value")
     member = next((each for each in members if value.get(each) is not None), members[0])
-    schema = value.get(member)
+    schema, place = value.get(member), f"{_FORMAT}.{member}"
     if schema is None and not needs_schema:
         return Structure(StructureKind.JSON_OBJECT, None, _FORMAT)
-    place = f"{_FORMAT}.{member}"
+    if isinstance(schema, str):
+        # Fireworks takes it as text, too.
+        schema = decoded_schema(schema, place)
     if (
         member != "schema"
         and isinstance(schema, dict)
@@ -147,7 +149,7 @@ def _json_format(value: dict[str, Any], *, needs_schema: bool) -> Structure:
         within = "schema" if "schema" in schema or "value" not in schema else "value"
         place, schema = f"{place}.{within}", schema.get(within)
     return Structure(
-        StructureKind.JSON_SCHEMA, checked_schema(schema, place), _FORMAT, f".{member}"
+        StructureKind.JSON_SCHEMA, decoded_schema(schema, place), _FORMAT, f".{member}"
     )
 
 
@@ -204,8 +206,8 @@ class StructureParameters(Parameters):
     """A JSON schema that the text must match, or its text; {} matches any JSON. Default: none."""
     response_format: Annotated[Any, Field(json_schema_extra=RESPONSE_FORMAT_SCHEMA)] = None
     """`{type: text}`, `{type: json_object}` with an optional `schema`, `{type: json_schema,
-    json_schema: {schema}}` (or the schema itself there or in `value`), or `{type: grammar,
-    grammar}`. Default: text."""
+    json_schema: {schema}}` (or the schema itself, or its text, there or in `value`), or `{type:
+    grammar, grammar}`. Default: text."""
     structured_outputs: Annotated[Any, Field(json_schema_extra=STRUCTURED_OUTPUTS_SCHEMA)] = None
     """Exactly one of `json` (a JSON schema), `json_object` (true), `regex`, `choice` (a list of
     strings) and `grammar`."""

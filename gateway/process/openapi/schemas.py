@@ -65,7 +65,7 @@ _Stop
   token_ids?: list[int[0:]]  # With `return_token_ids`.
 CompletionChoice
   index: int  # prompt index * n + choice
-  text: str; logprobs: CompletionLogprobs | None
+  text: str; logprobs: CompletionLogprobs | PlacedLogprobs | None
   finish_reason: "stop" | "length" | "tool_calls" | None
     # Null in a stream until the choice ends.
   +_Stop
@@ -106,6 +106,12 @@ ChatToken
   +ChatAlternative; top_logprobs: list[ChatAlternative]
 ChatLogprobs
   content: list[ChatToken]; refusal: None
+PlacedAlternative
+  +ChatAlternative; token_id: int[0:]
+PlacedToken
+  +PlacedAlternative; text_offset: int[0:]; top_logprobs: list[PlacedAlternative]
+PlacedLogprobs  # In dialect `fireworks-2026`, with `logprobs` true.
+  content: list[PlacedToken]
 _Reasoning
   reasoning_content?: str | None
     # The model's reasoning; dialect `vllm` has it as `reasoning` too.

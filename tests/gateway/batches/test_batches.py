@@ -362,6 +362,7 @@ def test_tokens_of_running_batches_are_limited(stack: Stack) -> None:
     (error,) = second.errors.data or []
     assert error.code == "token_limit_exceeded"
     assert "35000 tokens in total" in (error.message or "")
+    assert "Each byte of a line counts as one token" in (error.message or "")
 
 
 def test_lines_stay_within_the_limits_of_their_key(stack: Stack) -> None:

@@ -224,6 +224,14 @@ def test_conflict_11_no_alternatives_are_not_no_logprobs() -> None:
     assert refusal(top_logprobs=3).message.startswith("'top_logprobs' requires 'logprobs' true.")
 
 
+def test_conflict_11_fireworks_today_returns_objects_for_true() -> None:
+    request = read(FIREWORKS_2026, logprobs=True, top_logprobs=2)
+    assert (request.has_scored_objects, request.logprobs) == (True, 2)
+    assert read(FIREWORKS_2026, logprobs=True).logprobs == 0
+    for lists in (read(FIREWORKS_2026, logprobs=2), read(FIREWORKS, logprobs=True)):
+        assert not lists.has_scored_objects
+
+
 @all_cases(
     ("given", "expected"),
     [

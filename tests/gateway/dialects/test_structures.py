@@ -54,6 +54,15 @@ def test_request_without_structure_has_none(given: dict[str, Any]) -> None:
             SCHEMA,
         ),
         ({"type": "json_schema", "json_schema": {"schema": True}}, StructureKind.JSON_SCHEMA, True),
+        *(
+            (given, StructureKind.JSON_SCHEMA, SCHEMA)
+            for text in [json.dumps(SCHEMA)]
+            for given in (
+                {"type": "json_schema", "json_schema": text},
+                {"type": "json_schema", "json_schema": {"name": "x", "schema": text}},
+                {"type": "json_object", "schema": text},
+            )
+        ),
         ({"type": "grammar", "grammar": 'root ::= "a"'}, StructureKind.GBNF, 'root ::= "a"'),
     ],
 )
@@ -114,7 +123,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (
         {"response_format": {"type": "json_object", "schema": "x"}},
         "response_format.schema",
-        "'response_format.schema' must be a JSON schema: an object or a boolean. Given: \"x\".",
+        "'response_format.schema' must be a JSON schema of at most 64 levels. Given: \"x\".",
     ),
     (
         {"response_format": {"type": "json_schema"}},

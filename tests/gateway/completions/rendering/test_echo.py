@@ -188,6 +188,18 @@ def test_echo_last_returns_log_probabilities_of_the_last_tokens() -> None:
     assert reported["logprobs"]["text_offset"] == [0, 1, 2]
 
 
+def test_log_probabilities_may_be_objects_with_places() -> None:
+    reported = echoing(2, "bc", has_scored_objects=True)
+    assert [*reported["logprobs"]] == ["content"]
+    seen = [
+        (each["token"], each["token_id"], each["text_offset"])
+        for each in reported["logprobs"]["content"]
+    ]
+    assert seen == [("b", 6, 0), ("c", 7, 1), ("d", 9, 2)]
+    others = {"bytes": [*b"b"], "logprob": -1.0, "top_logprobs": []}
+    assert reported["logprobs"]["content"][0].items() >= others.items()
+
+
 def test_echo_last_of_more_tokens_than_there_are_is_the_whole_echo() -> None:
     assert echoing(9, "abc")["logprobs"]["tokens"] == ["a", "b", "c", "d"]
 
