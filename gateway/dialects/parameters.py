@@ -17,9 +17,8 @@ import msgspec
 
 from contract.messages import Feature
 from contract.sampling import DEFAULT_SAMPLERS, SamplerChain
-from gateway.dialects.chat.template_arguments import SWITCHES
 from gateway.dialects.profile import Profile
-from gateway.dialects.request import ChatRequest, GenerationRequest, ResponseForm
+from gateway.dialects.request import SWITCHES, ChatRequest, GenerationRequest, ResponseForm
 from gateway.records.errors import (
     MAX_SHOWN_CHARACTERS,
     UnknownParameterError,

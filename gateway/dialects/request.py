@@ -246,6 +246,10 @@ class Sealed(NamedTuple):
     """Its place in the body."""
 
 
+SWITCHES: Final = ("enable_thinking", "thinking")
+"""Variables by which templates of different models turn reasoning on and off."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
     """The parts of a chat that a completion does not have."""

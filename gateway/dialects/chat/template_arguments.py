@@ -9,7 +9,7 @@ from pydantic import Field
 from gateway.dialects.chat.thinking import Thinking
 from gateway.dialects.fields import Parameters
 from gateway.dialects.json_types import schema_of
-from gateway.dialects.request import ChatRequest
+from gateway.dialects.request import SWITCHES, ChatRequest
 from gateway.records.errors import invalid, must, shown, unsupported
 
 MAX_ARGUMENTS = 32
@@ -17,8 +17,6 @@ MAX_ARGUMENT_CHARACTERS = 1024
 MAX_ARGUMENT_NUMBER = 2**63
 
 DEFAULT_VERBOSITY: Final = "medium"
-SWITCHES: Final = ("enable_thinking", "thinking")
-"""Variables by which templates of different models turn reasoning on and off."""
 
 _KWARGS = "chat_template_kwargs"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")

@@ -7,9 +7,8 @@ import pytest
 
 from contract.messages import Feature
 from gateway.dialects.chat.request import ChatCompletionRequest
-from gateway.dialects.chat.template_arguments import SWITCHES
 from gateway.dialects.parameters import NEEDS, check_supported, supported_chat_parameters
-from gateway.dialects.request import GenerationRequest
+from gateway.dialects.request import SWITCHES, GenerationRequest
 from gateway.records.errors import BadRequestError
 from tests.gateway.dialects.chat_reading import image, read_chat
 from tests.gateway.dialects.reading import LLAMACPP
