@@ -261,7 +261,7 @@ def _add_reasoning(message: dict[str, Any], block: dict[str, Any], kind: str, pa
     name = "signature" if kind == "thinking" else "data"
     sealed = read_text(block, name, path)
     if text or sealed:
-        part = text or Sealed(sealed, f"{path}.{name}")
+        part = text or Sealed(sealed or "", f"{path}.{name}")
         message.setdefault("reasoning", []).append(part)
 
 
