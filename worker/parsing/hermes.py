@@ -110,7 +110,7 @@ class HermesCalls:
         before, mark, after = text.partition(CALL_START)
         if mark:
             return before, True, after
-        begun = _begun(CALL_START, text)
+        begun = _begun(text, CALL_START)
         if begun:
             text, self._held = text[:-begun], text[-begun:]
         return text, False, ""
@@ -239,7 +239,7 @@ class _Call:
             self._text = self._text[: found.start()]
             self._is_closed = True
         else:
-            begun = max(_begun(mark, self._text) for mark in (CALL_START, CALL_END))
+            begun = _begun(self._text, CALL_START, CALL_END)
         self._end = _stripped(self._text, begun)
         return rest
 
@@ -280,7 +280,7 @@ class _Call:
             self._start = text.index(":", found.start()) + 1
             self._start += text.startswith(" ", self._start)
             opening = _TEXT_OPENING
-        held = 0 if self._is_closed else _begun(CALL_END, text)
+        held = 0 if self._is_closed else _begun(text, CALL_END)
         new = text[self._start + self._sent : len(text) - held]
         self._sent += len(new)
         return opening + json.dumps(new, ensure_ascii=False)[1:-1] + '"}' * self._is_closed
@@ -317,10 +317,11 @@ def _is_object(text: str) -> bool:
         return False
 
 
-def _begun(mark: str, text: str) -> int:
-    """Return the length of the longest end of `text` that begins `mark`."""
-    longest = min(len(mark) - 1, len(text))
-    return next((size for size in range(longest, 0, -1) if text.endswith(mark[:size])), 0)
+def _begun(text: str, *marks: str) -> int:
+    """Return the length of the end of `text` that begins a mark."""
+    start = text.rfind("<", max(len(text) - len(CALL_END) + 1, 0))
+    rest = "" if start < 0 else text[start:]
+    return len(rest) if any(mark != rest and mark.startswith(rest) for mark in marks) else 0
 
 
 def _stripped(text: str, cut: int) -> int:

@@ -68,9 +68,8 @@ class _Unreturned:
     is content.
     """
 
-    _text: str = ""
-    _shown: str = ""
-    """The text with a HIDDEN for each character that no output may have."""
+    _pieces: list[tuple[str, str]] = field(default_factory=list)
+    """The text, and the text with a _HIDDEN for each character that no output may have."""
     _is_of_call: bool = False
     """Whether the last output was of a call, whose markup follows."""
     _follows_reasoning: bool = False
@@ -81,9 +80,8 @@ class _Unreturned:
     def add(self, text: str, hidden: int) -> None:
         """Add the text of a token, whose last characters may be hidden."""
         if self._is_of_call:
-            self._text = self._shown = ""
-        self._text += text
-        self._shown += text[: len(text) - hidden] + _HIDDEN * hidden
+            self._pieces.clear()
+        self._pieces.append((text, text[: len(text) - hidden] + _HIDDEN * hidden))
 
     def completed(self, parsed: Parsed) -> Parsed:
         """Return what a parser returns for the text so far, with the content that it lacks."""
@@ -95,17 +93,17 @@ class _Unreturned:
             calls = [each for each in calls if each.index in self._named]
         self._follows_reasoning = parsed.is_reasoning or bool(parsed.reasoning)
         if calls or self._follows_reasoning:
-            self._text = self._shown = ""
+            self._pieces.clear()
             self._is_of_call = bool(calls)
         return parsed._replace(content=content, calls=calls)
 
     def rest(self) -> str:
         """Return the content at the end of the response."""
-        return "" if self._is_of_call else _visible(self._shown)
+        return "" if self._is_of_call else _visible("".join(shown for _, shown in self._pieces))
 
     def _content(self, content: str) -> str:
         """Return content with the text before it that is not markup, and without hidden text."""
-        text, shown = self._text, self._shown
+        text, shown = map("".join, zip(*self._pieces, strict=True)) if self._pieces else ("", "")
         start = 0 if text.startswith(content) else text.rfind(content)
         if start < 0:
             # The content has earlier text, too, or the parser has changed it.
@@ -117,7 +115,7 @@ class _Unreturned:
             content = shown[start:end].replace(_HIDDEN, "")
             if not (self._is_of_call or self._follows_reasoning):
                 content = _visible(shown[:start]) + content
-        self._text, self._shown = text[end:], shown[end:]
+        self._pieces = [(text[end:], shown[end:])] if end < len(text) else []
         self._is_of_call = False
         return content
 
