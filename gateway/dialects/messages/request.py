@@ -202,8 +202,7 @@ def _read(wire: MessageRequest, profile: Profile, *, max_tokens: int) -> Generat
         _NO_PROFILE,
         max_tokens=max_tokens,
     )
-    most = int(COUNT.maximum) if wire.max_tokens is None else max_tokens
-    thinking = _thinking(wire, max_tokens=most)
+    thinking = _thinking(wire, max_tokens=max_tokens)
     tools = _tools(wire.tools)
     others = (name for name, value in (wire.model_extra or {}).items() if not is_nothing(value))
     ignored = [*conversation.ignored, *others, *unread_inside(wire, Endpoints.MESSAGES)]
@@ -257,9 +256,11 @@ def _thinking(wire: MessageRequest, *, max_tokens: int) -> Thinking:
     one_of(thinking.get("display"), "thinking.display", _DISPLAYS)
     if budget is not None:
         budget = integer(budget)
-        if budget is None or not LEAST_BUDGET <= budget < max_tokens:
-            rule = f"be an integer of at least {LEAST_BUDGET} and below 'max_tokens'"
+        if budget is None or budget < LEAST_BUDGET:
+            rule = f"be an integer of at least {LEAST_BUDGET}"
             raise must("thinking.budget_tokens", rule, thinking["budget_tokens"])
+        # With interleaved thinking, clients send the budget of a whole turn.
+        budget = min(budget, max_tokens)
     elif kind == "enabled":
         raise MissingParameterError("thinking.budget_tokens")
     is_enabled = _THINKING[kind] if kind else None
