@@ -1,7 +1,8 @@
 """Response assembler: collect the replies of a request into one JSON body."""
 
-import asyncio
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 from typing_extensions import override
@@ -16,8 +17,10 @@ from gateway.completions.rendering.parts import PartStream
 from gateway.completions.rendering.prompt_logprobs import PromptLogprobs
 from gateway.completions.rendering.timings import Stopwatch, shown_timings
 
-THREAD_TOKENS = 256
-"""Above this many tokens per choice, log-probabilities are encoded in a thread."""
+LARGE_BYTES: Final = 262_144
+"""Longer parts of a response are joined in a turn."""
+
+T = TypeVar("T")
 
 
 class WholeResponse(NamedTuple):
@@ -86,7 +89,13 @@ class PartsAssembler(Assembler):
 
     @override
     async def response(self, turn: Turn) -> WholeResponse:
-        return WholeResponse(msgspec.json.encode(self.body()), self.usage, {})
+        content = await in_turn(turn, lambda: msgspec.json.encode(self.body()), size=self.size)
+        return WholeResponse(content, self.usage, {})
+
+    @property
+    def size(self) -> int:
+        """About the bytes of the response."""
+        return sum(len(part.text) for part in self.stream.parts)
 
     def body(self) -> dict[str, Any]:
         """Return the body of the response."""
@@ -137,7 +146,8 @@ class ChoicesAssembler(Assembler):
         }
         if request.is_native:
             body = choices[0] if len(choices) == 1 else choices
-        return WholeResponse(msgspec.json.encode(body), usage, timings.headers)
+        content = await in_turn(turn, partial(msgspec.json.encode, body), size=_size(choices))
+        return WholeResponse(content, usage, timings.headers)
 
     def _choices_of(self, prompt_index: int) -> list[Choice]:
         first = self.completion.choice_index(prompt_index, 0)
@@ -148,12 +158,22 @@ class ChoicesAssembler(Assembler):
         if len(self._choices) < REPLIES_AT_ONCE and not has_logprobs:
             return [_encoded(choice) for choice in self._choices]
         choices = []
-        is_slow = has_logprobs and self._returned_tokens > THREAD_TOKENS * len(self._choices)
         for choice in self._choices:
             async with turn():
-                encoded = await asyncio.to_thread(_encoded, choice) if is_slow else _encoded(choice)
-            choices.append(encoded)
+                choices.append(_encoded(choice))
         return choices
+
+
+async def in_turn(turn: Turn, make: Callable[[], T], *, size: int) -> T:
+    """Make something of `size` bytes, in a turn if these are many."""
+    if size < LARGE_BYTES:
+        return make()
+    async with turn():
+        return make()
+
+
+def _size(parts: Iterable[msgspec.Raw]) -> int:
+    return sum(len(memoryview(part)) for part in parts)
 
 
 def _encoded(choice: Choice) -> msgspec.Raw:

@@ -12,12 +12,7 @@ from contract.messages import CallPiece, Delta, TokenLogprob, decode_logprobs
 from contract.outcomes import FinishReason
 from gateway.completions.rendering.choice import FAILED, FUNCTION_CALL, TOOL_CALLS, Choice
 from gateway.completions.rendering.completion import Completion
-from gateway.completions.rendering.logprobs import (
-    ContentTokens,
-    ScoredToken,
-    logprobs_body,
-    scored_tokens,
-)
+from gateway.completions.rendering.logprobs import ContentTokens, encoded_tokens, logprobs_body
 from gateway.completions.rendering.prompt_logprobs import EncodedPrompt
 from gateway.completions.rendering.tool_calls import (
     ReturnedCalls,
@@ -37,7 +32,8 @@ class _Piece(msgspec.Struct):
     """At most one for each call."""
     finish_reason: str | None
     stop_reason: int | str | None
-    logprobs: list[ScoredToken]
+    logprobs: bytes
+    """Encoded tokens."""
     token_ids: list[int]
 
     @property
@@ -120,7 +116,7 @@ class ChatChoice(Choice):
         elif not chunks:
             chunks.append(self._chunk({}))  # Tokens without text, such as the markers of a call.
         if piece.logprobs:
-            chunks[0]["logprobs"] = logprobs_body(piece.logprobs)
+            chunks[0]["logprobs"] = logprobs_body([piece.logprobs])
         if self._request.return_token_ids:
             chunks[0]["token_ids"] = piece.token_ids
         return chunks if self._has_begun else [self._opening(), *chunks]
@@ -147,7 +143,7 @@ class ChatChoice(Choice):
             "finish_reason": last.finish_reason,
         }
         if self._request.logprobs is not None:
-            body["logprobs"] = logprobs_body([token for each in pieces for token in each.logprobs])
+            body["logprobs"] = logprobs_body(each.logprobs for each in pieces)
         if self._request.return_token_ids:
             body["token_ids"] = [token for piece in pieces for token in piece.token_ids]
         body |= self._prompt_token_ids
@@ -170,9 +166,9 @@ class ChatChoice(Choice):
             calls,
             self._finish_reason(delta),
             delta.stop_reason,
-            []
+            b""
             if request.logprobs is None
-            else scored_tokens(
+            else encoded_tokens(
                 scored,
                 alternatives=request.logprobs,
                 names_by_id=request.names_tokens_by_id,

@@ -65,29 +65,17 @@ class LogprobLists:
         """Whether there is no token, echoed or new."""
         return not self.tokens and not self.content and not self.before
 
-    def append(self, other: "LogprobLists") -> None:
-        """Append the lists of `other`."""
-        self.tokens += other.tokens
-        self.token_logprobs += other.token_logprobs
-        self.top_logprobs += other.top_logprobs
-        self.text_offset += other.text_offset
-        if other.token_ids is not None:
-            self.token_ids = self.token_ids or []
-            self.token_ids += other.token_ids
-        if other.content is not None:
-            self.content = [*(self.content or []), *other.content]
-        self.before = self.before or other.before
-
     def body(self) -> dict[str, Any]:
         """Return the lists in the API's format."""
         lists = self._lists()
         if not self.before:
             return lists
-        return {name: _joined(self.before[name], items) for name, items in lists.items()}
+        return {name: msgspec.Raw(b"[%b]" % items) for name, items in self.encoded().items()}
 
     def encoded(self) -> dict[str, bytes]:
         """Return the JSON of each list without its brackets, to be placed before other items."""
-        return {name: _json(items)[1:-1] for name, items in self._lists().items()}
+        before = self.before or {}
+        return {name: _after(before.get(name, b""), items) for name, items in self._lists().items()}
 
     def _lists(self) -> dict[str, list[Any]]:
         if self.content is not None:
@@ -160,9 +148,9 @@ def _length_of_same_start(one: str, other: str) -> int:
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
-def _joined(before: bytes, items: list[Any]) -> msgspec.Raw:
-    separator = b"," if items else b""
-    return msgspec.Raw(b"[" + before + separator + _json(items)[1:])
+def _after(before: bytes, items: list[Any]) -> bytes:
+    separator = b"," if before and items else b""
+    return before + separator + _json(items)[1:-1]
 
 
 def _by_key(entry: TokenLogprob, token_id: int) -> dict[str, float]:
@@ -243,9 +231,15 @@ def scored_tokens(
     ]
 
 
-def encoded_tokens(scored: Sequence[tuple[int, TokenLogprob]], alternatives: int) -> bytes:
-    """Return tokens in the API's format as JSON without brackets, to be placed in an array."""
-    return _json(scored_tokens(scored, alternatives=alternatives))[1:-1]
+def encoded_tokens(
+    scored: Iterable[tuple[int, TokenLogprob]], *, alternatives: int, names_by_id: bool = False
+) -> bytes:
+    """Return tokens in the API's format as JSON without brackets, to be placed in an array.
+
+    Encode them when they arrive: the tokens of a whole response take a hundred times the memory,
+    and would hold the event loop.
+    """
+    return _json(scored_tokens(scored, alternatives=alternatives, names_by_id=names_by_id))[1:-1]
 
 
 class ContentTokens:
@@ -293,9 +287,9 @@ def _beginning(text: str, token: str, *, is_last: bool) -> str:
     return next((said for said in (token, token.lstrip()) if said and text.startswith(said)), "")
 
 
-def logprobs_body(tokens: list[ScoredToken]) -> dict[str, Any]:
-    """Return the `logprobs` object of a choice or chunk."""
-    return {"content": tokens, "refusal": None}
+def logprobs_body(encoded: Iterable[bytes]) -> dict[str, Any]:
+    """Return the `logprobs` object of a choice or chunk with encoded tokens."""
+    return {"content": msgspec.Raw(b"[%b]" % b",".join(filter(None, encoded))), "refusal": None}
 
 
 def _bytes(text: str, part: bytes | None) -> list[int] | None:

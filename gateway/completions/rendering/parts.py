@@ -157,7 +157,7 @@ class PartStream:
             yield PartEvent(Change.BEGUN, part)
         logprobs = b""
         if self._unplaced and kind is PartKind.TEXT:
-            logprobs = encoded_tokens(self._unplaced, self._alternatives or 0)
+            logprobs = encoded_tokens(self._unplaced, alternatives=self._alternatives or 0)
             part.logprobs.append(logprobs)
             self._unplaced = []
         if text:

@@ -14,7 +14,7 @@ from typing_extensions import override
 from contract.messages import TEXT_ARGUMENT
 from contract.outcomes import FinishReason
 from gateway.completions.queue.generation import Turn
-from gateway.completions.rendering.assembler import PartsAssembler, WholeResponse
+from gateway.completions.rendering.assembler import PartsAssembler, WholeResponse, in_turn
 from gateway.completions.rendering.completion import Completion, Usage
 from gateway.completions.rendering.events import PartsRenderer
 from gateway.completions.rendering.parts import Part, PartKind, PartStream
@@ -250,9 +250,13 @@ class ResponseAssembler(PartsAssembler):
     @override
     async def response(self, turn: Turn) -> WholeResponse:
         objects = ResponseObjects(self.completion)
-        status, output = _whole_status(self.stream), _output(self.stream, objects)
-        content = objects.response(status, output, usage=self.usage)
-        return WholeResponse(bytes(content), self.usage, {})
+
+        def content() -> bytes:
+            status, output = _whole_status(self.stream), _output(self.stream, objects)
+            return bytes(objects.response(status, output, usage=self.usage))
+
+        size = self.size + len(objects.options.echo)
+        return WholeResponse(await in_turn(turn, content, size=size), self.usage, {})
 
 
 class ResponseRenderer(PartsRenderer):

@@ -82,6 +82,8 @@ class TextChoice(Choice):
         self._has_sent_ids = not request.return_token_ids
         self._texts: list[str] | None = None if request.tool_use is None else []
         self._pieces: list[_Piece] = []
+        self._logprobs_of_whole: dict[str, list[bytes]] = {}
+        """The encoded items of each list."""
 
     @override
     def take_prompt_logprobs(self, encoded: EncodedPrompt) -> None:
@@ -102,7 +104,13 @@ class TextChoice(Choice):
 
     @override
     def add(self, delta: Delta) -> None:
-        self._pieces.append(self._piece(delta))
+        piece = self._piece(delta)
+        if piece.logprobs is not None:
+            # As in chats, see `encoded_tokens`.
+            for name, items in piece.logprobs.encoded().items():
+                self._logprobs_of_whole.setdefault(name, []).append(items)
+            piece.logprobs = None
+        self._pieces.append(piece)
 
     @override
     def whole(self) -> dict[str, Any]:
@@ -145,15 +153,14 @@ class TextChoice(Choice):
         return None if lists.is_empty else lists
 
     def _whole_logprobs(self) -> LogprobLists:
-        request = self._request
-        lists = LogprobLists(
-            token_ids=[] if request.return_token_ids else None,
-            content=[] if request.has_scored_objects else None,
+        before = {
+            name: b",".join(filter(None, items)) for name, items in self._logprobs_of_whole.items()
+        }
+        return LogprobLists(
+            token_ids=[] if self._request.return_token_ids else None,
+            content=[] if self._request.has_scored_objects else None,
+            before=before,
         )
-        for piece in self._pieces:
-            if piece.logprobs is not None:
-                lists.append(piece.logprobs)
-        return lists
 
     def _end(self, piece: _Piece) -> None:
         if self._request.profile.is_suffix_literal:

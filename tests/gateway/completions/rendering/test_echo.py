@@ -1,5 +1,6 @@
 """Echoed prompts, and the offsets of tokens in the returned text."""
 
+import gc
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,8 +17,14 @@ from contract.messages import TokenLogprob
 from contract.pieces import PieceReader
 from gateway.completions.prompt.preparation import echoed_text
 from gateway.completions.rendering import prompt_logprobs as prompt_logprobs_module
+from gateway.completions.rendering.assembler import ChoicesAssembler
 from gateway.completions.rendering.forms import collect
-from gateway.completions.rendering.logprobs import LOGPROB_FLOOR, placed
+from gateway.completions.rendering.logprobs import (
+    LOGPROB_FLOOR,
+    LogprobLists,
+    ScoredToken,
+    placed,
+)
 from gateway.completions.rendering.sse import ChunkRenderer
 from gateway.dialects.request import ChatRequest
 from gateway.records.errors import InvalidParameterError
@@ -276,6 +283,17 @@ async def test_prompt_logprobs_have_ranks_without_gaps_in_whole_responses_and_fi
     assert "prompt_logprobs" not in json.dumps(others)
 
 
+@all_cases("chat", [None, ChatRequest(messages=[])], ids=["completion", "chat"])
+async def test_log_probabilities_are_encoded_as_they_arrive(chat: ChatRequest | None) -> None:
+    score = TokenLogprob("a", -1.0, 0, [("a", -1.0), ("b", -2.0)], [6, 7])
+    assembler = ChoicesAssembler(completion(chat=chat, logprobs=2))
+    for _ in range(50):
+        assembler.add(said("a", logprobs=[score]))
+    # Their objects take a hundred times the memory, and to encode all at once holds the event loop.
+    kept = [each for each in gc.get_objects() if isinstance(each, ScoredToken | LogprobLists)]
+    assert len(kept) < 5
+
+
 async def test_each_large_choice_is_encoded_in_its_own_turn() -> None:
     entries = [TokenLogprob("token", -1.0, 5 * place) for place in range(3000)]
     ids = [list(range(3000))]
@@ -296,6 +314,6 @@ async def test_each_large_choice_is_encoded_in_its_own_turn() -> None:
     generation = inbox(*replies)
     generation.turn = turn
     body = json.loads((await collect(answer, generation)).content)
-    # One for the long prompt, and one for each choice.
-    assert turns == 5
+    # One for the long prompt, one for each choice, and one for the whole.
+    assert turns == 6
     assert [len(choice["logprobs"]["tokens"]) for choice in body["choices"]] == [3000] * 4
