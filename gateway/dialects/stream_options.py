@@ -1,6 +1,6 @@
 """Stream options, timings, service tier and cache parameters of a request."""
 
-from typing import Final
+from typing import Annotated, Final
 
 from pydantic import Field
 
@@ -10,6 +10,8 @@ from gateway.dialects.profile import Profile
 from gateway.records.errors import invalid, must
 
 MAX_ISOLATION_KEY_CHARACTERS = 256
+MAX_LABEL_CHARACTERS: Final = 1_024
+"""Maximum characters of an id that a response only repeats."""
 
 AUTO_TIER: Final = "auto"
 """OpenAI's value for the account's own tier."""
@@ -38,7 +40,7 @@ class AccountParameters(Parameters):
     """Priority of the request, at the tier's price: `flex` (when capacity is free), `default` or
     `priority` (first). `auto` and null: the account's tier. The response names the tier, unless it
     is null."""
-    user: str | None = None
+    user: Annotated[str, Field(max_length=MAX_LABEL_CHARACTERS)] | None = None
     """Id of the client's end user, for abuse tracking."""
 
 

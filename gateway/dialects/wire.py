@@ -26,6 +26,9 @@ MAX_DEPTH = 64
 MAX_PARAMETERS = 256
 """Maximum parameters of a body, including unknown ones."""
 
+MAX_NAME_CHARACTERS: Final = 256
+"""Maximum characters of the name of a parameter: the names of those without effect are returned."""
+
 MAX_MEMBERS: Final = 65_536
 """Maximum arrays, objects and object members in a body: each costs more than a listed number.
 
@@ -244,6 +247,13 @@ def validate(model: type[Model], value: dict[str, Any]) -> Model:
         raise InvalidParameterError(
             f"The body must have at most {MAX_PARAMETERS} parameters. Given: {len(value)}."
         )
+    for name in value:
+        if len(name) > MAX_NAME_CHARACTERS:
+            raise InvalidParameterError(
+                f"Names of parameters must have at most {MAX_NAME_CHARACTERS} characters. "
+                f"Given: {shown(name)} ({len(name)} characters).",
+                param=name[:MAX_SHOWN_CHARACTERS],
+            )
     present = {name: item for name, item in value.items() if item is not None}
     try:
         return model.model_validate(present)
@@ -280,6 +290,7 @@ _EXPECTATIONS = {
     "list_type": "an array",
     "model_type": "an object",
     "string_type": "a string",
+    "string_too_long": "a string of at most {max_length} characters",
     "greater_than": "greater than {gt}",
     "greater_than_equal": "at least {ge}",
     "less_than": "less than {lt}",

@@ -5,7 +5,7 @@ A chat is a completion whose prompt the model's chat template renders from messa
 of chats.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from pydantic import Field
@@ -36,6 +36,7 @@ from gateway.dialects.members import unread_inside
 from gateway.dialects.parameters import REJECTED_BY_CHATS, Endpoints, unread
 from gateway.dialects.profile import Profile
 from gateway.dialects.request import ChatRequest, GenerationRequest
+from gateway.dialects.stream_options import MAX_LABEL_CHARACTERS
 from gateway.records.errors import invalid, must
 
 MAX_METADATA = 16
@@ -54,9 +55,9 @@ class LabelParameters(Parameters):
             f":{MAX_METADATA}] | None"
         ),
     )
-    safety_identifier: str | None = None
+    safety_identifier: Annotated[str, Field(max_length=MAX_LABEL_CHARACTERS)] | None = None
     """Another name of `user`."""
-    prompt_cache_key: str | None = None
+    prompt_cache_key: Annotated[str, Field(max_length=MAX_LABEL_CHARACTERS)] | None = None
     """Names the session of the request: it goes to the worker that served the session last, if
     that has room. Requests with a common prefix share cached work without it."""
 

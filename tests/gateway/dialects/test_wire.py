@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
 from gateway.dialects import wire
+from gateway.dialects.chat.request import ChatCompletionRequest
+from gateway.dialects.completions import CompletionRequest
+from gateway.dialects.responses.request import ResponseRequest
 from gateway.dialects.wire import (
     MAX_DEPTH,
     MAX_MEMBERS,
@@ -164,6 +167,22 @@ def test_body_of_too_many_parameters_is_refused() -> None:
     with pytest.raises(InvalidParameterError) as caught:
         validate(Anything, body(257))
     assert caught.value.message == "The body must have at most 256 parameters. Given: 257."
+
+
+@all_cases("body", [ChatCompletionRequest, CompletionRequest, ResponseRequest])
+def test_names_and_repeated_labels_have_bounds(body: type[BaseModel]) -> None:
+    with pytest.raises(InvalidParameterError) as caught:
+        validate(body, {"x" * 257: 1})
+    assert caught.value.message.startswith("Names of parameters must have at most 256 characters.")
+    assert caught.value.message.endswith("(257 characters).")
+    labels = {"user", "safety_identifier", "prompt_cache_key"} & body.model_fields.keys()
+    assert labels
+    for name in labels:
+        assert getattr(validate(body, {name: "x" * 1024}), name) == "x" * 1024
+        with pytest.raises(InvalidParameterError) as caught:
+            validate(body, {name: "x" * 1025})
+        assert caught.value.param == name
+        assert "must be a string of at most 1024 characters. Given: " in caught.value.message
 
 
 MOST_ITEMS = 100_000
