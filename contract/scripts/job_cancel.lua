@@ -33,6 +33,7 @@ if worker == '' then
   return 1
 end
 
+write_if_full(leases)
 if not cancelled then
   local control = control_prefix .. worker
   call('HSET', key, 'cancelled', 1)

@@ -353,12 +353,14 @@ def _is_one_of(value: object, values: tuple[Any, ...]) -> bool:
 
 
 def ignored_header(names: Iterable[str]) -> dict[str, str]:
-    """Return the header for parameters without effect, empty without any.
-
-    The client chooses the names, so only those that are safe in a header are included.
-    """
-    safe = ",".join(islice(filter(_SAFE_NAME.fullmatch, names), MAX_NAMED))
+    """Return the header for parameters without effect, empty without any."""
+    safe = ",".join(shown_names(names))
     return {IGNORED_HEADER: safe} if safe else {}
+
+
+def shown_names(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names that the header has: the client chooses them, so they must be safe."""
+    return tuple(islice(filter(_SAFE_NAME.fullmatch, names), MAX_NAMED))
 
 
 def reject_ignored(names: Sequence[str]) -> None:

@@ -1,9 +1,17 @@
-"""Storage quota: bytes in Redis of waiting and running requests and of stored responses."""
+"""Storage quota: bytes in Redis of waiting and running requests and of stored responses.
 
+Callers measure what they write with `allocated`, and count it here. What is not counted has a bound
+for each tenant (docs/limits-and-ledger.md).
+"""
+
+import asyncio
 import logging
+import secrets
+import sys
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Final, NamedTuple
 
 from redis.exceptions import RedisError
@@ -18,14 +26,48 @@ from gateway.records.errors import queue_unavailable
 from gateway.records.limits import LimitName, LimitScope, SubjectLimits
 
 SMALL_BYTES: Final = 16_384
-"""Smaller requests are not counted unless they are stored for long: their number is bounded."""
+"""Smaller requests are not counted while they run, because their number is bounded."""
+SMALL_STEP: Final = 65_536
+"""Ended responses of less than SMALL_BYTES are counted together, in steps of this many bytes."""
+SMALL_SECONDS: Final = 10.0
+"""Period of the responses that are counted, and expire, together."""
+MOST_SMALL: Final = 1_000
+"""Sets of subjects whose small responses are counted together; the oldest ones are dropped."""
+NEAR: Final = 0.5
+"""Part of its limit beyond which a tenant's small requests are counted one by one."""
+LEAST_BYTES: Final = 1_048_576
+"""A tenant may store this much as long as Redis has memory for requests that are not stored."""
+MEMORY_SECONDS: Final = 1.0
+"""How often the memory of Redis is read. Its maximum may change, too."""
 
-TENANTS_IN_MEMORY: Final = 4
-"""A tenant without its own limit never holds more than this part of Redis's maximum memory."""
-OPTIONAL_SHARE: Final = 0.5
-"""Part of a limit, and of Redis's maximum memory, beyond which nothing optional is stored."""
-LOOK_SECONDS: Final = 10.0
-"""How often the maximum memory of Redis is read, which operators may change."""
+_VALUE_BYTES: Final = 10
+"""The most that Redis adds to a value."""
+_LEAST_STEP: Final = 16
+
+
+class Use(float, Enum):
+    """What bytes are for, and the part of Redis's memory beyond which it takes no more of them.
+
+    The last tenth is for settlements, leases and everything else that is small.
+    """
+
+    OPTIONAL = 0.5
+    STORED = 0.75
+    RUNNING = 0.9  # Requests that are not stored.
+
+
+def allocated(sizes: Iterable[int]) -> int:
+    """Return the bytes that Redis allocates for values of these sizes.
+
+    These are jemalloc's size classes, of which a power of two has four. Other allocators need less.
+    """
+    total = 0
+    for size in sizes:
+        needed = size + _VALUE_BYTES
+        step = max(_LEAST_STEP, 1 << max((needed - 1).bit_length() - 3, 0))
+        total += -(-needed // step) * step
+    return total
+
 
 _NO_LIMIT: Final = -1
 _KEEP = LuaScript("quota_keep", "gateway.limits.scripts")
@@ -41,62 +83,131 @@ class Holder(NamedTuple):
     request_id: str
 
 
+@dataclass(slots=True)
+class _Small:
+    """Ended responses of some subjects that are counted together."""
+
+    name: str
+    until: float
+    size: int
+    counted: int = 0
+
+
 class Storage:
     """Counts and limits the bytes of tenants, projects and keys in Redis.
 
     It always counts for the tenant, and for the project and the key if their `stored_bytes` are
     limited. All subjects of one call belong to the same tenant.
+
+    A tenant's limit is at most half of the free memory that Redis has for the use of its bytes. So
+    one tenant can take a third of that memory, and each of five tenants a seventh: together they
+    never take all of it.
     """
 
     def __init__(self, executor: CommandExecutor, *, most_of_tenant: int) -> None:
-        """Limit each tenant without its own limit to `most_of_tenant` bytes.
-
-        It is limited to a quarter of Redis's maximum memory if that is less.
-        """
+        """Limit each tenant without its own limit to `most_of_tenant` bytes."""
         self._executor = executor
-        self._most_of_tenant = self._set_most = most_of_tenant
+        self._most_of_tenant = most_of_tenant
         self._look_at = 0.0
-        self._is_filling = False
+        self._memory: list[tuple[int, int]] = []
+        """Used and maximum bytes of each server, as last read."""
+        self._taken = self._taken_before = 0
+        """Bytes taken since then, and in the period before: Redis may not have these either."""
+        self._small: dict[tuple[str, tuple[SubjectLimits, ...]], _Small] = {}
+        self._near: set[str] = set()
+        """Tenants that used more than NEAR of their limits when they were last counted."""
 
-    def in_force(self, subject: SubjectLimits) -> SubjectLimits:
+    def in_force(self, subject: SubjectLimits, use: Use = Use.STORED) -> SubjectLimits:
         """Return a subject with its effective `stored_bytes`: a tenant always has a limit."""
         limits = subject.limits
-        if subject.scope is not LimitScope.TENANT or limits.stored_bytes is not None:
+        if subject.scope is not LimitScope.TENANT:
             return subject
-        return replace(subject, limits=replace(limits, stored_bytes=self._most_of_tenant))
+        own = self._most_of_tenant if limits.stored_bytes is None else limits.stored_bytes
+        return replace(subject, limits=replace(limits, stored_bytes=min(own, self._room(use))))
+
+    def _room(self, use: Use) -> int:
+        """Return the most that a tenant may store for this use, as the memory was last read."""
+        taken = self._taken + self._taken_before
+        left = [most * use - used - taken for used, most in self._memory if most]
+        room = max(int(min(left) / 2), 0) if left else sys.maxsize
+        if use is Use.STORED and room < LEAST_BYTES:
+            return max(room, min(LEAST_BYTES, self._room(Use.RUNNING)))
+        return room
 
     def _counted(self, subjects: Sequence[SubjectLimits]) -> list[SubjectLimits]:
         return [
-            each for each in map(self.in_force, subjects) if each.limits.stored_bytes is not None
+            each
+            for each in subjects
+            if each.scope is LimitScope.TENANT or each.limits.stored_bytes is not None
         ]
 
     async def take(
-        self, holder: Holder, size: int, *, live_ms: int, is_optional: bool = False
-    ) -> None:
-        """Count the bytes of a request, for at most `live_ms` milliseconds.
+        self,
+        holder: Holder,
+        size: int,
+        *,
+        live_ms: int,
+        use: Use = Use.STORED,
+        before: int = 0,
+        is_brief: bool = False,
+    ) -> int:
+        """Count the bytes of a request, for at most `live_ms` milliseconds; return what counts.
+
+        Small requests that are not stored do not count, nor do those that are stored `is_brief`ly
+        unless the tenant is near its limit. `before` is what counts of this request already.
 
         Raises RateLimitError, and counts nothing, if one of the subjects would exceed its limit.
-        Raises StoreUnavailableError, also if these bytes are optional while Redis is filling.
+        Raises StoreUnavailableError.
         """
-        share = OPTIONAL_SHARE if is_optional else 1
+        counted = self._counted(holder.subjects)
+        is_free = use is Use.RUNNING or (
+            is_brief and len(counted) == 1 and holder.tenant_id not in self._near
+        )
+        if size < SMALL_BYTES and is_free:
+            return 0
+        more = size - before
         try:
-            if not self._look_at:
-                await self._look_at_memory()
-            elif time.monotonic() >= self._look_at:
-                # A server that does not respond must not delay requests that need others.
-                in_background(self._look_at_memory())
-            if is_optional and self._is_filling:
-                raise queue_unavailable()
-            counted = self._counted(holder.subjects)
-            found = (each.limits.stored_bytes for each in counted)
-            limits = [int(share * limit) for limit in found if limit is not None]
+            await self._look_if_due()
+            limits = [self.in_force(each, use).limits.stored_bytes or 0 for each in counted]
+            if use is Use.OPTIONAL:
+                limits = [limit // 2 for limit in limits]
+            self._taken += more
             refusing, *used = await self._keep(holder, size, live_ms=live_ms, limits=limits)
         except RedisError:
             raise queue_unavailable() from None
-        if refusing:
-            subject, limit = counted[refusing - 1], limits[refusing - 1]
-            refused = Refused(subject, LimitName.STORED_BYTES, limit, used[0], size, None)
-            raise refusal_error(refused, is_openai=False)
+        if not refusing:
+            return size
+        self._taken = max(self._taken - more, 0)
+        subject, limit = counted[refusing - 1], limits[refusing - 1]
+        own = subject.limits.stored_bytes
+        is_shrunk = limit < (self._most_of_tenant if own is None else own)
+        # What exceeds a limit that grows again may fit later.
+        wanted = 1 if is_shrunk else size
+        refused = Refused(subject, LimitName.STORED_BYTES, limit, used[0], wanted, None)
+        raise refusal_error(refused, is_openai=False)
+
+    async def end(self, holder: Holder, size: int, *, live_ms: int, before: int) -> None:
+        """Count what an ended response stores, of which `before` counts already.
+
+        Small responses count together with others.
+        """
+        if before or size >= SMALL_BYTES:
+            await self.settle(holder, size, live_ms=live_ms)
+            return
+        of, now = (holder.tenant_id, tuple(holder.subjects)), time.monotonic()
+        small = self._small.get(of)
+        if small is None or small.until < now:
+            left = 0 if small is None else small.size - small.counted
+            small = _Small(f"small:{secrets.token_hex(8)}", now + SMALL_SECONDS, left)
+            self._small.pop(of, None)
+            self._small[of] = small
+            while len(self._small) > MOST_SMALL:
+                del self._small[next(iter(self._small))]
+        small.size += size
+        if small.size - small.counted >= SMALL_STEP:
+            small.counted = small.size
+            together = holder._replace(request_id=small.name)
+            await self.settle(together, small.size, live_ms=live_ms)
 
     async def settle(self, holder: Holder, size: int, *, live_ms: int) -> None:
         """Count the actual bytes of a request, regardless of the limits; 0 returns its bytes.
@@ -116,23 +227,35 @@ class Storage:
         counted = self._counted(subjects)
         if not counted:
             return [0] * len(subjects)
+        await self._look_if_due()
         _, *used = await self._keep(Holder(tenant_id, subjects, ""), 0, live_ms=0)
         by_subject = dict(zip((each.subject for each in counted), used, strict=True))
         return [by_subject.get(each.subject, 0) for each in subjects]
 
+    async def _look_if_due(self) -> None:
+        if not self._look_at:
+            await self._look_at_memory()
+        elif time.monotonic() >= self._look_at:
+            # A server that does not respond must not delay requests that need others.
+            in_background(self._look_at_memory())
+
     async def _look_at_memory(self) -> None:
-        self._look_at = time.monotonic() + LOOK_SECONDS
-        key = keys.response("")
+        self._look_at = time.monotonic() + MEMORY_SECONDS
+        # Parts of the keys may have servers of their own.
+        parts = (keys.response(""), keys.MODELS)
         try:
-            replies = await ask_every_server(self._executor, "INFO", "memory", key=key)
+            found = await asyncio.gather(
+                *(ask_every_server(self._executor, "INFO", "memory", key=key) for key in parts)
+            )
         except RedisError:
-            return
-        servers = [each for each in replies if each is not None]
-        self._is_filling = any(
-            each["used_memory"] > OPTIONAL_SHARE * each["maxmemory"] > 0 for each in servers
-        )
-        share = min(each["maxmemory"] for each in servers) // TENANTS_IN_MEMORY
-        self._most_of_tenant = min(self._set_most, share or self._set_most)
+            return  # Of several servers, the one that has these bytes may respond.
+        self._memory = [
+            (each["used_memory"], each["maxmemory"])
+            for servers in found
+            for each in servers
+            if each is not None
+        ]
+        self._taken, self._taken_before = 0, self._taken
 
     async def _keep(
         self, holder: Holder, size: int, *, live_ms: int, limits: Sequence[int] = ()
@@ -151,4 +274,9 @@ class Storage:
             live_ms=live_ms,
             arguments=limits or [_NO_LIMIT] * len(subjects),
         )
+        for subject, used in zip(subjects, reply[1:], strict=False):
+            if subject.scope is LimitScope.TENANT:
+                limit = self.in_force(subject).limits.stored_bytes or 0
+                note = self._near.add if used > NEAR * limit else self._near.discard
+                note(holder.tenant_id)
         return reply

@@ -23,6 +23,7 @@
     ├── ConflictError 409
     │   ├── IdempotencyConflictError
     │   ├── IdempotencyInProgressError
+    │   ├── ResponseDeletedError
     │   ├── RequestCancelledError
     │   └── StateConflictError
     ├── PayloadTooLargeError 413
@@ -413,6 +414,16 @@ class IdempotencyInProgressError(ConflictError, code="idempotency_in_progress"):
             "A request with this Idempotency-Key is still being admitted.",
             param="Idempotency-Key",
             retry_after_seconds=1.0,
+        )
+
+
+class ResponseDeletedError(ConflictError, code="response_deleted", should_retry=False):
+    """The response to which an Idempotency-Key maps was deleted."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(
+            f"The response {request_id} of this Idempotency-Key was deleted.",
+            param="Idempotency-Key",
         )
 
 

@@ -13,7 +13,7 @@ from contract.messages import GenerationJob, WorkerCard
 from contract.prompts import CHUNK_BYTES, chunk_names
 from gateway.completions.queue.dispatcher import Dispatcher
 from gateway.completions.stored.store import DEADLINE_GRACE_MS
-from gateway.limits.storage import Holder, Storage
+from gateway.limits.storage import Holder, Storage, Use, allocated
 from gateway.models.catalogue import Catalogue
 from gateway.platform import telemetry
 from gateway.platform.settings import Settings
@@ -24,8 +24,8 @@ KEPT_SECONDS: Final = 600.0
 """Time for which chunks are kept at once, if further jobs use them."""
 MOST_KNOWN: Final = 65_536
 """Chunks that a gateway knows Redis to have. It asks Redis about others."""
-_STORED_BYTES: Final = CHUNK_BYTES + 256
-"""Approximate memory of a chunk, with its key."""
+_STORED_BYTES: Final = allocated([CHUNK_BYTES]) + 256
+"""Memory of a chunk, with its key."""
 
 
 @dataclass(eq=False)
@@ -96,7 +96,7 @@ class PromptChunks:
         # that are new with it, which this gateway will also keep together.
         holder = Holder(job.tenant, subjects, f"chunks:{[*missing][-1].hex()}")
         size = _STORED_BYTES * len(missing)
-        await self._storage.take(holder, size, live_ms=ttl_ms, is_optional=True)
+        await self._storage.take(holder, size, live_ms=ttl_ms, use=Use.OPTIONAL)
         until = time.monotonic() + KEPT_SECONDS
         # One is rarely known to Redis, nor are others after one that is not.
         several = [*missing] if len(missing) > 1 else []

@@ -26,6 +26,7 @@ from gateway.records.errors import (
     IdempotencyConflictError,
     IdempotencyInProgressError,
     InvalidParameterError,
+    ResponseDeletedError,
     queue_unavailable,
     shown,
 )
@@ -83,8 +84,8 @@ class EarlierResponses:
         """Return the response for the key; None if the key now stands for `request_id`.
 
         A failed response counts as none. Raises IdempotencyConflictError if the key stands for a
-        different request, IdempotencyInProgressError if that request is not admitted soon, and
-        StoreUnavailableError.
+        different request, ResponseDeletedError if its response was deleted,
+        IdempotencyInProgressError if that request is not admitted soon, and StoreUnavailableError.
         """
         try:
             return await self._find(call, idempotent, request_id)
@@ -123,7 +124,7 @@ class EarlierResponses:
                 return None
             if claim.body_digest != idempotent.body_digest:
                 raise IdempotencyConflictError
-            response = await responses.find(claim.request_id, tenant_id=idempotent.tenant_id)
+            response = await self._response_of(claim, idempotent.tenant_id)
             if response is not None and response.state is not ResponseState.FAILED:
                 # A line that has run keeps its result if its key loses the model later.
                 if call.line is None and not response.is_readable_by(call.principal):
@@ -142,6 +143,13 @@ class EarlierResponses:
                 raise IdempotencyInProgressError
             else:
                 await asyncio.sleep(_POLL_SECONDS)
+
+    async def _response_of(self, claim: KeyedRequest, tenant_id: str) -> StoredResponse | None:
+        """Return the response of a claim, or None. Raises ResponseDeletedError and RedisError."""
+        response = await self._responses.find(claim.request_id, tenant_id=tenant_id)
+        if response is None and await self._responses.store.is_deleted(claim.request_id):
+            raise ResponseDeletedError(claim.request_id)
+        return response
 
     async def _is_withdrawn(self, tenant_id: str, claim: KeyedRequest) -> bool:
         """Return whether a request will never be admitted, because its gateway has died before.

@@ -1,5 +1,6 @@
 """Submit a checked request: reserve its usage and enqueue its jobs."""
 
+import asyncio
 import base64
 import hashlib
 import hmac
@@ -24,9 +25,9 @@ from contract.affinity import (
     session_affinity,
 )
 from contract.dialect import Dialect
-from contract.messages import AdapterRef, GenerationJob, Ranking
+from contract.messages import AdapterRef, GenerationJob, Ranking, encode_job
 from contract.prompts import chunk_ends, digests_at, names_of
-from contract.queue import LONG_PROMPT_TOKENS
+from contract.queue import JOBS_AT_ONCE, LONG_PROMPT_TOKENS
 from gateway.completions.admission.call import Call
 from gateway.completions.admission.check import CheckedRequest, with_images
 from gateway.completions.admission.chunks import PromptChunks
@@ -40,14 +41,19 @@ from gateway.completions.sealing import Seal, Sealer
 from gateway.completions.settlement import Settlement, SettlementService, Slices
 from gateway.completions.stored.head import ResponseHead, cost_by
 from gateway.completions.stored.service import Responses
-from gateway.completions.stored.store import DEADLINE_GRACE_MS, StoredResponse
+from gateway.completions.stored.store import (
+    DEADLINE_GRACE_MS,
+    StoredResponse,
+    bytes_of_head,
+    packed_head,
+)
 from gateway.dialects.native import native_settings
 from gateway.dialects.profile import ContextLengthBehavior
 from gateway.dialects.request import ResponseForm
 from gateway.limits.refusal_log import PeriodCounts, Refusals
 from gateway.limits.replies import ReservationRequest
 from gateway.limits.reservations import Admission, Reservations
-from gateway.limits.storage import SMALL_BYTES, Holder, Storage
+from gateway.limits.storage import Holder, Storage, Use, allocated
 from gateway.models.price_book import PriceBook
 from gateway.platform import telemetry, tracing
 from gateway.platform.concurrency.fair_turns import LoopTurns
@@ -68,9 +74,7 @@ from gateway.records.usage_record import Counts, UsageRecord
 DISCARD_SECONDS: Final = 0.25
 """How long a refused request waits until its response is deleted."""
 _JOB_BYTES: Final = 1_024
-"""Approximate bytes of a job without its prompt."""
-_TOKEN_BYTES: Final = 5
-"""Maximum bytes of a token id."""
+"""What Redis stores of a job beside its content."""
 
 
 class Submission(msgspec.Struct, frozen=True):
@@ -139,13 +143,11 @@ class RequestSubmitter:
             jobs = await self._chunks.put(whole, names, checked.card, principal.limits)
             # A response that is readable for longer would outlive its chunks.
             kept = whole if retention > self._settings.answer_retention else jobs
-            stored = await self._take_storage(
-                principal, settlement, [*jobs, *kept] if retention else jobs, retention
-            )
             cost_of = cost_by(record) if shows_cost else None
             seal = self._sealer.seal_of(request_id, checked.request, tenant_id=principal.tenant_id)
             shown_id = request_id if call.line is None else call.line.request_id
             completion = _completion(checked, shown_id, cost_of=cost_of, seal=seal)
+            size = await _job_bytes(jobs)
             if retention:
                 head = ResponseHead.of(
                     completion,
@@ -158,9 +160,17 @@ class RequestSubmitter:
                     weight=principal.tenant_weight,
                     is_background=checked.request.is_background,
                     retention_ms=int(retention.total_seconds() * 1000),
-                    stored_bytes=stored,
+                    stored_bytes=size,
+                    has_key=is_idempotent,
                 )
-                response = self._responses.open(head, settlement)
+                try:
+                    response = await self._open(head, settlement, principal, jobs)
+                except RateLimitError:
+                    # Other streams can run without being stored, but not resume.
+                    if is_idempotent or head.is_background:
+                        raise
+            if response is None:
+                await self._take_storage(settlement, principal, jobs, size, use=Use.RUNNING)
             try:
                 await self._dispatcher.enqueue(
                     checked.card.model, jobs, weight=principal.tenant_weight, generation=generation
@@ -284,27 +294,51 @@ class RequestSubmitter:
             self._refusals.by_limit(record, error)
             raise
 
+    async def _open(
+        self,
+        head: ResponseHead,
+        settlement: Settlement,
+        principal: Principal,
+        jobs: list[GenerationJob],
+    ) -> StoredResponse:
+        """Store a response from now on. Raises RateLimitError."""
+        packed = await packed_head(head)
+        retention = timedelta(milliseconds=head.retention_ms)
+        counted = await self._take_storage(
+            settlement,
+            principal,
+            jobs,
+            head.stored_bytes + bytes_of_head(packed),
+            retention_ms=head.retention_ms,
+            # A small response to a line is deleted when the line's result is stored.
+            is_brief=retention <= self._settings.answer_retention or bool(head.record.line),
+        )
+        return self._responses.open(head, packed, settlement, counted=counted)
+
     async def _take_storage(
         self,
-        principal: Principal,
         settlement: Settlement,
+        principal: Principal,
         jobs: list[GenerationJob],
-        retention: timedelta,
+        size: int,
+        *,
+        use: Use = Use.STORED,
+        retention_ms: int = 0,
+        is_brief: bool = False,
     ) -> int:
-        """Count the bytes that Redis stores for a request; return them, or 0 if too few to count.
+        """Count the bytes that Redis stores for a request; return what counts.
 
-        The head of a stored response contains the jobs as well. Raises RateLimitError.
+        Raises RateLimitError.
         """
-        settings, record = self._settings, settlement.record
-        size = sum(map(_job_bytes, jobs))
-        # A small response to a line of a batch is deleted when the line's result is stored.
-        if size < SMALL_BYTES and (retention <= settings.answer_retention or record.line):
-            return 0
-        live_ms = jobs[0].deadline_ms - clock.now_ms() + int(retention.total_seconds() * 1000)
+        record = settlement.record
+        live_ms = jobs[0].deadline_ms - clock.now_ms() + retention_ms + DEADLINE_GRACE_MS
         holder = Holder(record.tenant_id, principal.limits, record.request_id)
-        await self._storage.take(holder, size, live_ms=live_ms + DEADLINE_GRACE_MS)
-        settlement.count_storage(holder, is_kept=bool(retention))
-        return size
+        counted = await self._storage.take(
+            holder, size, live_ms=live_ms, use=use, is_brief=is_brief
+        )
+        if counted:
+            settlement.count_storage(holder, is_kept=use is Use.STORED)
+        return counted
 
     def _jobs(
         self, call: Call, checked: CheckedRequest, *, completion_id: str
@@ -384,9 +418,15 @@ class RequestSubmitter:
         return jobs, names
 
 
-def _job_bytes(job: GenerationJob) -> int:
-    media = sum(map(len, job.images)) + len(job.audio)
-    return _JOB_BYTES + _TOKEN_BYTES * len(job.rest) + media + len(job.grammar)
+async def _job_bytes(jobs: list[GenerationJob]) -> int:
+    """Return the bytes of jobs in the queue."""
+    total = 0
+    for start in range(0, len(jobs), JOBS_AT_ONCE):
+        if start:
+            await asyncio.sleep(0)
+        some = jobs[start : start + JOBS_AT_ONCE]
+        total += len(some) * _JOB_BYTES + allocated(len(encode_job(job)) for job in some)
+    return total
 
 
 def _retention(settings: Settings, checked: CheckedRequest, *, is_idempotent: bool) -> timedelta:

@@ -147,7 +147,7 @@ class StoredCompletions:
         response = await self._responses.cancel(response)
         if not response.state.is_end:
             raise StateConflictError(f"{response.id} is still running. Cancel it, and retry.")
-        await self._responses.forget(response.id)
+        await self._responses.forget(response.id, head=response.head)
         body = {"id": response.id, "object": endpoint.response_object, "deleted": True}
         return Response(msgspec.json.encode(body), media_type="application/json")
 

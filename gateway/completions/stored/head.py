@@ -15,6 +15,7 @@ from contract.dialect import Dialect
 from contract.messages import GenerationJob, decode_job, wire_form
 from gateway.completions.rendering.completion import Completion, Usage
 from gateway.completions.sealing import Sealer
+from gateway.dialects.parameters import shown_names
 from gateway.dialects.profile import PROFILES
 from gateway.dialects.request import ChatRequest, GenerationRequest
 from gateway.records.limits import SubjectLimits
@@ -38,7 +39,9 @@ _StoredRequest = msgspec.defstruct(
     "_StoredRequest", [_stored(each) for each in _FIELDS], kw_only=True
 )
 _LEFT_OUT: Final = frozenset({"structure", "bias_texts", "infill_files", "audio"})
-_CUT: Final = frozenset({"profile", "prompts", "chat", "images", "image_params", "tool_use"})
+_CUT: Final = frozenset(
+    {"profile", "prompts", "chat", "images", "image_params", "tool_use", "ignored_parameters"}
+)
 _WHOLE: Final = [each for each in _FIELDS if each.name not in _LEFT_OUT | _CUT]
 _NAMES: Final = tuple(each.name for each in _WHOLE)
 _DEFAULTS: Final = tuple(each.default for each in _WHOLE)
@@ -87,7 +90,9 @@ class ResponseHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     retention_ms: int
     """How long it can be read after its end."""
     stored_bytes: int = 0
-    """Bytes reserved for its request (`gateway.limits.storage`) until it ends; 0 if not counted."""
+    """Bytes of its jobs in the queue (`gateway.limits.storage`) until it ends."""
+    has_key: bool = False
+    """Whether an Idempotency-Key stands for it."""
 
     @classmethod
     def of(
@@ -113,6 +118,7 @@ class ResponseHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
         fields["prompts"] = [""] * len(request.prompts)
         fields["images"] = [[] for _ in request.images]
         fields["image_params"] = []
+        fields["ignored_parameters"] = shown_names(request.ignored_parameters)
         if request.chat is not None:
             fields["chat"] = ChatRequest(
                 messages=[],

@@ -6,7 +6,7 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum, auto
 from typing import Any, Final
 
@@ -41,9 +41,11 @@ from gateway.completions.stored.store import (
     ResponseStatus,
     ResponseStore,
     WriteResult,
+    bytes_of_head,
+    packed_head,
 )
 from gateway.limits.reservations import CONFIRMED_SECONDS
-from gateway.limits.storage import SMALL_BYTES, Holder
+from gateway.limits.storage import SMALL_BYTES, Holder, allocated
 from gateway.records.errors import RateLimitError, StoreUnavailableError
 from gateway.records.usage_record import Counts, Outcome, UsageRecord
 
@@ -138,11 +140,6 @@ class OwnedResponses:
         if self.by_id.get(head.request_id) is not response:
             return
         del self.by_id[head.request_id]
-        if response.counted_bytes or response.stored_bytes >= SMALL_BYTES:
-            # A line's response is deleted as soon as its result is stored.
-            size = 0 if head.record.line else response.stored_bytes
-            storage = self.settlements.storage
-            self.tasks.start(storage.settle(response.holder, size, live_ms=head.retention_ms))
         if response.must_resume:
             self.interrupted.put_nowait(head.request_id)
         elif head.is_background:
@@ -216,9 +213,15 @@ class OwnedResponse:
 
     _owned: OwnedResponses
     head: ResponseHead
+    _head_bytes: int
+    _packed: bytes
+    """The head as it is stored; empty as soon as Redis has it."""
     settlement: Settlement
     term: int
     _status: ResponseStatus
+    _counted: int = 0
+    """Bytes in Redis that count towards the limits of the tenant."""
+    _: KW_ONLY
     has_consumer: bool
     """Whether the client that began the request still waits for it here."""
     entries: list[bytes] = field(default_factory=list)
@@ -248,9 +251,8 @@ class OwnedResponse:
         self._finish_lock = asyncio.Lock()
         self._is_writing_soon = False
         self._written_at = time.monotonic()
-        self._entry_bytes = sum(map(len, self.entries))
-        self.counted_bytes = self.head.stored_bytes
-        """Bytes in Redis that count towards the limits of the tenant."""
+        self._entry_bytes = allocated(map(len, self.entries))
+        self._is_end_counted = False
         self.through = self._owned.dispatcher.reader.last_entry
         """The last entry of the reply stream whose messages the stored journal has."""
         self.generation.on_reply = self.on_reply
@@ -508,8 +510,9 @@ class OwnedResponse:
 
     @property
     def stored_bytes(self) -> int:
-        """Approximate bytes stored in Redis: its request and its journal."""
-        return self.head.stored_bytes + self._entry_bytes
+        """Bytes that Redis stores: its head and its journal, and its jobs until it has ended."""
+        jobs = 0 if self._state in _OVER else self.head.stored_bytes
+        return jobs + self._head_bytes + self._entry_bytes
 
     @property
     def needs_write(self) -> bool:
@@ -571,14 +574,19 @@ class OwnedResponse:
             entries = encode_entries(self._pending, through.decode())
             self._pending.clear()
             self.entries += entries
-            self._entry_bytes += sum(map(len, entries))
-            await self._count()
+            self._entry_bytes += allocated(map(len, entries))
         written = len(self.entries)
+        if self._written is None and not self._packed:
+            self._packed = await packed_head(self.head)
+            self._head_bytes = bytes_of_head(self._packed)
+        await self._count()
         if self._written is None:
             result = await owned.store.open(
-                self.head,
+                self.head.request_id,
+                self._packed,
                 owner=owned.dispatcher.gateway,
                 term=self.term,
+                is_background=self.head.is_background,
                 status=status,
                 ttl_ms=self._ttl_ms(),
                 entries=self.entries,
@@ -599,19 +607,34 @@ class OwnedResponse:
             # Send a heartbeat first: a stored response is taken over if its owner has none.
             await owned.dispatcher.beat()
             self._written, self.head = None, self.head.without_chunks()
+            self._is_end_counted = False
             return True
         self._written, self._written_status, self.through = written, status, through
+        self._packed = b""
         return True
 
     async def _count(self) -> None:
-        """Count the stored bytes of a response that has grown; end it if they exceed a limit."""
+        """Count the stored bytes of a response that has grown; end it if they exceed a limit.
+
+        What remains of an ended response is counted before others can find and delete it.
+        """
         size, head, storage = self.stored_bytes, self.head, self._owned.settlements.storage
-        if size - self.counted_bytes < SMALL_BYTES or self._state in _OVER:
+        holder, before, live_ms = self.holder, self._counted, self._ttl_ms()
+        if self._state in _OVER:
+            if not self._is_end_counted:
+                self._is_end_counted = True
+                # A line's response is deleted as soon as its result is stored.
+                size = 0 if head.record.line else size
+                await storage.end(holder, size, live_ms=live_ms, before=before)
             return
-        count = storage.settle if head.record.line else storage.take
+        if size - before < SMALL_BYTES:
+            return
         try:
-            await count(self.holder, size, live_ms=self._ttl_ms())
-            self.counted_bytes = size
+            if head.record.line:
+                await storage.settle(holder, size, live_ms=live_ms)
+            else:
+                await storage.take(holder, size, live_ms=live_ms, before=before)
+            self._counted = size
         except RateLimitError as error:
             if self._state not in _OVER:
                 failed = JobFailed(0, 0, FailureCode.STORED_BYTES, str(error))

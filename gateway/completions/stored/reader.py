@@ -198,9 +198,10 @@ class ResponseReader:
         while not self._is_complete:
             self._is_left.clear()
             try:
-                response = await self._store.read(self._head.request_id, max_entries=0)
-                if response is not None and not response.state.is_end:
-                    self._owner = await self._takeovers.keep_running(response)
+                request_id = self._head.request_id
+                page = await self._store.status(request_id)
+                if page is not None and not page.status.state.is_end:
+                    self._owner = await self._takeovers.keep_running(request_id, page)
                     self._notify_owner()
             except RedisError as error:
                 logger.warning("cannot follow a response: %s", type(error).__name__)

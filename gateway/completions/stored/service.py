@@ -26,13 +26,18 @@ from gateway.completions.stored.owned import OwnedResponse, OwnedResponses
 from gateway.completions.stored.peers import BackgroundIndex, Peers
 from gateway.completions.stored.reader import ResponseReader
 from gateway.completions.stored.store import (
+    RESPONSE_BYTES,
+    JournalPage,
     ResponseState,
     ResponseStatus,
     ResponseStore,
     StoredResponse,
+    bytes_of_head,
 )
 from gateway.completions.stored.takeover import Takeovers
+from gateway.limits.storage import Holder
 from gateway.platform.concurrency.fair_turns import LoopTurns
+from gateway.platform.concurrency.large_work import LargeWork
 from gateway.platform.settings import Settings
 from gateway.records.errors import queue_unavailable
 from gateway.records.usage_record import Counts
@@ -58,6 +63,7 @@ class Responses:
     dispatcher: Dispatcher
     _settlements: SettlementService
     _loop_turns: LoopTurns
+    _large_work: LargeWork
     _sealer: Sealer
     _settings: Settings
 
@@ -77,19 +83,27 @@ class Responses:
 
     # -- the request that generates a response ---------------------------------------------------
 
-    def open(self, head: ResponseHead, settlement: Settlement) -> StoredResponse:
+    def open(
+        self, head: ResponseHead, packed: bytes, settlement: Settlement, *, counted: int = 0
+    ) -> StoredResponse:
         """Store a response from now on, before its jobs are enqueued. Does not wait for Redis.
+
+        `packed` is the head as it is stored, and `counted` the bytes that count already.
 
         Plain responses that are not streamed are never opened. The response ends with its
         settlement.
         """
         handles = tuple(job.handle for job in head.jobs)
         status = ResponseStatus(ResponseState.RUNNING, head.request_id, Counts(), handles)
-        response = OwnedResponse(self._owned, head, settlement, 1, status, has_consumer=True)
+        size = bytes_of_head(packed)
+        response = OwnedResponse(
+            self._owned, head, size, packed, settlement, 1, status, counted, has_consumer=True
+        )
         self._owned.add(response)
         response.write_soon()
         gateway = self.dispatcher.gateway
-        return StoredResponse(head, gateway, 1, status, gateway, 0, [])
+        page = JournalPage(gateway, 1, head.is_background, status, gateway, 0, [])
+        return StoredResponse(head, size, page)
 
     async def require_stored(self, request_id: str, *, is_findable: bool) -> None:
         """Wait until every gateway can find a response of this gateway.
@@ -130,9 +144,10 @@ class Responses:
     async def find(self, request_id: str, *, tenant_id: str) -> StoredResponse | None:
         """Return a tenant's response; None if it does not exist, or is another tenant's.
 
-        Raises RedisError.
+        Raises RedisError, and an ApiError if too much of the tenant's work waits.
         """
-        stored = await self.store.read(request_id, max_entries=0)
+        beside = self._large_work.of(tenant_id, size=0)
+        stored = await self.store.read(request_id, beside=beside)
         if stored is None or stored.head.tenant_id != tenant_id:
             return None
         if stored.head.is_background and not stored.state.is_end:
@@ -160,9 +175,9 @@ class Responses:
         limits do not allow, StoreUnavailableError or RedisError while Redis does not respond.
         """
         if not response.state.is_end and response.id not in self._owned.by_id:
-            stored = await self.store.read(response.id, max_entries=0)
-            if stored is not None and not stored.state.is_end:
-                await self._takeovers.keep_running(stored)
+            page = await self.store.status(response.id)
+            if page is not None and not page.status.state.is_end:
+                await self._takeovers.keep_running(response.id, page)
         return ResponseReader(
             response.head,
             self.store,
@@ -181,10 +196,10 @@ class Responses:
         """
         deadline = time.monotonic() + CANCEL_SECONDS
         while not response.state.is_end:
-            stored = await self.store.read(response.id, max_entries=0)
-            if stored is None:
+            page = await self.store.status(response.id)
+            if page is None:
                 break
-            response = stored
+            response = response._replace(page=page)
             if response.state.is_end or time.monotonic() > deadline:
                 break
             await self._cancel(response)
@@ -194,7 +209,8 @@ class Responses:
     async def _end_of(self, response: StoredResponse) -> None:
         """Wait until a response ends, at most for ASK_AGAIN_SECONDS. Raises RedisError."""
         for _ in range(round(ASK_AGAIN_SECONDS / LOOK_SECONDS)):
-            if not await self.store.is_running(response.id):
+            page = await self.store.status(response.id)
+            if page is None or page.status.state.is_end:
                 return
             await asyncio.sleep(LOOK_SECONDS)
 
@@ -203,7 +219,7 @@ class Responses:
         if stored.state is ResponseState.LEFT:
             await self._cancel_left(stored)
             return
-        owner = await self._takeovers.keep_running(stored)
+        owner = await self._takeovers.keep_running(request_id, stored.page)
         owned = self._owned.by_id.get(request_id)
         if owned is not None:
             owned.cancel()
@@ -212,10 +228,11 @@ class Responses:
 
     async def _cancel_left(self, stored: StoredResponse) -> None:
         """Cancel a response that is settled and whose jobs do not run."""
-        head = stored.head
+        head, page = stored.head, stored.page
         term = await self.store.adopt(
-            head,
-            term=stored.term,
+            head.request_id,
+            b"",
+            term=page.term,
             state=ResponseState.LEFT,
             owner=self.dispatcher.gateway,
             ttl_ms=head.retention_ms,
@@ -225,9 +242,9 @@ class Responses:
             await self.store.append(
                 head.request_id,
                 term=term,
-                index=stored.total_entries,
+                index=page.total_entries,
                 entries=encode_entries([cancelled], ""),
-                status=stored.status._replace(state=ResponseState.CANCELLED, handles=()),
+                status=page.status._replace(state=ResponseState.CANCELLED, handles=()),
                 ttl_ms=head.retention_ms,
             )
 
@@ -239,22 +256,30 @@ class Responses:
         and StoreUnavailableError if the response is gone, so that nobody knows how it ended.
         """
         while True:
-            stored = await self.store.read(response.id, max_entries=0)
-            if stored is None:
+            page = await self.store.status(response.id)
+            if page is None:
                 raise queue_unavailable()
-            if stored.state.is_end:
-                return stored.state is ResponseState.FINISHED
-            await self._takeovers.keep_running(stored)
-            await self._end_of(stored)
+            if page.status.state.is_end:
+                return page.status.state is ResponseState.FINISHED
+            await self._takeovers.keep_running(response.id, page)
+            await self._end_of(response)
 
-    async def forget(self, request_id: str) -> None:
-        """Delete an ended response whose result is stored elsewhere. Raises RedisError."""
+    async def forget(self, request_id: str, *, head: ResponseHead | None = None) -> None:
+        """Delete an ended response, whose bytes are free then. Raises RedisError.
+
+        Without its `head`, it is the response of a line, whose bytes do not count any more.
+        """
         owned = self._owned.by_id.get(request_id)
         if owned is not None:
             # A later write would store it again.
             await owned.write()
         self._owned.forget(request_id)
-        await self.store.discard(request_id)
+        has_key = head is not None and head.has_key
+        marked_ms = await self.store.discard(request_id, has_key=has_key)
+        if head is not None:
+            holder = Holder(head.tenant_id, head.subjects, request_id)
+            size = RESPONSE_BYTES if marked_ms else 0
+            await self._settlements.storage.settle(holder, size, live_ms=marked_ms)
 
     # -- loops -----------------------------------------------------------------------------------
 
@@ -327,10 +352,10 @@ class Responses:
     async def _on_orphan(self, _model: str, lost: LostJob) -> bool:
         """Take over a background response of a dead gateway; return whether the job is of one."""
         request_id = lost.job_id.rpartition("-")[0]
-        stored = await self.store.read(request_id, max_entries=0)
-        if stored is None or stored.state is not ResponseState.RUNNING:
+        page = await self.store.status(request_id)
+        if page is None or page.status.state is not ResponseState.RUNNING:
             return False
-        if not stored.head.is_background:
+        if not page.is_background:
             return False
         self._takeovers.resume_soon(request_id)
         return True

@@ -14,6 +14,8 @@ from contract.queue import JOBS_AT_ONCE, LONG_PROMPT_TOKENS, JobQueue
 from contract.scripts import CommandExecutor, LuaScript
 from gateway.completions.stored.head import ResponseHead, decode_head, encode_head
 from gateway.completions.stored.journal import compressed, is_compressed, restored
+from gateway.limits.storage import allocated
+from gateway.platform.concurrency.large_work import Beside
 from gateway.records.principal import Principal
 from gateway.records.usage_record import Counts
 
@@ -24,6 +26,7 @@ _OPEN = LuaScript("answer_open", _PACKAGE)
 _APPEND = LuaScript("answer_append", _PACKAGE)
 _ADOPT = LuaScript("answer_adopt", _PACKAGE)
 _READ = LuaScript("answer_read_page", _PACKAGE)
+_DELETE = LuaScript("answer_delete", _PACKAGE)
 
 PAGE_ENTRIES: Final = 16
 """Journal entries read at once. An entry usually has the replies of one second."""
@@ -33,6 +36,9 @@ DEADLINE_GRACE_MS: Final = 60_000
 """How much longer than its deadline a response that does not end is stored."""
 THREAD_BYTES: Final = 65_536
 """Longer heads are compressed in a thread."""
+RESPONSE_BYTES: Final = 2_048
+"""What Redis stores of a response beside its head and its journal's entries: their keys, small
+fields, the Idempotency-Key, and the entries that count its bytes."""
 
 
 class ResponseState(StrEnum):
@@ -71,8 +77,14 @@ class WriteResult(Enum):
 
 
 class JournalPage(NamedTuple):
-    """A part of a response's journal."""
+    """A part of a response's journal, with all of the response that changes."""
 
+    owner: str
+    """The gateway that follows its jobs, or the last one that did."""
+    term: int
+    """Number of its owner, counted from 1 and incremented by each takeover."""
+    is_background: bool
+    """Whether it continues without a connected client."""
     status: ResponseStatus
     follower: str
     """The gateway whose reply stream has the replies to `status.handles`."""
@@ -81,18 +93,12 @@ class JournalPage(NamedTuple):
 
 
 class StoredResponse(NamedTuple):
-    """A response as stored in Redis when it was read, with a part of its journal."""
+    """A response as stored in Redis when it was read."""
 
     head: ResponseHead
-    owner: str
-    """The gateway that follows its jobs, or the last one that did."""
-    term: int
-    """Number of its owner, counted from 1 and incremented by each takeover."""
-    status: ResponseStatus
-    follower: str
-    """The gateway whose reply stream has the replies to `status.handles`."""
-    total_entries: int
-    entries: list[bytes]
+    head_bytes: int
+    """What Redis stores of it beside the entries of its journal."""
+    page: JournalPage
 
     @property
     def id(self) -> str:
@@ -102,12 +108,12 @@ class StoredResponse(NamedTuple):
     @property
     def state(self) -> ResponseState:
         """Whether it runs, or how it ended."""
-        return self.status.state
+        return self.page.status.state
 
     @property
     def has_begun(self) -> bool:
         """Whether the journal contains any reply of a worker."""
-        return self.total_entries > 0
+        return self.page.total_entries > 0
 
     def is_readable_by(self, principal: Principal) -> bool:
         """Whether a caller of its tenant may use its project and its model."""
@@ -130,22 +136,25 @@ class ResponseStore:
 
     async def open(
         self,
-        head: ResponseHead,
+        request_id: str,
+        packed: bytes,
         *,
         owner: str,
         term: int,
+        is_background: bool,
         status: ResponseStatus,
         ttl_ms: int,
         entries: Sequence[bytes] = (),
     ) -> WriteResult:
-        """Write a whole response, unless another gateway owns it now."""
+        """Write a whole response with its packed head, unless another gateway owns it now."""
         code = await _OPEN.run(
             self._executor,
-            **_keys(head.request_id),
+            **_keys(request_id),
             term=term,
             ttl_ms=ttl_ms,
-            head=await _packed(head),
+            head=packed,
             owner=owner,
+            background=int(is_background),
             **_fields(status),
             arguments=entries,
         )
@@ -178,42 +187,45 @@ class ResponseStore:
 
     async def adopt(
         self,
-        head: ResponseHead,
+        request_id: str,
+        packed: bytes,
         *,
         term: int,
         state: ResponseState,
         owner: str,
         ttl_ms: int,
     ) -> int:
-        """End the term `term` of a response in state `state`; set it to running with this head.
+        """End the term `term` of a response in state `state`; set it to running.
+
+        An empty `packed` keeps its head.
 
         Returns the new term, or 0 if the response has another owner or state by now.
         """
         new_term: int = await _ADOPT.run(
             self._executor,
-            **_keys(head.request_id),
+            **_keys(request_id),
             term=term,
             state=state,
             ttl_ms=ttl_ms,
             owner=owner,
             no_handles=_encode(()),
             new_state=ResponseState.RUNNING,
-            head=await _packed(head),
+            head=packed,
         )
         return new_term
 
-    async def read(
-        self, request_id: str, *, index: int = 0, max_entries: int = PAGE_ENTRIES
-    ) -> StoredResponse | None:
-        """Return a response with up to `max_entries` from `index` on; None if it does not exist."""
-        fields = await self._read(request_id, index, max_entries, with_head=True)
+    async def read(self, request_id: str, *, beside: Beside | None = None) -> StoredResponse | None:
+        """Return a response without entries of its journal; None if it does not exist.
+
+        Its head may be large: use `status` where that suffices. `beside` runs what a client's
+        request needs. Raises what `Beside` raises.
+        """
+        fields = await self._read(request_id, 0, 0, with_head=True)
         if not fields:
             return None
-        owner, term, *rest, packed = fields
-        head = await self._with_prompts(await _unpacked(packed))
-        if head is None:
-            return None
-        return StoredResponse(head, owner.decode(), int(term), *_page(rest))
+        *rest, packed = fields
+        head = await self._with_prompts(await _unpacked(packed, beside))
+        return None if head is None else StoredResponse(head, bytes_of_head(packed), _page(rest))
 
     async def _with_prompts(self, head: ResponseHead) -> ResponseHead | None:
         """Return a head with whole prompts; None if Redis has lost chunks of them."""
@@ -228,10 +240,10 @@ class ResponseStore:
             jobs.append(whole)
         return msgspec.structs.replace(head, jobs=jobs)
 
-    async def is_running(self, request_id: str) -> bool:
-        """Return whether a response exists and has not ended. Reads no head, which may be large."""
+    async def status(self, request_id: str) -> JournalPage | None:
+        """Return what changes of a response, without entries; None if it does not exist."""
         fields = await self._read(request_id, 0, 0, with_head=False)
-        return bool(fields) and not _page(fields[2:]).status.state.is_end
+        return _page(fields) if fields else None
 
     async def read_page(self, request_id: str, *, index: int) -> JournalPage | None:
         """Return entries from `index` on, at least one if any exist.
@@ -239,10 +251,7 @@ class ResponseStore:
         Returns None if the response does not exist.
         """
         fields = await self._read(request_id, index, PAGE_ENTRIES, with_head=False)
-        if not fields:
-            return None
-        _, _, *rest = fields
-        return _page(rest)
+        return _page(fields) if fields else None
 
     async def _read(self, request_id: str, index: int, max_entries: int, *, with_head: bool) -> Any:
         return await _READ.run(
@@ -254,9 +263,19 @@ class ResponseStore:
             with_head=int(with_head),
         )
 
-    async def discard(self, request_id: str) -> None:
-        """Delete a response."""
-        await self._executor.execute_command("DEL", *_keys(request_id).values())
+    async def discard(self, request_id: str, *, has_key: bool = False) -> int:
+        """Delete a response. Return the milliseconds for which a mark remains if it `has_key`."""
+        marked_ms: int = await _DELETE.run(
+            self._executor, **_keys(request_id), has_key=int(has_key)
+        )
+        return marked_ms
+
+    async def is_deleted(self, request_id: str) -> bool:
+        """Return whether a client has deleted a response to which an Idempotency-Key maps."""
+        found = await self._executor.execute_command(
+            "HEXISTS", keys.response(request_id), "deleted"
+        )
+        return bool(found)
 
 
 def _fields(status: ResponseStatus) -> dict[str, Any]:
@@ -269,17 +288,27 @@ def _fields(status: ResponseStatus) -> dict[str, Any]:
 
 
 def _page(fields: Sequence[Any]) -> JournalPage:
-    handles, reservation, state, settled, follower, total_entries, entries = fields
+    owner, term, background, handles, reservation, state, settled, *others = fields
+    follower, total_entries, entries = others
     status = ResponseStatus(
         ResponseState(state.decode()),
         reservation.decode(),
         _decode_counts(settled),
         _decode_handles(handles),
     )
-    return JournalPage(status, follower.decode(), total_entries, entries)
+    return JournalPage(
+        owner.decode(),
+        int(term),
+        background != b"0",
+        status,
+        follower.decode(),
+        total_entries,
+        entries,
+    )
 
 
-async def _packed(head: ResponseHead) -> bytes:
+async def packed_head(head: ResponseHead) -> bytes:
+    """Return a head as Redis stores it."""
     prompt_tokens = sum(len(job.rest) for job in head.jobs)
     if len(head.jobs) > JOBS_AT_ONCE or prompt_tokens > LONG_PROMPT_TOKENS:
         return await asyncio.to_thread(lambda: compressed(encode_head(head)))
@@ -289,11 +318,22 @@ async def _packed(head: ResponseHead) -> bytes:
     return await asyncio.to_thread(compressed, content)
 
 
-async def _unpacked(content: bytes) -> ResponseHead:
+def bytes_of_head(packed: bytes) -> int:
+    """Return what Redis stores of a response beside the entries of its journal."""
+    return RESPONSE_BYTES + allocated([len(packed)])
+
+
+async def _unpacked(content: bytes, beside: Beside | None) -> ResponseHead:
     if not is_compressed(content):
         return decode_head(content)
+
+    def unpack() -> ResponseHead:
+        return decode_head(restored(content))
+
     # It may be far longer than its compressed form.
-    return await asyncio.to_thread(lambda: decode_head(restored(content)))
+    if beside is None:
+        return await asyncio.to_thread(unpack)
+    return await beside(unpack, size=len(content))
 
 
 def _keys(request_id: str) -> dict[str, str]:

@@ -28,6 +28,8 @@ from gateway.completions.stored.store import (
     ResponseState,
     ResponseStatus,
     StoredResponse,
+    bytes_of_head,
+    packed_head,
 )
 from gateway.limits.replies import ReservationRequest, sees_key
 from gateway.limits.reservations import Admission
@@ -68,36 +70,36 @@ class Takeovers:
         self._unread: dict[str, UnreadReplies] = {}
         """By former owner, while responses are taken over."""
 
-    async def keep_running(self, response: StoredResponse) -> str:
+    async def keep_running(self, request_id: str, page: JournalPage) -> str:
         """Ensure that a response has a live owner that follows its jobs; return that owner.
 
         Raises an ApiError if the response cannot resume, and RedisError.
         """
-        request_id, gateway = response.id, self._dispatcher.gateway
+        gateway = self._dispatcher.gateway
         if request_id in self._owned.by_id:
             return gateway
-        is_running = response.state is ResponseState.RUNNING
-        if is_running and await self._peers.is_alive(response.owner):
-            return response.owner
+        is_running = page.status.state is ResponseState.RUNNING
+        if is_running and await self._peers.is_alive(page.owner):
+            return page.owner
         task = self._running.get(request_id)
         if task is None:
-            task = asyncio.create_task(self._take_over(response))
+            task = asyncio.create_task(self._take_over(request_id, page.term))
             self._running[request_id] = task
             task.add_done_callback(lambda done: self._done(request_id, done))
         await asyncio.shield(task)
         if request_id in self._owned.by_id:
             return gateway
-        taken = await self._store.read(request_id, max_entries=0)
-        return response.owner if taken is None else taken.owner
+        taken = await self._store.status(request_id)
+        return page.owner if taken is None else taken.owner
 
     async def resume(self, request_id: str) -> bool:
         """Keep a response running if it should run. Return False if this must be retried."""
         try:
-            stored = await self._store.read(request_id, max_entries=0)
-            if stored is not None and not stored.state.is_end:
-                is_ours = stored.owner == self._dispatcher.gateway
-                if is_ours or stored.head.is_background:
-                    await self.keep_running(stored)
+            page = await self._store.status(request_id)
+            if page is not None and not page.status.state.is_end:
+                is_ours = page.owner == self._dispatcher.gateway
+                if is_ours or page.is_background:
+                    await self.keep_running(request_id, page)
         except (StoreUnavailableError, RedisError) as error:
             logger.warning("cannot resume response %s: %s", request_id, type(error).__name__)
             return False
@@ -139,24 +141,29 @@ class Takeovers:
 
     # -- takeover --------------------------------------------------------------------------------
 
-    async def _take_over(self, response: StoredResponse) -> None:
+    async def _take_over(self, request_id: str, term: int) -> None:
         """Own a response and follow its jobs, unless another gateway took it over first.
 
         Raises an ApiError if it cannot resume, and RedisError; it can be retried after either.
         """
-        trace = tracing.context_of(response.head.jobs[0].traceparent)
         async with self._turns:
+            response = await self._store.read(request_id)
+            if response is None or response.page.term != term or response.state.is_end:
+                return
+            trace = tracing.context_of(response.head.jobs[0].traceparent)
             with tracing.span_in(trace, TAKE_OVER):
                 await self._adopt(response)
 
     async def _adopt(self, response: StoredResponse) -> None:
-        head = response.head
+        head, status, packed = response.head, response.page.status, b""
         is_running = response.state is ResponseState.RUNNING
         if not is_running:
-            head = _resumed(head, response.term + 1, now_ms=await self._redis_ms())
+            head = _resumed(head, response.page.term + 1, now_ms=await self._redis_ms())
+            packed = await packed_head(head)
         term = await self._store.adopt(
-            head,
-            term=response.term,
+            head.request_id,
+            packed,
+            term=response.page.term,
             state=response.state,
             owner=self._dispatcher.gateway,
             ttl_ms=head.most_ms + DEADLINE_GRACE_MS + head.retention_ms,
@@ -168,9 +175,8 @@ class Takeovers:
         unread: list[Received] = []
         if is_running and page is not None:
             # Another gateway may have taken the response over, and written, since it was read.
-            response = response._replace(status=page.status)
+            status = page.status
             unread = history.add_unread(await self._read_replies(head, page, through))
-        status = response.status
         generation = _generation(history, max_unread_bytes=self._max_unread_bytes)
         try:
             settlement = await self._settlement(head, status, term, history, generation)
@@ -188,9 +194,12 @@ class Takeovers:
         owned = OwnedResponse(
             self._owned,
             head,
+            bytes_of_head(packed) if packed else response.head_bytes,
+            b"",
             settlement,
             term,
             ResponseStatus(ResponseState.RUNNING, settlement.reservation, status.settled, ()),
+            1,  # An earlier owner may have counted it.
             has_consumer=False,
             entries=list(entries),
         )

@@ -104,6 +104,7 @@ local function end_in_subject(e, name, is_windowed, is_held, is_prepaid)
   end
 end
 
+write_if_full(open_reservations)
 for _, e in ipairs(ends) do
   if e.record ~= '' then call('XADD', usage_records, '*', 'u', e.record) end
   if e.held then

@@ -3,6 +3,9 @@
 --
 -- Bytes that are not returned expire, so those of a dead gateway do not count forever.
 --
+-- It may also be called while the memory of Redis is full: the first write removes what is counted,
+-- which frees memory (see _server.lua).
+--
 -- KEYS for each subject: 1. sorted set: request id -> expiry of its bytes, in Unix milliseconds
 --   2. hash: request id -> bytes; the total under the empty name
 -- ARGV id: of the request, empty to change nothing  bytes: from now on, 0 returns them
@@ -18,6 +21,7 @@ local now = now_ms()
 local function integer(value) return string.format('%d', value) end
 
 local function drop(s, name)
+  s.is_changed = true
   s.sum = s.sum - tonumber(call('HGET', s.bytes, name) or '0')
   call('HDEL', s.bytes, name)
   call('ZREM', s.ends, name)
@@ -34,6 +38,7 @@ local function load_subject(number)
 end
 
 local function save(s)
+  if not s.is_changed then return end
   local last = call('ZREVRANGE', s.ends, 0, 0, 'WITHSCORES')[2]
   if not last then
     call('DEL', s.ends, s.bytes)

@@ -7,6 +7,7 @@
 local open_reservations = unpack(KEYS, 1, 1)
 local reservation_prefix, running_prefix, lease_ms = unpack(ARGV, 1, 3)
 local first_id, expiry, unknown = 4, now_ms() + lease_ms, {}
+write_if_full(open_reservations)
 for i = first_id, #ARGV do
   local created_ms, request = unpack(
     call('HMGET', reservation_prefix .. ARGV[i], 'created_ms', 'request'))

@@ -13,6 +13,7 @@ local reservation, open_reservations = unpack(KEYS, 1, 2)
 local running_prefix, id, lease_ms, record = unpack(ARGV, 1, 4)
 local request, amounts = unpack(call('HMGET', reservation, 'request', 'amounts'))
 if not request then return -1 end
+write_if_full(open_reservations)
 call('HSET', reservation, 'record', record, 'taken', 1)
 renew(open_reservations, running_prefix, id, request, now_ms() + lease_ms)
 return select(5, read_amounts(amounts))

@@ -57,6 +57,8 @@ idempotency_conflict IdempotencyConflictError
   = Use a new Idempotency-Key for each request, and the same one for its retries only.
 idempotency_in_progress IdempotencyInProgressError
   = Retry with the same Idempotency-Key.
+response_deleted ResponseDeletedError
+  = Use a new Idempotency-Key to run the request again.
 payload_too_large PayloadTooLargeError
   = Send less; the message has the limit.
 uri_too_long TargetTooLongError

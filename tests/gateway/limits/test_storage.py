@@ -1,6 +1,7 @@
 """Stored bytes of a tenant are counted by request, limited, and expire."""
 
 import itertools
+from contextlib import suppress
 from unittest.mock import AsyncMock
 
 import pytest
@@ -9,12 +10,14 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from contract import keys
 from gateway.limits import storage as storage_module
-from gateway.limits.storage import Holder, Storage
+from gateway.limits.storage import SMALL_BYTES, SMALL_STEP, Holder, Storage, Use
+from gateway.limits.store import QuotaStore
 from gateway.records.errors import RateLimitError, StoreUnavailableError
-from gateway.records.limits import Limits, LimitScope, SubjectLimits
+from gateway.records.limits import LimitName, Limits, LimitScope, SubjectLimits
 from tests.gateway.limits.building import (
     BUCKET,
     TENANT,
+    Desk,
     TestClock,
     key_of,
     project_of,
@@ -91,15 +94,82 @@ async def test_requests_above_the_limit_are_refused_until_others_expire(
     assert not await any_redis.exists(ends, sizes)
 
 
-async def test_a_tenant_may_take_a_quarter_of_a_small_redis(redis: "Redis") -> None:
+async def test_tenants_share_the_memory_of_redis_and_never_take_all_of_it(redis: "Redis") -> None:
     storage = Storage(redis, most_of_tenant=1_000_000_000)
-    await redis.config_set("maxmemory", 400_000_000)
+    used = (await redis.info("memory"))["used_memory"]
+    most = used + 400_000_000
+    await redis.config_set("maxmemory", most)
+    taken: list[int] = []
     try:
-        await take(storage, "r1", 100_000_000)
-        with pytest.raises(RateLimitError, match="limit of 100000000"):
-            await take(storage, "r2", 1)
+        for tenant in map(str, range(5)):
+            subject, size = SubjectLimits(LimitScope.TENANT, tenant, Limits()), 0
+            while True:
+                holder = Holder(tenant, [subject], f"{tenant} {size}")
+                try:
+                    size += await storage.take(holder, 1_000_000, live_ms=60_000)
+                except RateLimitError as error:
+                    assert "stored bytes" in error.message  # noqa: PT017 - the end of the loop
+                    break
+            taken.append(size)
+        # A tenant may use half of what is left, and then a third of it is taken.
+        assert taken[0] == pytest.approx(0.75 * 400_000_000 / 3, rel=0.1)
+        assert taken == sorted(taken, reverse=True)
+        assert taken[4] > 10_000_000
+        assert sum(taken) < 0.75 * most
+        running = Holder("new", [SubjectLimits(LimitScope.TENANT, "new", Limits())], "r")
+        await storage.take(running, 30_000_000, live_ms=60_000, use=Use.RUNNING)
+        # There will be room for it.
+        with pytest.raises(RateLimitError) as caught:
+            await storage.take(running, 100_000_000, live_ms=60_000)
+        assert caught.value.headers()["x-should-retry"] == "true"
     finally:
         await redis.config_set("maxmemory", 0)
+
+
+async def test_small_responses_count_together_and_are_refused_near_the_limit(
+    redis: "Redis", storage: Storage
+) -> None:
+    subjects = (tenant_of(stored_bytes=4 * SMALL_STEP),)
+    own = f"{keys.stored_bytes(BUCKET, subjects[0].subject)}"
+    small = SMALL_BYTES - 1
+    taken = 0
+    with suppress(RateLimitError):
+        while taken < 10 * SMALL_STEP:
+            holder = Holder(TENANT, subjects, f"r{taken}")
+            counted = await storage.take(holder, small, live_ms=60_000, is_brief=True)
+            await storage.end(holder, small, live_ms=60_000, before=counted)
+            taken += small
+    assert 4 * SMALL_STEP - 2 * small < taken < 5 * SMALL_STEP
+    assert await redis.hlen(own) < 12
+    # What is not stored is bounded by the number of waiting jobs.
+    holder = Holder(TENANT, subjects, "plain")
+    assert await storage.take(holder, small, live_ms=60_000, use=Use.RUNNING) == 0
+
+
+@every_redis
+async def test_a_full_redis_can_be_read_settled_and_emptied(
+    storage: Storage, any_redis: "Redis"
+) -> None:
+    quotas = QuotaStore(any_redis)
+    desk = Desk(quotas, (tenant_of(requests_per_minute=9, concurrent_requests=9),))
+    for request_id in ("r1", "r2", "r3"):
+        await take(storage, request_id, 20)
+        await desk.reserve(request_id)
+    await any_redis.config_set("maxmemory", 1)
+    try:
+        assert await used(storage) == [0, 0, 60]
+        (status,) = await quotas.status(TENANT, desk.subjects)
+        assert status.used(LimitName.CONCURRENT_REQUESTS) == 3
+        assert await quotas.renew(BUCKET, ["r1", "r2", "r3"], lease_ms=60_000) == []
+        assert await desk.settle("r1")
+        assert await quotas.release(TENANT, "r2")
+        assert await quotas.take_over(desk.request("r3"), lease_ms=60_000) is not None
+        await storage.settle(Holder(TENANT, SUBJECTS, "r1"), 0, live_ms=0)
+        await storage.settle(Holder(TENANT, SUBJECTS, "r2"), 30, live_ms=60_000)
+        assert await used(storage) == [0, 0, 50]
+    finally:
+        await any_redis.config_set("maxmemory", 0)
+    assert await any_redis.xlen(keys.usage(BUCKET)) == 1
 
 
 @every_redis

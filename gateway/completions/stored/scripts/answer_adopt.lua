@@ -4,7 +4,8 @@
 -- written: its journal may lack replies to them, and the new owner may die before it has any.
 --
 -- KEYS response, journal
--- ARGV term, state: those that end  ttl_ms  owner, no_handles, new_state, head: of the new term
+-- ARGV term, state: those that end  ttl_ms  owner, no_handles, new_state, head: of the new term; an
+--   empty head does not change it
 -- Returns the new term, or 0 if the response is gone or has changed its term or state (no effect)
 -- @include server
 local response, journal = unpack(KEYS, 1, 2)
@@ -18,7 +19,8 @@ elseif handles ~= no_handles then
   call('HSET', response, 'unread_owner', known_owner, 'unread_handles', handles)
 end
 local new_term = call('HINCRBY', response, 'term', 1)
-call('HSET', response, 'owner', owner, 'handles', no_handles, 'state', new_state, 'head', head)
+call('HSET', response, 'owner', owner, 'handles', no_handles, 'state', new_state)
+if head ~= '' then call('HSET', response, 'head', head) end
 call('PEXPIRE', response, ttl_ms)
 call('PEXPIRE', journal, ttl_ms)
 return new_term

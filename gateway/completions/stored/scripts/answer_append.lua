@@ -12,8 +12,9 @@ if not known_term or tonumber(known_term) < tonumber(term) then return -1 end
 if known_term ~= term then return 0 end
 local known = call('LLEN', journal) - index
 if known < 0 then return -1 end
-for i = first_entry + known, #ARGV do call('RPUSH', journal, ARGV[i]) end
+-- First, so that a response can end while the memory of Redis is full.
 call('HDEL', response, 'unread_owner', 'unread_handles')
+for i = first_entry + known, #ARGV do call('RPUSH', journal, ARGV[i]) end
 call('HSET', response, 'handles', handles, 'reservation', reservation, 'state', state,
   'settled', settled)
 call('PEXPIRE', response, ttl_ms)

@@ -157,7 +157,12 @@ async def test_key_of_a_response_that_a_new_redis_may_lack_is_not_free(
             raise queue_unavailable()
 
     any_other: Any = None
-    responses: Any = SimpleNamespace(find=find, require_intact=require_intact)
+
+    async def is_deleted(_: str) -> bool:
+        return False
+
+    store = SimpleNamespace(is_deleted=is_deleted)
+    responses: Any = SimpleNamespace(find=find, require_intact=require_intact, store=store)
     earlier = EarlierResponses(registry, responses, any_other, any_other)
     await registry.claim(ASKED, "cmpl-1")
     with pytest.raises(StoreUnavailableError):

@@ -11,6 +11,7 @@ import pytest
 from openai import AsyncOpenAI
 from redis.asyncio import Redis
 
+from contract import keys
 from contract.messages import CallPiece, Feature, WorkerState
 from contract.outcomes import FailureCode, FinishReason
 from tests.gateway.chats import FEATURES, PARSERS, prompt_of, serve_chats
@@ -275,6 +276,31 @@ async def test_background_response_is_read_from_any_event_on_any_gateway(
     for answer in (await client.get(path), await other_client.delete(path)):
         assert answer.status_code == 404
         assert answer.json()["error"]["message"].startswith('The response "resp_')
+
+
+async def test_deleted_response_frees_its_bytes_and_its_key_does_not_run_again(
+    client: httpx.AsyncClient, other_client: httpx.AsyncClient, store: "Redis"
+) -> None:
+    counts = keys.stored_bytes(keys.bucket_of("acme"), "t:acme")
+    for headers in ({}, {"idempotency-key": secrets.token_hex(8)}):
+        body = ASKED | {"background": True, "instructions": "x"}
+        begun = (await client.post(RESPONSES, json=body, headers=headers)).json()
+        await await_end(client, begun["id"])
+        assert int(await store.hget(counts, begun["id"]) or 0) > 0
+        assert (await other_client.delete(f"{RESPONSES}/{begun['id']}")).status_code == 200
+        left = int(await store.hget(counts, begun["id"]) or 0)
+        # What remains is the mark of the key.
+        assert (left > 0) is bool(headers)
+        assert left <= 2_048
+        stored = await store.memory_usage(keys.response(begun["id"]))
+        assert (stored or 0) <= left
+    for each in (client, other_client):
+        again = await each.post(RESPONSES, json=body, headers=headers)
+        assert again.status_code == 409
+        assert again.headers["x-should-retry"] == "false"
+        error = again.json()["error"]
+        assert (error["code"], error["param"]) == ("response_deleted", "Idempotency-Key")
+        assert begun["id"] in error["message"]
 
 
 async def test_running_response_is_cancelled_and_deleted(

@@ -27,7 +27,7 @@ from gateway.completions.settlement import Settlement, SettlementService, Slices
 from gateway.completions.stored.head import ResponseHead
 from gateway.completions.stored.reader import ResponseReader
 from gateway.completions.stored.service import Responses
-from gateway.completions.stored.store import ResponseState, StoredResponse
+from gateway.completions.stored.store import ResponseState, StoredResponse, packed_head
 from gateway.dialects.completions import CompletionRequest, to_generation_request
 from gateway.dialects.profile import PROFILES, Dialect
 from gateway.dialects.wire import validate
@@ -38,6 +38,7 @@ from gateway.limits.storage import Storage
 from gateway.limits.store import QuotaStore
 from gateway.models.catalogue import Catalogue
 from gateway.platform.concurrency.fair_turns import LoopTurns
+from gateway.platform.concurrency.large_work import LargeWork
 from gateway.platform.redis_client import MeasuredConnection
 from gateway.platform.settings import Settings
 from gateway.records.limits import Limits, LimitScope, SubjectLimits
@@ -95,6 +96,7 @@ class House:
             self.dispatcher,
             self.settlements,
             LoopTurns(),
+            LargeWork(most_waiting_bytes=10**9),
             Sealer(["secret"]),
             Settings(journal_interval=timedelta(seconds=journal_seconds)),
         )
@@ -118,6 +120,7 @@ class House:
     async def kill(self) -> None:
         """Stop at once, as if the process had died some seconds ago."""
         tasks = [*self._tasks, *(task for reader in self._readers for task in reader._tasks)]
+        tasks += self.responses._takeovers._running.values()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -239,7 +242,7 @@ class House:
                 is_background=is_background,
                 retention_ms=60_000,
             )
-            self.responses.open(head, settlement)
+            self.responses.open(head, await packed_head(head), settlement)
         await self.dispatcher.enqueue(MODEL, jobs, weight=1.0, generation=generation)
         return Submitted(request_id, completion, generation, settlement)
 

@@ -10,9 +10,10 @@ from common.present import present
 from contract import keys
 from contract.messages import JobStarted
 from contract.outcomes import FailureCode
+from contract.queue import LostJob
 from gateway.completions.stored import owned
 from gateway.completions.stored import reader as reading
-from gateway.completions.stored.store import ResponseState
+from gateway.completions.stored.store import JournalPage, ResponseState, ResponseStore
 from tests.gateway.completions.stored.conftest import OpenHouse
 from tests.gateway.completions.stored.house import (
     TENANT,
@@ -69,6 +70,35 @@ async def test_attachment_is_freed_when_its_reader_leaves(
         assert left() is None
     finally:
         gc.enable()
+
+
+async def test_only_what_needs_a_head_reads_it(
+    first: House, second: House, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "REPEAT_SECONDS", 0.02)
+    request, claim = await begun(first, worker, is_background=True)
+    stored = await second.find(request.id)
+    looks, status = 0, ResponseStore.status
+
+    async def never(*_: object, **__: object) -> None:
+        raise AssertionError("a whole head was read")
+
+    async def counted(store: ResponseStore, request_id: str) -> JournalPage | None:
+        nonlocal looks
+        looks += 1
+        return await status(store, request_id)
+
+    monkeypatch.setattr(ResponseStore, "read", never)
+    monkeypatch.setattr(ResponseStore, "status", counted)
+    reader = await second.responses.attach(stored)
+    await eventually(lambda: looks > 5, what="following the response")
+    assert not any(task.done() for task in reader._tasks)
+    # Its lost job is found by a gateway that does not own the response.
+    lost = LostJob(claim.job.id, TENANT, "gw1", claim.job.handle, 1)
+    assert await second.dispatcher.notices.on_orphan("m", lost)
+    assert (await second.responses.cancel(stored)).state is ResponseState.CANCELLED
+    assert not await second.responses.settled(stored)
+    await reader.aclose()
 
 
 async def test_follower_does_not_wait_for_the_journal_interval(

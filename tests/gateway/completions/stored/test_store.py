@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
+from common.present import present
 from contract import keys
 from contract.messages import Delta
 from contract.prompts import packed
@@ -20,10 +21,12 @@ from gateway.completions.stored.journal import (
     encode_message,
 )
 from gateway.completions.stored.store import (
+    JournalPage,
     ResponseState,
     ResponseStatus,
     ResponseStore,
     WriteResult,
+    packed_head,
 )
 from gateway.dialects.profile import Dialect
 from gateway.records.usage_record import Counts
@@ -44,7 +47,8 @@ def store(any_redis: "Redis") -> ResponseStore:
 
 async def opened(store: ResponseStore, *, term: int = 1, **fields: Any) -> bool:
     known: dict[str, Any] = {"owner": "a", "status": RUNNING, "ttl_ms": 60_000}
-    return await store.open(HEAD, term=term, **(known | fields)) is WriteResult.DONE
+    known |= {"packed": await packed_head(HEAD), "is_background": True}
+    return await store.open(ID, term=term, **(known | fields)) is WriteResult.DONE
 
 
 async def appended(
@@ -60,13 +64,15 @@ async def appended(
 
 
 async def adopted(store: ResponseStore, *, term: int, state: ResponseState = RUNNING.state) -> int:
-    return await store.adopt(HEAD, term=term, state=state, owner="b", ttl_ms=70_000)
+    return await store.adopt(ID, b"", term=term, state=state, owner="b", ttl_ms=70_000)
 
 
-async def entries(store: ResponseStore, **page: int) -> list[bytes]:
-    stored = await store.read(ID, **page)
-    assert stored is not None
-    return stored.entries
+async def page_of(store: ResponseStore) -> JournalPage:
+    return present(await store.read_page(ID, index=0))
+
+
+async def entries(store: ResponseStore) -> list[bytes]:
+    return (await page_of(store)).entries
 
 
 @every_redis
@@ -77,14 +83,13 @@ async def test_response_is_read_as_it_was_written(store: ResponseStore, any_redi
     status = ResponseStatus(ResponseState.LEFT, f"{ID}.2", Counts(3, 1, 5), (4,))
     assert await appended(store, b"z", index=2, status=status) is WriteResult.DONE
 
-    stored = await store.read(ID, index=1, max_entries=1)
+    stored = await store.read(ID)
 
     assert stored is not None
     assert (stored.head.request_id, stored.head.jobs) == (ID, HEAD.jobs)
-    assert (stored.owner, stored.term, stored.status) == ("a", 1, status)
-    assert (stored.entries, stored.total_entries) == ([b"y"], 3)
+    assert stored.page == JournalPage("a", 1, True, status, "a", 3, [])
+    assert await store.status(ID) == stored.page
     assert await entries(store) == [b"x", b"y", b"z"]
-    assert await entries(store, max_entries=0) == []
     for key in (keys.response(ID), keys.journal(ID)):
         assert 0 < await any_redis.pttl(key) <= 50_000
     await store.discard(ID)
@@ -118,9 +123,9 @@ async def test_only_one_candidate_begins_the_next_term(store: ResponseStore) -> 
     assert await adopted(store, term=1) == 0
     assert await adopted(store, term=2, state=ResponseState.LEFT) == 0
     assert await adopted(store, term=2) == 3
-    stored = await store.read(ID)
-    assert stored is not None
-    assert (stored.owner, stored.term) == ("b", 3)
+    page = await page_of(store)
+    assert (page.owner, page.term) == ("b", 3)
+    assert present(await store.read(ID)).head.jobs == HEAD.jobs
 
 
 async def test_handles_of_the_last_owner_that_wrote_stay_until_the_next_has_written(
@@ -149,18 +154,16 @@ async def test_former_owner_changes_nothing(store: ResponseStore) -> None:
     await adopted(store, term=1)
     assert await appended(store, b"late", index=1, status=FINISHED) is WriteResult.NOT_OWNER
     assert not await opened(store, entries=[b"late"])
-    stored = await store.read(ID)
-    assert stored is not None
-    assert (stored.entries, stored.status.state) == ([b"x"], ResponseState.RUNNING)
+    page = await page_of(store)
+    assert (page.entries, page.status.state) == ([b"x"], ResponseState.RUNNING)
 
 
 async def test_owner_rewrites_everything_if_redis_lost_its_term(store: ResponseStore) -> None:
     await opened(store)
     assert await appended(store, b"x", index=0, term=2) is WriteResult.MISSING
     assert await opened(store, term=2, owner="b", entries=[b"x"])
-    stored = await store.read(ID)
-    assert stored is not None
-    assert (stored.owner, stored.term, stored.entries) == ("b", 2, [b"x"])
+    page = await page_of(store)
+    assert (page.owner, page.term, page.entries) == ("b", 2, [b"x"])
     assert await adopted(store, term=1) == 0
 
 
@@ -174,7 +177,7 @@ async def test_large_heads_and_entries_are_compressed(
 ) -> None:
     large = msgspec.structs.replace(HEAD.jobs[0], prompt_token_ids=packed([7] * 100_000))
     head = msgspec.structs.replace(HEAD, jobs=[large])
-    await store.open(head, owner="a", term=1, status=RUNNING, ttl_ms=60_000)
+    assert await opened(store, packed=await packed_head(head))
     delta = Delta(1, 1, 0, 0, "a" * 100_000, [1])
     [entry] = encode_entries([encode_message(0, delta)], "1-0")
     await appended(store, entry, index=0)
@@ -183,7 +186,7 @@ async def test_large_heads_and_entries_are_compressed(
 
     assert stored is not None
     assert stored.head.jobs == [large]
-    assert [decode_entry(each) for each in stored.entries] == [([Received(0, delta)], "1-0")]
+    assert [decode_entry(each) for each in await entries(store)] == [([Received(0, delta)], "1-0")]
     for key in (keys.response(ID), keys.journal(ID)):
         assert (await any_redis.memory_usage(key) or 0) < 20_000
 

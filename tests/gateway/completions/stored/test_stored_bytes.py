@@ -12,8 +12,8 @@ from contract.messages import TokenLogprob
 from contract.outcomes import FailureCode
 from contract.queue import JobClaim
 from gateway.completions.stored import owned
-from gateway.completions.stored.store import ResponseState
-from gateway.limits.storage import Storage
+from gateway.completions.stored.store import ResponseState, bytes_of_head
+from gateway.limits.storage import Storage, allocated
 from gateway.records.limits import Limits, LimitScope, SubjectLimits
 from tests.gateway.completions.stored.house import TENANT, House, Reader, begun, settled, state_is
 from tests.gateway.conftest import eventually
@@ -74,7 +74,9 @@ async def test_output_counts_while_it_runs_and_ends_at_the_limit(
 
     async def is_whole() -> bool:
         (used,) = await storage.used(TENANT, subjects)
-        return used == sum(map(len, await redis.lrange(keys.journal(request.id), 0, -1)))
+        head: Any = await redis.hget(keys.response(request.id), "head")
+        entries = await redis.lrange(keys.journal(request.id), 0, -1)
+        return used == bytes_of_head(head) + allocated(map(len, entries))
 
     await eventually(is_whole, what="the bytes of the stored response")
 

@@ -166,7 +166,7 @@ async def test_line_of_a_batch_ends_when_its_settlement_is_confirmed(
     async def fail(self: QuotaStore, record: UsageRecord, **options: Any) -> bool:
         if record.gateway == "gw1":
             # Otherwise the next gateway would run the line again, and charge it twice.
-            is_journal_complete.append((await first.find(request.id)).total_entries > 0)
+            is_journal_complete.append((await first.find(request.id)).has_begun)
             raise RedisConnectionError
         return await settle(self, record, **options)
 
@@ -227,7 +227,7 @@ async def test_concurrent_readers_take_a_response_over_once(
         await reader.to_the_end()
         assert reader.text == "ab"
     assert await settled(redis, request.id) == [("finished", 3, 2)]
-    assert (await others[0].find(request.id)).term == 2
+    assert (await others[0].find(request.id)).page.term == 2
 
 
 async def test_response_can_be_taken_over_repeatedly(
@@ -319,9 +319,9 @@ async def taken_over(first: House, second: House, worker: FakeWorker) -> OwnedRe
     request = await first.submit()
     await worker.claim_one()
     await first.kill()
-    stored = await second.responses.store.read(request.id)
-    assert stored is not None
-    assert await second.responses._takeovers.keep_running(stored) == "gw2"
+    page = await second.responses.store.status(request.id)
+    assert page is not None
+    assert await second.responses._takeovers.keep_running(request.id, page) == "gw2"
     return second.responses._owned.by_id[request.id]
 
 

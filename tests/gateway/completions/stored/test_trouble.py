@@ -169,11 +169,11 @@ async def test_owner_whose_heartbeat_a_failover_lost_is_not_taken_for_dead(
     await redis.delete(keys.gateway_alive("gw1"))
 
     await second.responses.take_over_background()
-    assert (await second.find(request.id)).owner == "gw1"
+    assert (await second.find(request.id)).page.owner == "gw1"
 
     presence._steady_since = -math.inf
     await second.responses.take_over_background()
-    assert (await second.find(request.id)).owner == "gw2"
+    assert (await second.find(request.id)).page.owner == "gw2"
 
 
 async def test_background_response_continues_without_its_slow_reader(
