@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from redis.exceptions import RedisError
 
-from common.tasks import in_background
+from common.tasks import TaskSet, wait_for_end
 from contract import keys
 from contract.scripts import CommandExecutor, LuaScript
 from contract.scripts.cluster import ask_every_server
@@ -39,6 +39,8 @@ LEAST_BYTES: Final = 1_048_576
 """A tenant may store this much as long as Redis has memory for requests that are not stored."""
 MEMORY_SECONDS: Final = 1.0
 """How often the memory of Redis is read. Its maximum may change, too."""
+LOOK_SECONDS: Final = 0.05
+"""How long a request waits for this; then it is decided by what was read before."""
 
 _VALUE_BYTES: Final = 10
 """The most that Redis adds to a value."""
@@ -108,6 +110,7 @@ class Storage:
         """Limit each tenant without its own limit to `most_of_tenant` bytes."""
         self._executor = executor
         self._most_of_tenant = most_of_tenant
+        self._tasks = TaskSet()
         self._look_at = 0.0
         self._memory: list[tuple[int, int]] = []
         """Used and maximum bytes of each server, as last read."""
@@ -233,14 +236,13 @@ class Storage:
         return [by_subject.get(each.subject, 0) for each in subjects]
 
     async def _look_if_due(self) -> None:
-        if not self._look_at:
-            await self._look_at_memory()
-        elif time.monotonic() >= self._look_at:
+        if (now := time.monotonic()) >= self._look_at:
+            self._look_at = now + MEMORY_SECONDS
+            looking = self._tasks.task(self._look_at_memory())
             # A server that does not respond must not delay requests that need others.
-            in_background(self._look_at_memory())
+            await wait_for_end(looking, timeout_seconds=LOOK_SECONDS)
 
     async def _look_at_memory(self) -> None:
-        self._look_at = time.monotonic() + MEMORY_SECONDS
         # Parts of the keys may have servers of their own.
         parts = (keys.response(""), keys.MODELS)
         try:

@@ -124,6 +124,7 @@ class House:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self.settlements.tasks.cancel()
         self._tasks = []
         await self.redis.delete(keys.gateway_alive(self.name))
 
