@@ -379,12 +379,6 @@ def slot_map_of(client: Any) -> SlotMap | None:
     return slots
 
 
-async def servers_of(client: "Redis") -> "list[Redis]":
-    """Return the clients of all masters of a cluster, or the client itself. Raises RedisError."""
-    servers: Callable[[], Awaitable[list[Redis]]] | None = getattr(client, "servers", None)
-    return [client] if servers is None else await servers()
-
-
 async def server_of(client: "Redis", key: str) -> "Redis":
     """Return the client of the server that has a key. Raises RedisError if none responds."""
     slots = slot_map_of(client)

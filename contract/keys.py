@@ -6,13 +6,10 @@ Keys that one script uses share a hash tag, so that every script works on Redis 
 - `{g:GATEWAY}`: the keys of one gateway
 - `{r:REQUEST}`: the keys of one stored response, which clients may resume or retrieve
 - `{b:NN}`: the quota keys of all tenants in one bucket
-
-Each kind of tag, and the keys without one, is a part that may have a Redis of its own.
 """
 
 import zlib
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import lru_cache
 from typing import Final, Literal
 
@@ -36,29 +33,6 @@ KEY_EVENTS = "auth:events"
 
 The field `key` or `tenant` holds the id.
 """
-
-
-class Part(StrEnum):
-    """Keys that may have a Redis of their own."""
-
-    QUEUES = "queues"
-    """Keys of models, and all keys without a hash tag."""
-    REPLIES = "replies"
-    """Keys of gateways."""
-    RESPONSES = "responses"
-    """Keys of stored responses."""
-    LIMITS = "limits"
-    """Quota keys, and usage that is not in the ledger yet."""
-
-
-_PARTS: Final = {"{g:": Part.REPLIES, "{r:": Part.RESPONSES, "{b:": Part.LIMITS}
-
-
-def part_of(key: str | bytes) -> Part:
-    """Return the part of a key, by its hash tag."""
-    start = key[:3]
-    text = start.decode() if isinstance(start, bytes) else start
-    return _PARTS.get(text, Part.QUEUES)
 
 
 @dataclass(frozen=True, slots=True)

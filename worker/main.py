@@ -101,11 +101,7 @@ def make_engine(settings: WorkerSettings) -> Engine:
 
 async def serve(settings: WorkerSettings, make_engine: Callable[[], Engine]) -> int:
     """Run one worker. `make_engine` makes its engine, and a new one each time an engine dies."""
-    replies = settings.redis_replies_url
-    async with connect(
-        settings.redis_url.get_secret_value(),
-        replies_url=None if replies is None else replies.get_secret_value(),
-    ) as redis:
+    async with connect(settings.redis_url.get_secret_value()) as redis:
         return await _Process(settings, make_engine, redis).run()
 
 

@@ -87,8 +87,6 @@ class WorkerSettings(ProcessSettings):
 
     model_config = SettingsConfigDict(env_prefix=_PREFIX)
 
-    redis_replies_url: RedisUrl | None = None
-    """Redis of replies to gateways; that of the queue if not given."""
     model_path: Annotated[str, Field(min_length=1)]
     """Folder of the model, or its Hugging Face id."""
     model_name: str = ""

@@ -1,7 +1,4 @@
-"""Connections to several servers that all tasks share, one to each server.
-
-The servers are those of a Redis Cluster, or of parts with a Redis of their own.
-"""
+"""Connections to the servers of a Redis Cluster that all tasks share, one to each server."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -18,7 +15,6 @@ from common.redis_cluster import (
     redirected,
     slot_map_of,
 )
-from common.redis_parts import Parts, parts_of
 from contract.scripts import CommandExecutor
 from contract.scripts.executor import SharedConnection
 
@@ -69,52 +65,19 @@ class ClusterConnection:
         return connection.execute_command(*args)
 
 
-class PartsConnection:
-    """Sends each command on the shared connection to the Redis of its part."""
-
-    def __init__(self, parts: Parts, connect: Callable[["Redis"], SharedConnection]) -> None:
-        self._parts = parts
-        self._connections = {each: shared_connection(each, connect) for each in parts.distinct}
-
-    def execute_command(self, *args: Any, **options: Any) -> asyncio.Future[Any]:
-        """Send one command. The future returns its reply, or raises RedisError or OSError."""
-        return self._connections[self._parts.of(args)].execute_command(*args, **options)
-
-    async def servers(self) -> list[CommandExecutor]:
-        """Return the connections to all servers. Raises RedisError."""
-        found = await asyncio.gather(*map(_servers_of, self._connections.values()))
-        return [server for servers in found for server in servers]
-
-    def of_key(self, key: str) -> CommandExecutor:
-        """Return the connection to the Redis that has a key."""
-        return self._connections[self._parts.of_key(key)]
-
-    async def aclose(self) -> None:
-        """Fail all commands without a reply. The client can be closed then."""
-        for connection in self._connections.values():
-            await connection.aclose()
-
-
 def shared_connection(
     client: "Redis", connect: Callable[["Redis"], ConnectionT]
-) -> "ConnectionT | ClusterConnection | PartsConnection":
+) -> "ConnectionT | ClusterConnection":
     """Return a shared connection of a client, made by `connect`; one to each server if several."""
-    if (parts := parts_of(client)) is not None:
-        return PartsConnection(parts, connect)
     slots = slot_map_of(client)
     return connect(client) if slots is None else ClusterConnection(slots, connect)
 
 
-async def ask_every_server(
-    executor: CommandExecutor, *command: Any, key: str | None = None
-) -> list[Any]:
+async def ask_every_server(executor: CommandExecutor, *command: Any) -> list[Any]:
     """Send a command to all masters, or to the only server.
 
-    With `key`, only to those among which the part of this key is divided. The reply of a server
-    that does not respond is None. Raises RedisError if none responds.
+    The reply of a server that does not respond is None. Raises RedisError if none responds.
     """
-    if key is not None and isinstance(executor, PartsConnection):
-        executor = executor.of_key(key)
     servers = await _servers_of(executor)
     replies = await asyncio.gather(
         *(server.execute_command(*command) for server in servers), return_exceptions=True

@@ -54,7 +54,7 @@ class Stores:
         self.settings = settings
         self.database = CheckedDatabase(settings.database_url.get_secret_value())
         # One for the commands of the shared connection.
-        self.redis = connect(settings.redis_urls, max_connections=2)
+        self.redis = connect(settings.redis_url, max_connections=2)
         self.executor = shared_connection(self.redis)
         self.announcer = ChangeAnnouncer(self.redis)
         self.catalogue = Catalogue(self.executor)

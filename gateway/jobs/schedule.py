@@ -45,7 +45,7 @@ class JobServices:
     """One database, one Redis client, and the services that use them, until it is closed."""
 
     def __init__(self, settings: Settings, *, most_connections: int = MOST_CONNECTIONS) -> None:
-        self.redis = redis = connect(settings.redis_urls, max_connections=REDIS_CONNECTIONS)
+        self.redis = redis = connect(settings.redis_url, max_connections=REDIS_CONNECTIONS)
         self.database = database = Database(
             settings.database_url.get_secret_value(),
             statement_timeout_seconds=STATEMENT_SECONDS,

@@ -4,7 +4,6 @@ Callers measure what they write with `allocated`, and count it here. What is not
 for each tenant (docs/limits-and-ledger.md).
 """
 
-import asyncio
 import logging
 import secrets
 import sys
@@ -243,19 +242,12 @@ class Storage:
             await wait_for_end(looking, timeout_seconds=LOOK_SECONDS)
 
     async def _look_at_memory(self) -> None:
-        # Parts of the keys may have servers of their own.
-        parts = (keys.response(""), keys.MODELS)
         try:
-            found = await asyncio.gather(
-                *(ask_every_server(self._executor, "INFO", "memory", key=key) for key in parts)
-            )
+            servers = await ask_every_server(self._executor, "INFO", "memory")
         except RedisError:
             return  # Of several servers, the one that has these bytes may respond.
         self._memory = [
-            (each["used_memory"], each["maxmemory"])
-            for servers in found
-            for each in servers
-            if each is not None
+            (each["used_memory"], each["maxmemory"]) for each in servers if each is not None
         ]
         self._taken, self._taken_before = 0, self._taken
 

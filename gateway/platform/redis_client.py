@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from typing import Any, Final
@@ -18,12 +18,10 @@ from typing_extensions import override
 
 from common.metrics import UNKNOWN
 from common.redis_cluster import slot_map_of
-from common.redis_parts import connect_parts, parts_of
 from common.redis_private import transport_of
 from common.redis_url import redis_client
-from contract.keys import Part, part_of
 from contract.scripts import LuaScript
-from contract.scripts.cluster import ClusterConnection, PartsConnection
+from contract.scripts.cluster import ClusterConnection
 from contract.scripts.cluster import shared_connection as shared
 from contract.scripts.executor import SharedConnection
 from gateway.platform import store_telemetry
@@ -31,8 +29,6 @@ from gateway.platform.store_errors import cause_of
 from gateway.records.errors import StoreUnavailableError
 
 REDIS_PORT: Final = 6379
-RedisUrls = str | Mapping[Part, str]
-"""One URL, or those of the parts of `contract.keys`."""
 CONNECT_TIMEOUT_SECONDS: Final = 1.0
 COMMAND_TIMEOUT_SECONDS: Final = 5.0
 SHARED_TIMEOUT_SECONDS: Final = 1.5
@@ -48,18 +44,12 @@ _REDIRECTIONS: Final[dict[type[Exception], str]] = {
 }
 
 
-def connect(urls: RedisUrls, *, max_connections: int) -> "Redis":
+def connect(url: str, *, max_connections: int) -> "Redis":
     """Return a client that fails fast: a request gets a 503 at once instead of waiting for Redis.
 
     One retry covers the ordinary case that the server closed an idle pooled connection. Commands
     that time out are not retried.
     """
-    by_part = {Part.QUEUES: urls} if isinstance(urls, str) else urls
-    connect_one = partial(_connect, max_connections=max_connections)
-    return connect_parts(by_part, connect_one, part_of, kind=MeasuredRedis)
-
-
-def _connect(url: str, *, max_connections: int) -> "Redis":
     has_tls = url.startswith("rediss:")
     return redis_client(
         url,
@@ -75,8 +65,6 @@ def _connect(url: str, *, max_connections: int) -> "Redis":
 
 def describe(client: "Redis") -> str:
     """Return the address of the server, or of its sentinels or cluster, without a password."""
-    if (parts := parts_of(client)) is not None:
-        return " and ".join(map(describe, parts.distinct))
     if (slots := slot_map_of(client)) is not None:
         servers = (f"{host}:{port}" for host, port in slots.masters or slots.seeds)
         return f"Redis Cluster of {', '.join(servers)}"
@@ -111,12 +99,6 @@ def converting_errors(client: "Redis") -> Iterator[None]:
         ) from error
 
 
-async def ping_parts(client: "Redis") -> None:
-    """Check that each part's Redis responds, if there are several. Raises RedisError."""
-    if (parts := parts_of(client)) is not None:
-        await asyncio.gather(*(each.ping() for each in parts.distinct))
-
-
 async def observe_servers(client: "Redis", *, timeout_seconds: float) -> None:
     """Set the gauges of the server, or of each master of the cluster.
 
@@ -139,9 +121,6 @@ async def observe_servers(client: "Redis", *, timeout_seconds: float) -> None:
 
 
 async def _servers(client: "Redis", timeout_seconds: float) -> "list[Redis]":
-    if (parts := parts_of(client)) is not None:
-        found = await asyncio.gather(*(_servers(each, timeout_seconds) for each in parts.distinct))
-        return [server for servers in found for server in servers]
     if (slots := slot_map_of(client)) is None:
         return [client]
     with suppress(RedisError, OSError):  # TimeoutError is an OSError.
@@ -226,7 +205,7 @@ class MeasuredConnection(SharedConnection):
 
 def shared_connection(
     client: "Redis", *, timeout_seconds: float | None = None
-) -> MeasuredConnection | ClusterConnection | PartsConnection:
+) -> MeasuredConnection | ClusterConnection:
     """Return a connection that all tasks share; one to each server if there are several."""
     return shared(client, partial(MeasuredConnection, timeout_seconds=timeout_seconds))
 

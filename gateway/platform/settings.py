@@ -27,7 +27,6 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from common.logs import LogFormat
 from common.redis_url import check_redis_url
 from contract.dialect import Dialect
-from contract.keys import Part
 from gateway.platform.env_file import LiveEnvFile
 from gateway.platform.outbound.addresses import HostPattern, parse_host_pattern
 from gateway.records.checks import read_origins
@@ -246,12 +245,6 @@ class Settings(BaseSettings):
     )
 
     redis_url: Annotated[RedisUrl, Field(repr=False)] = "redis://127.0.0.1:6379/0"
-    redis_replies_url: Annotated[RedisUrl | None, Field(repr=False)] = None
-    """Redis of replies of workers to gateways; `redis_url` by default."""
-    redis_responses_url: Annotated[RedisUrl | None, Field(repr=False)] = None
-    """Redis of stored responses; `redis_url` by default."""
-    redis_limits_url: Annotated[RedisUrl | None, Field(repr=False)] = None
-    """Redis of limits, and of usage that is not in the ledger yet; `redis_url` by default."""
     database_url: SecretStr = SecretStr("sqlite+aiosqlite:///.sluice/sluice.db")
     """SQLAlchemy URL: `sqlite+aiosqlite:///FILE` or
     `postgresql+asyncpg://USER:PASSWORD@HOST/NAME`."""
@@ -589,18 +582,6 @@ class Settings(BaseSettings):
         if "openid" not in self.oidc_scopes:
             raise ValueError("SLUICE_OIDC_SCOPES must contain openid")
         return self
-
-    @property
-    def redis_urls(self) -> dict[Part, str]:
-        """URLs of the parts of `contract.keys`."""
-        own = {
-            Part.REPLIES: self.redis_replies_url,
-            Part.RESPONSES: self.redis_responses_url,
-            Part.LIMITS: self.redis_limits_url,
-        }
-        return {Part.QUEUES: self.redis_url} | {
-            part: url or self.redis_url for part, url in own.items()
-        }
 
     @property
     def member_issuer(self) -> str | None:

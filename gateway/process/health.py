@@ -15,14 +15,13 @@ from prometheus_client.exposition import choose_encoder
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
-from common.redis_parts import slot_map_of_key
-from contract import keys
+from common.redis_cluster import slot_map_of
 from gateway.completions.queue.dispatcher import Dispatcher
 from gateway.http.services import Services, services_of
 from gateway.limits.reservations import Reservations
 from gateway.models.catalogue import Catalogue
 from gateway.platform import telemetry
-from gateway.platform.redis_client import observe_servers, ping_parts
+from gateway.platform.redis_client import observe_servers
 
 PING_SECONDS: Final = 1.5
 """Timeout for Redis to respond."""
@@ -110,10 +109,9 @@ async def _readiness(request: Request, *, ready: str) -> Response:
         async with asyncio.timeout(PING_SECONDS):
             # A full Redis or a replica still responds to pings.
             await presence.announce(redis)
-            if slot_map_of_key(redis, keys.GATEWAYS) is None:
+            if slot_map_of(redis) is None:
                 # In a cluster, all gateways would depend on one master.
                 await presence.enlist(redis)
-            await ping_parts(redis)
     except ResponseError:
         return JSONResponse({"status": "redis rejects writes"}, status_code=503)
     except (RedisError, TimeoutError):

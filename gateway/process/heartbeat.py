@@ -27,7 +27,7 @@ from gateway.http.front import served
 from gateway.limits.reservations import Reservations
 from gateway.limits.store import QuotaStore
 from gateway.platform import telemetry
-from gateway.platform.redis_client import RedisUrls, connect, shared_connection
+from gateway.platform.redis_client import connect, shared_connection
 from gateway.platform.store_errors import cause_of
 
 HEARTBEAT_SECONDS: Final = 2.0
@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 class Heartbeat:
     """The thread of one gateway. Create it in the event loop that serves requests."""
 
-    _redis_urls: RedisUrls
+    _redis_url: str
     _presence: Presence
     _reservations: Reservations
     on_failure: Callable[[], None]
@@ -84,7 +84,7 @@ class Heartbeat:
             self._served_by.call_soon_threadsafe(self.on_failure)
 
     async def _run(self) -> None:
-        client = connect(self._redis_urls, max_connections=_CONNECTIONS)
+        client = connect(self._redis_url, max_connections=_CONNECTIONS)
         executor = shared_connection(client)
         try:
             async with asyncio.TaskGroup() as tasks:

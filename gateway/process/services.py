@@ -139,7 +139,7 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> Services:
     stack.push_async_callback(database.aclose)
     await require_current_schema(database)
     authenticator = Authenticator.from_settings(settings, database)
-    redis = connect(settings.redis_urls, max_connections=MAX_REDIS_CONNECTIONS)
+    redis = connect(settings.redis_url, max_connections=MAX_REDIS_CONNECTIONS)
     stack.push_async_callback(redis.aclose)
     prices = PriceBook(database, batch_percent=settings.batch_price_percent)
     aliases, adapters = AliasBook(database), AdapterBook(database)
@@ -234,7 +234,7 @@ async def _start(services: Services, stack: AsyncExitStack, on_failure: Callable
     await _announce(services)
     stack.push_async_callback(dispatcher.aclose)
     heartbeat = Heartbeat(
-        services[Settings].redis_urls, dispatcher.presence, reservations, on_failure=on_failure
+        services[Settings].redis_url, dispatcher.presence, reservations, on_failure=on_failure
     )
     stack.push_async_callback(heartbeat.aclose)
     heartbeat.start()

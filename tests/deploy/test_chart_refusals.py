@@ -33,10 +33,6 @@ NOT_TOGETHER = {
         },
         "redis.caExistingSecret: the bundled Redis has its CA certificate in",
     ),
-    "part of some processes": (
-        {"redis.partKeys.limits.gateway": "limits-url"},
-        "redis.partKeys.limits: set a key for each of gateway, jobs, since all processes need",
-    ),
     "cluster as broker": (
         {
             "redis.url": "redis://a?cluster=true",

@@ -1,7 +1,6 @@
 """Values, their schema, their documentation, and the settings of the processes agree."""
 
 import json
-import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -95,9 +94,6 @@ MADE_BY_OTHER_VALUES = {
         "operator_port",
         "port",
         "processes",
-        "redis_limits_url",
-        "redis_replies_url",
-        "redis_responses_url",
         "redis_url",
         "trace_content",
         "traces",
@@ -126,7 +122,6 @@ MADE_BY_OTHER_VALUES = {
         "model_path",
         "reasoning_parser",
         "runner",
-        "redis_replies_url",
         "redis_url",
         "tool_parser",
         "traces",
@@ -357,22 +352,6 @@ def test_processes_of_a_cluster_have_their_own_users_and_jobs_another_broker() -
         assert (address.username, len(address.hosts)) == (users[component], 2)
     brokers = {name for name, each in found.items() if "SLUICE_CELERY_BROKER_URL" in each}
     assert brokers == {"jobs", "beat"}
-
-
-def test_processes_have_urls_of_the_parts_that_they_use() -> None:
-    manifests = case(CHART / "ci" / "redis-parts-values.yaml")
-    found = {
-        pod.component: environment(pod.containers[-1], manifests)
-        for pod in pods(manifests)
-        if pod.component in {"gateway", "worker", "jobs"}
-    }
-    parts = {
-        component: {name for name in variables if re.fullmatch("SLUICE_REDIS_.*_URL", name)}
-        for component, variables in found.items()
-    }
-    replies, limits = "SLUICE_REDIS_REPLIES_URL", "SLUICE_REDIS_LIMITS_URL"
-    assert parts == {"gateway": {replies, limits}, "worker": {replies}, "jobs": {replies, limits}}
-    assert found["worker"][replies].startswith("redis://worker:")
 
 
 @pytest.mark.parametrize("secret", ["SLUICE_AUDIT_KEY", "SLUICE_EXPORT_TOKENS"])

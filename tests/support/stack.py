@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from common.redis_url import redis_client
-from contract.keys import Part
 from gateway.accounts.keys.service import KeyService
 from gateway.accounts.tenants.service import TenantService
 from gateway.platform.changes import ChangeAnnouncer
@@ -85,10 +84,6 @@ class Stack:
     def note_key(self, text: str) -> None:
         """Add a key that was made elsewhere."""
         self._keys[text] = text
-
-    def redis_url(self, part: Part) -> str:
-        """URL of the Redis of a part."""
-        return self.environment.get(f"SLUICE_REDIS_{part.upper()}_URL", self.redis.url)
 
     def key(self, tenant: str = "acme", **options: Any) -> str:
         """Return an API key of a tenant; the first call makes it."""

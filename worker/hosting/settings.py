@@ -15,7 +15,6 @@ from worker.settings import ProcessSettings, WorkerSettings, environment_name
 _OF_HOST = (
     "ends_with_input",
     "may_sleep",
-    "redis_replies_url",
     "redis_url",
     "scales_to_zero",
     "start_units",

@@ -11,8 +11,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from common import clock
-from common.redis_cluster import Address, slot_of_key
-from common.redis_parts import slot_map_of_key
+from common.redis_cluster import Address, slot_map_of, slot_of_key
 from common.tasks import tolerating_outage
 from contract import keys
 from contract.scripts import CommandExecutor
@@ -141,7 +140,7 @@ async def new_gateway(client: "Redis") -> str:
 
 
 async def _placed(client: "Redis", name: str) -> str:
-    slots = slot_map_of_key(client, keys.replies(name))
+    slots = slot_map_of(client)
     if slots is None:
         return name
     await slots.ready()

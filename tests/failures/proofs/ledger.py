@@ -146,8 +146,7 @@ async def open_books(stack: Stack) -> AsyncIterator[Books]:
     """Open the ledger and Redis of a stack for the length of a block."""
     database = Database(stack.database_url, statement_timeout_seconds=60)
     # Unlike a plain client, it survives a restart of the server.
-    urls = {part: stack.redis_url(part) for part in keys.Part}
-    redis = connect(urls, max_connections=16)
+    redis = connect(stack.redis.url, max_connections=16)
     try:
         yield Books(database, redis)
     finally:

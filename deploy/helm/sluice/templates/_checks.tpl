@@ -33,15 +33,6 @@ root.
 {{- if and $redis.caExistingSecret $redis.bundled.enabled -}}
 {{- $problems = append $problems "redis.caExistingSecret: the bundled Redis has its CA certificate in redis.bundled.tls.existingSecret." -}}
 {{- end -}}
-{{- range $part, $keys := $redis.partKeys -}}
-{{- $set := compact (values $keys) -}}
-{{- if and $set (ne (len $set) (len $keys)) -}}
-{{- $problems = append $problems (printf "redis.partKeys.%s: set a key for each of %s, since all processes need the same Redis." $part (keys $keys | sortAlpha | join ", ")) -}}
-{{- end -}}
-{{- if and $set (not $redis.existingSecret) -}}
-{{- $problems = append $problems (printf "redis.partKeys.%s: set redis.existingSecret to the Secret that has them." $part) -}}
-{{- end -}}
-{{- end -}}
 {{- if and (regexMatch "[?&]cluster=true" $redis.url) (not $redis.brokerExistingSecret) -}}
 {{- $problems = append $problems "redis.url: a cluster requires redis.brokerExistingSecret, since Celery has no cluster." -}}
 {{- end -}}

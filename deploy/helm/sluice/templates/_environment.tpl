@@ -30,12 +30,6 @@ valueFrom:
 {{- else -}}
 - name: SLUICE_REDIS_URL
   {{- include "sluice.secretKeyRef" (dict "root" .root "secret" $redis.existingSecret "secretKey" (index $redis.roleKeys .role | default $redis.existingSecretKey) "ownKey" "redis-url") | nindent 2 }}
-{{- range $part, $keys := $redis.partKeys }}
-{{- with get $keys $.role }}
-- name: SLUICE_REDIS_{{ upper $part }}_URL
-  {{- include "sluice.secretKeyRef" (dict "secret" $redis.existingSecret "secretKey" .) | nindent 2 }}
-{{- end }}
-{{- end }}
 {{- end }}
 {{- end -}}
 
