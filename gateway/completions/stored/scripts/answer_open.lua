@@ -3,13 +3,13 @@
 -- KEYS response, journal
 -- ARGV term, ttl_ms, head, owner, background: 0 or 1  handles, reservation, state, settled; then the
 --   journal entries
--- Returns 1 if written, 0 if another gateway owns it (nothing is changed)
+-- Returns 1 if written, 0 if another gateway owns it, or a client has deleted it (nothing is changed)
 -- @include server
 local response, journal = unpack(KEYS, 1, 2)
 local term, ttl_ms, head, owner, background, handles, reservation, state, settled = unpack(
   ARGV, 1, 9)
-local first_entry, known_term = 10, call('HGET', response, 'term')
-if known_term and tonumber(known_term) > tonumber(term) then return 0 end
+local first_entry, known_term, deleted = 10, unpack(call('HMGET', response, 'term', 'deleted'))
+if deleted or known_term and tonumber(known_term) > tonumber(term) then return 0 end
 call('DEL', response, journal)
 call('HSET', response, 'term', term, 'head', head, 'owner', owner, 'background', background,
   'handles', handles, 'reservation', reservation, 'state', state, 'settled', settled)

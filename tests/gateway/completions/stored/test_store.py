@@ -117,6 +117,14 @@ async def test_owner_rewrites_what_redis_lost(store: ResponseStore, any_redis: "
     assert await any_redis.pttl(keys.journal(ID)) > 0
 
 
+async def test_owner_does_not_rewrite_what_a_client_has_deleted(store: ResponseStore) -> None:
+    await opened(store)
+    assert await store.discard(ID, has_key=True) > 0
+    assert await appended(store, b"x", index=0) is WriteResult.MISSING
+    assert await opened(store) is False
+    assert await store.is_deleted(ID)
+
+
 async def test_only_one_candidate_begins_the_next_term(store: ResponseStore) -> None:
     await opened(store)
     assert await adopted(store, term=1) == 2
