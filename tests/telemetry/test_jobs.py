@@ -140,11 +140,12 @@ async def test_unreadable_values_are_not_reported_as_before(database: Database) 
 
 
 async def test_requests_ended_by_the_sweep_are_counted() -> None:
-    async def end_three() -> int:
+    async def end_three() -> None:
         services.sweep.lost_micros += 5
-        return 3
+        services.sweep.settled_requests += 3
 
-    services: Any = SimpleNamespace(sweep=SimpleNamespace(run=end_three, lost_micros=7))
+    found = SimpleNamespace(run=end_three, lost_micros=7, settled_requests=2)
+    services: Any = SimpleNamespace(sweep=found)
     before = reported("sluice_quota_swept_reservations_total")
     lost = reported("sluice_ledger_lost_micros_total")
     await sweep(services)

@@ -2,9 +2,8 @@
 -- admitted if every limit of its subjects allows it. It reserves in all limits or in none.
 --
 -- For a request that is already admitted, nothing changes and the reply is that of the first call.
--- If the call `extends` a reservation that is open, it becomes as large as asked for, or stays as it
--- is. What is added counts in the current slot of a minute, and in the day and month of the
--- admission. A reservation that has ended, or that Redis has lost, is not extended.
+-- If the call `extends` an open reservation, it becomes as large as asked for, or stays as it is. What
+-- is added counts in the current slot of a minute, and in the day and month of the admission.
 -- If the counters of an account are incomplete, the script reports it before any decision.
 --
 -- KEYS open_reservations, then the reservation of each request
@@ -21,8 +20,7 @@
 --   {-1, ms, limit (1 to 9, or 10: credit), subject, its value, used, ms until it allows the request
 --   or -1, remaining...} rejected;
 --   {0, subject...} must be seeded first;
---   {-2} released before it arrived, or ended by another process (see quota_end); or there is
---   nothing to extend.
+--   {-2} nothing to extend, released before it arrived, or ended by another process (see quota_end).
 --   `ms` is Unix time; `remaining` has for each subject the four per-minute values, budget and
 --   credit, -1 where there is no limit
 -- @include server
@@ -100,12 +98,12 @@ end
 local function decide(i)
   local at = first_request + (i - 1) * fields
   local id, prompt, completion, audio, cost, record = unpack(ARGV, at, at + fields - 1)
-  local created_ms, released, amounts, earlier = unpack(known[i], 1, 3)
+  local created_ms, released, amounts = unpack(known[i])
   if released or extends == '1' and not created_ms then return {-2} end
   created_ms = created_ms or admitted[id]
   prompt, completion, audio, cost = tonumber(prompt), tonumber(completion), tonumber(audio),
     tonumber(cost)
-  local tokens, held_day, held_month, is_extended = prompt + completion, day, month, false
+  local tokens, held_day, held_month, earlier, is_extended = prompt + completion, day, month, '', false
   local wanted = {1, tokens, prompt, completion, 1, tokens, audio, 1, cost, cost}
   if created_ms and amounts then
     local _, held_completion, held_cost
@@ -127,8 +125,7 @@ local function decide(i)
       end
       admitted[id], leases[#leases + 1], leases[#leases + 2] = now, expiry, id
       written[#written + 1] = {KEYS[i + 1], created_ms or format('%d', now), record,
-        struct.pack(AMOUNTS, slot, held_day, held_month, prompt, completion, cost, audio)
-          .. (earlier or '')}
+        struct.pack(AMOUNTS, slot, held_day, held_month, prompt, completion, cost, audio) .. earlier}
     end
   end
   for number = 1, #subjects do append_remaining(out, subjects[number]) end

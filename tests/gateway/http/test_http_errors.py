@@ -447,7 +447,7 @@ async def test_encoded_body_is_decoded_within_its_limits(
         headers = {"content-type": "application/json", "content-encoding": coding}
         return await client.post(path, content=body, headers=headers)
 
-    text = json.dumps(asking(max_tokens=1) | {"user": "u" * 20_000}).encode()
+    text = json.dumps(asking(max_tokens=1) | {"metadata": "u" * 20_000}).encode()
     assert (await send(encode(text))).status_code == 200
     assert "input_file_id" in (await send(encode(b"{}"), "/v1/batches")).text
     bomb = await send(encode(b" " * 50_000_000 if coding in ENCODERS else b" " * 400_000))
