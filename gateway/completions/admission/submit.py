@@ -1,6 +1,5 @@
 """Submit a checked request: reserve its usage and enqueue its jobs."""
 
-import asyncio
 import base64
 import hashlib
 import hmac
@@ -27,7 +26,7 @@ from contract.affinity import (
 from contract.dialect import Dialect
 from contract.messages import AdapterRef, GenerationJob, Ranking, encode_job
 from contract.prompts import chunk_ends, digests_at, names_of
-from contract.queue import JOBS_AT_ONCE, LONG_PROMPT_TOKENS
+from contract.queue import LONG_PROMPT_TOKENS
 from gateway.completions.admission.call import Call
 from gateway.completions.admission.check import CheckedRequest, with_images
 from gateway.completions.admission.chunks import PromptChunks
@@ -75,6 +74,8 @@ DISCARD_SECONDS: Final = 0.25
 """How long a refused request waits until its response is deleted."""
 _JOB_BYTES: Final = 1_024
 """What Redis stores of a job beside its content."""
+_TOKEN_BYTES: Final = 5
+"""Bytes of an encoded token id."""
 
 
 class Submission(msgspec.Struct, frozen=True):
@@ -147,7 +148,7 @@ class RequestSubmitter:
             seal = self._sealer.seal_of(request_id, checked.request, tenant_id=principal.tenant_id)
             shown_id = request_id if call.line is None else call.line.request_id
             completion = _completion(checked, shown_id, cost_of=cost_of, seal=seal)
-            size = await _job_bytes(jobs)
+            size = _job_bytes(jobs)
             if retention:
                 head = ResponseHead.of(
                     completion,
@@ -418,15 +419,16 @@ class RequestSubmitter:
         return jobs, names
 
 
-async def _job_bytes(jobs: list[GenerationJob]) -> int:
-    """Return the bytes of jobs in the queue."""
-    total = 0
-    for start in range(0, len(jobs), JOBS_AT_ONCE):
-        if start:
-            await asyncio.sleep(0)
-        some = jobs[start : start + JOBS_AT_ONCE]
-        total += len(some) * _JOB_BYTES + allocated(len(encode_job(job)) for job in some)
-    return total
+def _job_bytes(jobs: list[GenerationJob]) -> int:
+    """Return the bytes of jobs in the queue. Only their prompts differ, so one is encoded."""
+    shared = len(encode_job(jobs[0])) - _prompt_bytes(jobs[0])
+    sizes = (shared + _prompt_bytes(job) for job in jobs)
+    return len(jobs) * _JOB_BYTES + allocated(sizes)
+
+
+def _prompt_bytes(job: GenerationJob) -> int:
+    media = sum(map(len, job.images)) + len(job.audio)
+    return _TOKEN_BYTES * len(job.rest) + len(job.chunks) + len(job.affinity) + media
 
 
 def _retention(settings: Settings, checked: CheckedRequest, *, is_idempotent: bool) -> timedelta:
