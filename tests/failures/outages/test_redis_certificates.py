@@ -35,6 +35,8 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
             query = options.format(file=encryption.file)
             url = f"rediss://{login}localhost:{encryption.port}/0?{query}"
             stack.environment["SLUICE_REDIS_URL"] = url
+            # Celery has no cluster.
+            stack.environment["SLUICE_CELERY_BROKER_URL"] = url.replace("cluster=true", "")
             stack.launch_gateway("gateway", port=free_port())
             stack.launch_worker(environment={"SLUICE_ENGINE": "scripted"})
             stack.start_jobs()
@@ -60,6 +62,7 @@ def _has_received(stack: Stack, command: str) -> bool:
     [
         ("", timedelta(hours=1), "self-signed certificate"),
         ("ssl_ca_certs={file}", timedelta(minutes=-1), "certificate has expired"),
+        ("cluster=true", timedelta(hours=1), "self-signed certificate"),
     ],
 )
 def test_no_role_sends_its_password_to_a_server_that_it_cannot_verify(
