@@ -100,15 +100,17 @@ async def test_unusable_request_is_replaced_once(registry: IdempotencyRegistry) 
     assert claims[0].request_id != "cmpl-1"
 
 
+@pytest.mark.parametrize("least", [timedelta(0), timedelta(days=7)], ids=["request", "line"])
 async def test_entry_expires_and_holds_no_key(
-    registry: IdempotencyRegistry, any_redis: "Redis"
+    registry: IdempotencyRegistry, any_redis: "Redis", least: timedelta
 ) -> None:
-    await registry.claim(ASKED, "cmpl-1")
+    await registry.claim(ASKED._replace(least_ms=int(least.total_seconds() * 1000)), "cmpl-1")
     entry = keys.idempotency(
         keys.bucket_of("acme"), "acme", hashlib.sha256(b"order-17").hexdigest()
     )
     assert await any_redis.keys("*") == [entry.encode()]
-    assert RETENTION.total_seconds() - 60 < await any_redis.ttl(entry) <= RETENTION.total_seconds()
+    most = (RETENTION + least).total_seconds()
+    assert most - 60 < await any_redis.ttl(entry) <= most
     assert "order-17" not in repr(await any_redis.hgetall(entry))
 
 
