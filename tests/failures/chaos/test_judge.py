@@ -196,7 +196,7 @@ def test_chat_transcript_equals_its_whole_response() -> None:
         (CHAT[1:], "the role comes once, and first"),
         ([*CHAT[:3], ROLE], "the role comes once, and first"),
         ([*CHAT[:3], CHAT[1]], "reasoning comes after the answer"),
-        ([*CHAT[:4], CHAT[2]], "content comes after a call"),
+        ([*CHAT[:4], CHAT[2]], "text has 8 instead of 4"),
         ([ROLE, CHAT[1], CHAT[1]], "reasoning has 4 instead of 2"),
         ([*CHAT[:3], CHAT[2]], "text "),
         ([*CHAT[:4], CHAT[3]], "call 1 begins with"),

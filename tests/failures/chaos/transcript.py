@@ -73,8 +73,6 @@ class ReceivedChoice:
         reasoning, content = _reasoning(delta), delta.get("content") or ""
         if reasoning and (self.text or self.calls):
             self._add_error("reasoning comes after the answer")
-        if content and self.calls:
-            self._add_error("content comes after a call")
         self.reasoning += reasoning
         self.text += content
         for call in delta.get("tool_calls") or []:
