@@ -208,7 +208,7 @@ def random_text(seed: int) -> str:
 
 
 def split_at_calls(text: str) -> tuple[list[str], list[str]] | None:
-    """Return the text outside of calls and the calls; None if it is hard to tell them apart."""
+    """Return the text outside of calls and the calls; None if they cannot be separated."""
     outside, *regions = re.split("(?=<tool_call>)", text)
     contents, calls = [outside], list[str]()
     for region in regions:
