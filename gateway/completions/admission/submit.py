@@ -1,5 +1,6 @@
 """Submit a checked request: reserve its usage and enqueue its jobs."""
 
+import asyncio
 import base64
 import hashlib
 import hmac
@@ -26,7 +27,7 @@ from contract.affinity import (
 from contract.dialect import Dialect
 from contract.messages import AdapterRef, GenerationJob, Ranking, encode_job
 from contract.prompts import chunk_ends, digests_at, names_of
-from contract.queue import LONG_PROMPT_TOKENS
+from contract.queue import JOBS_AT_ONCE, LONG_PROMPT_TOKENS
 from gateway.completions.admission.call import Call
 from gateway.completions.admission.check import CheckedRequest, with_images
 from gateway.completions.admission.chunks import PromptChunks
@@ -140,7 +141,7 @@ class RequestSubmitter:
             # Fetch images only now: a request without permission to run must not fetch any or delay
             # others.
             checked = await with_images(checked, self._images, tenant_id=principal.tenant_id)
-            whole, names = self._jobs(call, checked, completion_id=request_id)
+            whole, names = await self._jobs(call, checked, completion_id=request_id)
             jobs = await self._chunks.put(whole, names, checked.card, principal.limits)
             # A response that is readable for longer would outlive its chunks.
             kept = whole if retention > self._settings.answer_retention else jobs
@@ -341,7 +342,7 @@ class RequestSubmitter:
             settlement.count_storage(holder, is_kept=use is Use.STORED)
         return counted
 
-    def _jobs(
+    async def _jobs(
         self, call: Call, checked: CheckedRequest, *, completion_id: str
     ) -> tuple[list[GenerationJob], list[bytes]]:
         """Return the jobs of a request, and the names of the chunks of each long prompt."""
@@ -365,6 +366,8 @@ class RequestSubmitter:
             salt = cache_salt_of(salt, adapter.sha256)
         jobs, names = list[GenerationJob](), list[bytes]()
         for index, prompt in enumerate(checked.prepared.prompts):
+            if index and not index % JOBS_AT_ONCE:
+                await asyncio.sleep(0)
             token_ids = prompt.token_ids
             is_long = len(token_ids) > LONG_PROMPT_TOKENS and prompt.pooling is None
             # What follows an image is not cached under these tokens.

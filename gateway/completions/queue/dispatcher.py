@@ -118,14 +118,16 @@ class Dispatcher:
         Raises OverloadedError or TenantQueueFullError; then nothing is enqueued. After
         StoreUnavailableError, Redis may have the jobs: the caller cancels them.
         """
-        tickets = [
-            Ticket.of(job, model, index, generation, weight) for index, job in enumerate(jobs)
-        ]
         generation.jobs = jobs
-        for ticket in tickets:
+        tickets = list[Ticket]()
+        for index, job in enumerate(jobs):
+            if index and not index % JOBS_AT_ONCE:
+                await asyncio.sleep(0)
+            ticket = Ticket.of(job, model, index, generation, weight)
             # Do not query Redis about the jobs until they are enqueued.
             ticket.check_at = math.inf
-            generation.expect(ticket.prompt_index, ticket.job)
+            generation.expect(index, job)
+            tickets.append(ticket)
         # Replies may arrive before the enqueue command returns.
         self._jobs.add(tickets)
         try:
