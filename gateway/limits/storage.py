@@ -38,7 +38,7 @@ LEAST_BYTES: Final = 1_048_576
 """A tenant may store this much as long as Redis has memory for requests that are not stored."""
 MEMORY_SECONDS: Final = 1.0
 """How often the memory of Redis is read. Its maximum may change, too."""
-LOOK_SECONDS: Final = 0.05
+LOOK_SECONDS: Final = 0.25
 """How long a request waits for this; then it is decided by what was read before."""
 
 _VALUE_BYTES: Final = 10
