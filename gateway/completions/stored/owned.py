@@ -14,19 +14,13 @@ import msgspec
 from redis.exceptions import RedisError
 
 from common import clock
-from common.tasks import each_apart, tolerating_outage, wait_for_end
+from common.tasks import each_apart, tolerating_outage
 from contract.messages import Delta, Follow, JobFailed, JobFinished, JobMessage
 from contract.outcomes import FailureCode
 from gateway.completions.queue.dispatcher import Dispatcher
 from gateway.completions.queue.reader import entry_id_of
 from gateway.completions.rendering.failures import to_api_error
-from gateway.completions.settlement import (
-    CANCELLED_CODE,
-    CLOSE_SECONDS,
-    Ending,
-    Settlement,
-    SettlementService,
-)
+from gateway.completions.settlement import CANCELLED_CODE, Ending, Settlement, SettlementService
 from gateway.completions.stored.head import ResponseHead
 from gateway.completions.stored.journal import (
     MESSAGES_OF_ENTRY,
@@ -159,10 +153,7 @@ class OwnedResponses:
         if response is None:
             return None
         self.background.remove(request_id)
-        discarding = asyncio.create_task(response.discard())
-        # A gateway that stops waits for it.
-        self.tasks.start(wait_for_end(discarding, timeout_seconds=CLOSE_SECONDS))
-        return discarding
+        return self.tasks.task(response.discard())
 
     async def check(self) -> None:
         """End the responses that no client reads, and write those whose messages are due.
