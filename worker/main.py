@@ -171,6 +171,7 @@ class _Process:
             await end_task(announcing, linking)
             await self._withdraw()
             await self._supervisor.aclose()
+            await self._link.aclose()
             self._close_health()
             _log.info("Stopped")
 

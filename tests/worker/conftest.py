@@ -357,3 +357,4 @@ async def running_engine(
             await asyncio.gather(task, return_exceptions=True)
             linked.cancel()
             await asyncio.gather(linked, return_exceptions=True)
+            await link.aclose()

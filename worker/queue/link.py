@@ -157,17 +157,17 @@ class Link:
     chunk_cache_bytes: int = 0
 
     def __post_init__(self) -> None:
-        shared = shared_connection(
+        self._shared = shared_connection(
             self.redis, partial(SharedConnection, timeout_seconds=REDIS_TIMEOUT_SECONDS)
         )
-        self.queue = JobQueue(shared, self.model)
+        self.queue = JobQueue(self._shared, self.model)
         self.leases = Leases(self.queue, self.worker, lease_ms=self.lease_ms)
         self.held = HeldDigests(self.queue, self.worker)
         """What makes claims prefer jobs for this worker."""
         self.prompts = PromptChunks(self.queue, most_bytes=self.chunk_cache_bytes)
         self.gateways = GatewayWatch(self.redis)
         self.writer = ReplyWriter(
-            shared, self.worker, self.most_pending_deltas, self.leases.written
+            self._shared, self.worker, self.most_pending_deltas, self.leases.written
         )
 
     async def run(self) -> None:
@@ -180,3 +180,7 @@ class Link:
             await asyncio.gather(*tasks)
         finally:
             await end_task(*tasks)
+
+    async def aclose(self) -> None:
+        """Fail all commands without a reply. They would connect again when the client is closed."""
+        await self._shared.aclose()
