@@ -209,14 +209,14 @@ GATEWAYS = "gateways"
 """Sorted set: gateway process -> its latest heartbeat in Unix ms, for operators to see."""
 JOBS_DONE = "jobs:done"
 """Hash: background job -> its latest success in Unix ms, for operators to see."""
-BACKGROUND_OWNERS = "answers:background"
+BACKGROUND_OWNERS = "responses:background"
 """Set: gateways that own background responses, including dead gateways that owned some."""
 background_responses = _Key("g", "background")
-"""Set with expiry: request ids of the background responses that the gateway owns."""
-response = _Key("r", "answer")
-"""Hash with expiry: the state any gateway needs to replay or resume a response.
+"""Set with expiry: `TENANT ID` of the background responses that the gateway owns."""
+content = _Key("r", "content")
+"""Hash with expiry: what any gateway needs to replay or resume a response, beside its journal.
 
-See `gateway.completions.stored`.
+See `gateway.completions.stored`. The state of the response is in the record of its request.
 """
 journal = _Key("r", "journal")
 """List with expiry: the replies received for the response so far."""
@@ -228,12 +228,15 @@ def bucket_of(tenant: str) -> int:
     return zlib.crc32(tenant.encode()) % BUCKETS
 
 
-reservation = _BucketKeys("reservation:")
-"""Hash: the reservation of an admitted request whose usage is not settled yet."""
-open_reservations = _BucketKeys("open")
-"""Sorted set: request id of a reservation -> lease expiry in the server's Unix milliseconds."""
+request = _BucketKeys("request:")
+"""Hash: the record of a request from its claim or admission on. See `_states.lua`.
+
+With an expiry once it has ended, for as long as its response is kept.
+"""
+open_requests = _BucketKeys("open")
+"""Sorted set: id of a running request -> lease expiry in the server's Unix milliseconds."""
 running = _BucketKeys("running:")
-"""Sorted set: like `open_reservations`, for one subject with a concurrency limit."""
+"""Sorted set: like `open_requests`, for one subject with a concurrency limit."""
 window = _BucketKeys("minute:")
 """Hash with expiry: slot of 250 ms -> the subject's usage, without the current slot."""
 account = _BucketKeys("subject:")
@@ -258,7 +261,9 @@ for operators."""
 
 
 def idempotency(bucket: int, tenant: str, digest: str) -> str:
-    """Hash with expiry: the request that an Idempotency-Key started in a project of the tenant.
+    """Hash: the request for which an Idempotency-Key stands in a project of the tenant.
+
+    It expires with the record of the request.
 
     `digest` is the digest of the Idempotency-Key.
     """

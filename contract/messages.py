@@ -416,6 +416,8 @@ class Follow(msgspec.Struct, frozen=True, array_like=True):
     """Number that `ResponseGrown` repeats."""
     is_over: bool = False
     """Whether this ends an earlier request to follow the response."""
+    tenant: str = ""
+    """The tenant of the response."""
 
 
 class ResponseGrown(msgspec.Struct, frozen=True, array_like=True):
@@ -428,6 +430,7 @@ class CancelResponse(msgspec.Struct, frozen=True, array_like=True):
     """Asks the gateway that owns a response to end it."""
 
     request_id: str
+    tenant: str = ""
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):

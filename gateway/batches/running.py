@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from redis.exceptions import RedisError
 
-from common import clock, logs
+from common import logs
 from common.present import present
 from common.tasks import end_task
 from contract.tier import TIER_RANKS, ServiceTier
@@ -28,13 +28,12 @@ from gateway.batches.lines import (
 from gateway.batches.principals import without_rights
 from gateway.completions.admission.call import BatchLine, Call
 from gateway.completions.admission.check import RequestChecker
-from gateway.completions.admission.idempotency import EarlierResponses
+from gateway.completions.admission.idempotency import EarlierResponses, IdempotentRequest
 from gateway.completions.admission.model_choice import Models
 from gateway.completions.admission.submit import RequestSubmitter, Submission
-from gateway.completions.idempotency.registry import IdempotencyRegistry, IdempotentRequest
 from gateway.completions.rendering.assembler import WholeResponse
 from gateway.completions.rendering.forms import collect
-from gateway.completions.stored.head import cost_by
+from gateway.completions.stored.head import ResponseHead, cost_by
 from gateway.completions.stored.service import Responses
 from gateway.completions.stored.store import StoredResponse
 from gateway.dialects.endpoint import Endpoint
@@ -120,16 +119,14 @@ class Line:
         """What makes its request run once, however often and wherever it is submitted."""
         batch, digest = self.batch, hashlib.sha256(self.content).hexdigest()
         # A client's key has no space, so it never stands for a line.
-        name, least_ms = f"line {self.id}", max(to_ms(batch.expires_at) - clock.now_ms(), 0)
-        return IdempotentRequest(batch.tenant_id, batch.project_id, name, digest, least_ms)
+        return IdempotentRequest.of(batch.tenant_id, batch.project_id, f"line {self.id}", digest)
 
 
 class LineRun(NamedTuple):
     """The result of a line, and the response that can be deleted once the result is stored."""
 
     result: Result
-    idempotent: IdempotentRequest | None = None
-    request_id: str = ""
+    head: ResponseHead | None = None
 
 
 @dataclass(eq=False)
@@ -142,7 +139,6 @@ class LineRunner:
     _checker: RequestChecker
     _submitter: RequestSubmitter
     _earlier: EarlierResponses
-    _idempotency: IdempotencyRegistry
     _responses: Responses
     _catalogue: Catalogue
 
@@ -193,11 +189,10 @@ class LineRunner:
 
     async def forget(self, run: LineRun) -> None:
         """Delete the stored response of a line whose result is stored. It expires otherwise."""
-        if run.idempotent is None:
+        if run.head is None:
             return
         try:
-            await self._responses.forget(run.request_id)
-            await self._idempotency.retire(run.idempotent, run.request_id)
+            await self._responses.forget(run.head)
         except RedisError as error:
             logger.warning("cannot delete the response of a line: %s", type(error).__name__)
 
@@ -231,19 +226,21 @@ class LineRunner:
             await self._earlier.release(line.idempotent, request_id)
             return None
         try:
-            return await self._submit(call, endpoint, request_id)
+            return await self._submit(call, endpoint, request_id, line.idempotent)
         except BaseException:
             await asyncio.shield(self._earlier.release(line.idempotent, request_id))
             raise
 
-    async def _submit(self, call: Call, endpoint: Endpoint, request_id: str) -> Submission:
+    async def _submit(
+        self, call: Call, endpoint: Endpoint, request_id: str, idempotent: IdempotentRequest
+    ) -> Submission:
         checked = await self._checker.check(call, endpoint)
         return await self._submitter.submit(
             call,
             checked,
             request_id=request_id,
             shows_cost=call.principal.shows_cost,
-            is_idempotent=True,
+            idempotent=idempotent,
         )
 
     async def _follow(self, line: Line, submission: Submission) -> LineRun:
@@ -318,4 +315,4 @@ def _finished(line: Line, response: StoredResponse, whole: WholeResponse) -> Lin
         usage=whole.usage,
         cost_micros=cost_by(response.head.record)(whole.usage),
     )
-    return LineRun(result, line.idempotent, response.id)
+    return LineRun(result, response.head)

@@ -5,7 +5,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 from redis.exceptions import RedisError
@@ -17,7 +17,13 @@ from contract.messages import JobFailed
 from contract.outcomes import FailureCode, JobReceipt, JobState
 from gateway.completions.queue.dispatcher import Dispatcher
 from gateway.completions.queue.generation import Generation
-from gateway.limits.replies import ReservationRequest, sees_key
+from gateway.limits.replies import (
+    Kept,
+    RequestEnd,
+    RequestState,
+    ReservationRequest,
+    sees_key,
+)
 from gateway.limits.reservations import Admission, Reservations
 from gateway.limits.storage import Holder, Storage
 from gateway.models.catalogue import Catalogue
@@ -53,6 +59,7 @@ MAX_RECEIPTS_TO_DROP: Final = 100_000
 """Receipts that wait to be dropped while Redis is unavailable; others expire."""
 CLOSE_SECONDS: Final = 5.0
 CANCELLED_CODE: Final = "cancelled"
+_NOTHING: Final = Counts()
 _OUR_FAULT: Final = 500
 """The lowest status of errors that are not the client's fault."""
 
@@ -129,11 +136,11 @@ class Slices:
         """Return whether the next tokens may be more than those that are reserved."""
         return self.reserved <= received + self.sequences * (SLICE_TOKENS // 16)
 
-    def request(self, draft: UsageRecord, tokens: int, *, reservation: str) -> ReservationRequest:
+    def request(self, draft: UsageRecord, tokens: int, kept: Kept | None) -> ReservationRequest:
         """Return the reservation of so many completion tokens."""
         # A resumed request has settled a part of its tokens.
         new = draft.used(self._most._replace(completion_tokens=tokens))
-        return ReservationRequest.of(draft, self._subjects, new, reservation=reservation)
+        return ReservationRequest.of(draft, self._subjects, new, kept=kept)
 
 
 @dataclass(eq=False)
@@ -157,14 +164,15 @@ class SettlementService:
         admission: Admission,
         generation: Generation,
         *,
-        reservation: str = "",
+        kept: Kept | None = None,
+        settled: Counts = _NOTHING,
     ) -> "Settlement":
         """Return the settlement of a request that was just admitted.
 
-        `reservation` as for `QuotaStore.settle`.
+        `settled` are the counts of earlier records of the request.
         """
         record = msgspec.structs.replace(record, created_ms=admission.created_ms)
-        return Settlement(self, record, admission, generation, reservation or record.request_id)
+        return Settlement(self, record, admission, generation, kept, settled)
 
     def drop_receipts(self, model: str, job_ids: list[str]) -> None:
         """Drop the receipts of settled jobs with the next batch."""
@@ -211,8 +219,8 @@ class Settlement:
     record: UsageRecord
     admission: Admission
     generation: Generation
-    reservation: str
-    """Id of the reservation."""
+    kept: Kept | None
+    _settled: Counts
 
     def __post_init__(self) -> None:
         self._opened_at = time.monotonic()
@@ -237,21 +245,21 @@ class Settlement:
         """End a request whose jobs were not enqueued: nothing of it counts, or is recorded."""
         self.has_ended, self._is_storage_kept = True, False
         self._free_storage()
-        await self._service.reservations.release(self.record.tenant_id, self.reservation)
+        await self._service.reservations.end(self._end())
 
     def hand_over(self) -> None:
         """Leave the request to another gateway, which settles it."""
         self.has_ended = True
-        self._service.reservations.hand_over(self.reservation)
+        self._service.reservations.hand_over(self.record.admitted_id)
 
     @property
     def is_confirmed(self) -> bool:
-        """Whether Redis has confirmed the end of the reservation."""
-        return not self._service.reservations.is_ending(self.reservation)
+        """Whether Redis has confirmed the end of the request."""
+        return not self._service.reservations.is_ending(self.record.admitted_id)
 
     async def confirmed(self) -> None:
-        """Wait until Redis has confirmed the end of the reservation."""
-        await self._service.reservations.confirmed(self.reservation)
+        """Wait until Redis has confirmed the end of the request."""
+        await self._service.reservations.confirmed(self.record.admitted_id)
 
     def received_tokens(self) -> int:
         """Return the completion tokens of all jobs that the gateway has received."""
@@ -266,7 +274,7 @@ class Settlement:
         slices.is_extending = True
         try:
             await self._service.reservations.extend_to(
-                slices.request(self.record, tokens, reservation=self.reservation),
+                slices.request(self.record, tokens, self.kept),
                 is_openai=self.record.dialect == Dialect.OPENAI,
                 sees=sees_key,
             )
@@ -299,10 +307,11 @@ class Settlement:
         if not self._first_token_ms:
             self._first_token_ms = max(int(self._age_ms()), 1)
 
-    async def finish(self) -> None:
+    async def finish(self, state: RequestState | None = None) -> None:
         """Settle a request whose jobs have all finished, before the client receives its end.
 
-        This frees its reservation, so that the client can send its next request at once.
+        This frees its reservation, so that the client can send its next request at once. The record
+        of a stored response has this `state` then.
         """
         if not self.begin_end():
             return
@@ -314,7 +323,9 @@ class Settlement:
         absent = JobReceipt(JobState.ABSENT)
         counts = [self._counts_of(index, absent) for index in self.generation.finished]
         engines = [each.engine for each in finished]
-        record = await self._settle(Outcome.FINISHED, "", counts, free=Counts(), engines=engines)
+        record = await self._settle(
+            Outcome.FINISHED, "", counts, free=Counts(), engines=engines, state=state
+        )
         self._service.drop_receipts(record.model, record.job_ids)
         self.generation.release()
         self.is_finished = True
@@ -345,13 +356,17 @@ class Settlement:
             service = self._service
             service.tasks.start(service.storage.settle(self._holder, 0, live_ms=0))
 
-    async def settle(self, ending: Ending, *, is_stored: bool = False) -> UsageRecord:
+    async def settle(
+        self, ending: Ending, state: RequestState | None = None, *, reads_again: bool = True
+    ) -> None:
         """Cancel the jobs of an ended request, wait for the engine's counts, and settle.
 
-        The tenant is charged for the engine's work. Clients of a response that `is_stored` can
-        still receive its output. A line of a batch is charged only for a whole result, and is not
+        The tenant is charged for the engine's work. A response with a `state` is stored: clients
+        can still receive its output. If it is paused, the tenant pays again for prompts that the
+        engine `reads_again`. A line of a batch is charged only for a whole result, and is not
         recorded if it runs again.
         """
+        is_stored = state is not None
         await self._service.dispatcher.cancel(self.generation)
         receipts = await self._receipts(self.record.job_ids)
         counts = [self._counts_of(index, each) for index, each in enumerate(receipts)]
@@ -368,6 +383,8 @@ class Settlement:
             free=free,
             engines=engines,
             is_recorded=not runs_again,
+            state=state,
+            reads_again=reads_again,
         )
         if is_stored:
             # A stored response may soon resume with jobs of the same ids.
@@ -376,7 +393,6 @@ class Settlement:
         else:
             self._service.drop_receipts(record.model, record.job_ids)
         self.generation.release()
-        return record
 
     def _age_ms(self) -> float:
         return (time.monotonic() - self._opened_at) * 1000
@@ -390,6 +406,8 @@ class Settlement:
         free: Counts,
         engines: Sequence[str],
         is_recorded: bool = True,
+        state: RequestState | None = None,
+        reads_again: bool = True,
     ) -> UsageRecord:
         record = self.record.ended(
             Counts.total(counts),
@@ -411,8 +429,14 @@ class Settlement:
         )
         telemetry.preempted(record.tenant_id, record.preemptions, record.recomputed_tokens)
         telemetry.CLASS_CROSSINGS.labels(record.model).inc(record.class_crossings)
+        settled = Counts()
+        if state is RequestState.PAUSED:
+            settled = Counts.total([self._settled, record.counts])
+            if reads_again:
+                settled = settled._replace(prompt_tokens=0, cached_tokens=0)
+        ending = self._end(record if is_recorded else None, state=state, settled=settled)
         if self._trace is None:
-            await self._end_reservation(record, is_recorded=is_recorded)
+            await self._service.reservations.end(ending)
             return record
         tracing.note_in(
             self._trace,
@@ -430,15 +454,18 @@ class Settlement:
                     names.CODE: code,
                 }
             )
-            await self._end_reservation(record, is_recorded=is_recorded)
+            await self._service.reservations.end(ending)
         return record
 
-    async def _end_reservation(self, record: UsageRecord, *, is_recorded: bool) -> None:
-        reservations = self._service.reservations
-        if is_recorded:
-            await reservations.settle(record, reservation=self.reservation)
-        else:
-            await reservations.release(record.tenant_id, self.reservation)
+    def _end(self, record: UsageRecord | None = None, **others: Any) -> RequestEnd:
+        draft = self.record
+        return RequestEnd(
+            tenant_id=draft.tenant_id,
+            request_id=draft.admitted_id,
+            record=record,
+            kept=self.kept,
+            **others,
+        )
 
     def _undelivered(self, counts: Sequence[Counts], *, is_stored: bool) -> Counts:
         """Return the tokens of each job that no client has received or can still receive."""

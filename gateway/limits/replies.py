@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final, NamedTuple, cast
 
 import msgspec
@@ -9,6 +10,85 @@ import msgspec
 from gateway.limits.accounts import SEEDED, AccountNumbers, day_of, month_of
 from gateway.records.limits import RESERVED_LIMITS, LimitName, LimitScope, SubjectLimits
 from gateway.records.usage_record import Counts, UsageRecord, encode_usage
+
+
+class RequestState(StrEnum):
+    """State of a request that has a record. `_states.lua` has the transitions."""
+
+    CLAIMED = "claimed"  # It has an Idempotency-Key, and is not admitted yet.
+    RUNNING = "running"  # It is admitted; its owner may be dead.
+    PAUSED = "paused"  # Nobody waits for it, and it is settled; it resumes when a client attaches.
+    FINISHED = "finished"
+    FAILED = "failed"  # It ended with an error, which its readers receive.
+    CANCELLED = "cancelled"  # A client cancelled it.
+    RELEASED = "released"  # It was not admitted, or another request has its key.
+    DELETED = "deleted"  # A client deleted its response.
+
+    @property
+    def is_end(self) -> bool:
+        """Whether no more output follows."""
+        return self not in (RequestState.CLAIMED, RequestState.RUNNING, RequestState.PAUSED)
+
+
+class Kept(msgspec.Struct, frozen=True, array_like=True):
+    """The owner of a request whose response is kept, and for how long."""
+
+    owner: str
+    """The gateway that follows its jobs, or the last one that did."""
+    term: int
+    """Number of its owner, counted from 1 and incremented by each takeover."""
+    is_background: bool
+    """Whether it continues without a connected client."""
+    retention_ms: int
+    """How long its record stays after its end."""
+    entry: str = ""
+    """Redis key of its Idempotency-Key; empty if it has none."""
+    body_digest: str = ""
+
+    @property
+    def encoded(self) -> bytes:
+        """The argument of the scripts."""
+        return msgspec.msgpack.encode(
+            msgspec.structs.replace(self, is_background=int(self.is_background))
+        )
+
+
+class RequestStatus(NamedTuple):
+    """The record of a request whose response is kept, as it was read."""
+
+    state: RequestState
+    owner: str
+    term: int
+    is_background: bool
+    settled: Counts
+    """Token counts in earlier records of its usage, which are not charged again."""
+
+
+class RequestEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of a request: settled with a usage record, or released without one."""
+
+    tenant_id: str
+    request_id: str
+    record: UsageRecord | None = None
+    kept: Kept | None = None
+    """None if its response is not kept, or if the sweep ends it."""
+    state: RequestState | None = None
+    """The state that its record has then; None if nothing of the request remains."""
+    settled: Counts = Counts()
+    """Of a paused request."""
+    expired_ms: int | None = None
+    """Only end a request whose lease expired at that time, and was not renewed since."""
+
+
+class Claim(NamedTuple):
+    """The request for which an Idempotency-Key stands."""
+
+    request_id: str
+    body_digest: str
+    state: RequestState
+    gateway: str
+    age_ms: int
+    """Milliseconds since it claimed the key, or was admitted."""
 
 
 class ReservationRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,6 +105,8 @@ class ReservationRequest(msgspec.Struct, frozen=True, kw_only=True):
     is_prepaid: bool
     record: bytes
     """Draft of the usage record, for the process that settles it if this process cannot."""
+    kept: Kept | None = None
+    """None if its response is not kept."""
 
     @classmethod
     def of(
@@ -33,14 +115,12 @@ class ReservationRequest(msgspec.Struct, frozen=True, kw_only=True):
         subjects: tuple[SubjectLimits, ...],
         most: Counts,
         *,
-        reservation: str = "",
+        kept: Kept | None = None,
     ) -> "ReservationRequest":
-        """Request at most so much, at the prices in the draft of the usage record.
-
-        `reservation` as for `QuotaStore.settle`.
-        """
+        """Request at most so much, at the prices in the draft of the usage record."""
         return cls(
-            request_id=reservation or draft.request_id,
+            request_id=draft.admitted_id,
+            kept=kept,
             tenant_id=draft.tenant_id,
             subjects=subjects,
             prompt_tokens=most.prompt_tokens,
@@ -133,9 +213,9 @@ class NeedsSeed(NamedTuple):
 
 
 class Withdrawn(NamedTuple):
-    """Nothing is reserved, because the reservation has ended.
+    """Nothing is reserved: the record has a state, or a term, from which that is no transition.
 
-    It was released before it arrived, another process has ended it, or there is none to extend.
+    The request was released before it arrived, has ended, or there is none to extend.
     """
 
 

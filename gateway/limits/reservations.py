@@ -4,9 +4,9 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from redis.exceptions import RedisError
@@ -25,8 +25,10 @@ from gateway.limits.headers import headers_of
 from gateway.limits.refusals import refusal_error
 from gateway.limits.replies import (
     Admitted,
+    Kept,
     NeedsSeed,
     Refused,
+    RequestEnd,
     ReservationRequest,
     ReserveReply,
     SeesUse,
@@ -35,7 +37,6 @@ from gateway.limits.replies import (
 from gateway.limits.seeding import Seeder
 from gateway.limits.store import QuotaStore
 from gateway.records.errors import StoreUnavailableError
-from gateway.records.usage_record import UsageRecord
 
 WAIT_SECONDS: Final = 0.25
 """How long the caller waits for an ending, before it continues in the background."""
@@ -63,24 +64,15 @@ LONGEST_PAUSE_SECONDS: Final = 5.0
 logger = logging.getLogger(__name__)
 
 
-class ReservationEnd(msgspec.Struct, frozen=True):
-    """The end of a reservation: settled with a record, or released without one."""
-
-    tenant_id: str
-    request_id: str
-    """Id of the reservation, which the record may not have: see `QuotaStore.settle`."""
-    record: UsageRecord | None = None
-
-
 class Endings:
     """The endings of one process that Redis has not confirmed yet."""
 
     def __init__(self, store: QuotaStore) -> None:
         self._store = store
         # A plain dictionary finds its oldest key more slowly, the more were removed before it.
-        self._pending: OrderedDict[str, ReservationEnd] = OrderedDict()
+        self._pending: OrderedDict[str, RequestEnd] = OrderedDict()
         self._attempts: dict[str, asyncio.Task[None]] = {}
-        self._confirmed: OrderedDict[str, tuple[float, ReservationEnd]] = OrderedDict()
+        self._confirmed: OrderedDict[str, tuple[float, RequestEnd]] = OrderedDict()
         self._followers = TaskSet()
         self._is_failing = False
 
@@ -90,11 +82,11 @@ class Endings:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._pending
 
-    def begin(self, ending: ReservationEnd) -> None:
+    def begin(self, ending: RequestEnd) -> None:
         """Send an ending in the background; the first ending of a request wins."""
         _ = self._begin(ending)
 
-    def begin_after(self, ending: ReservationEnd) -> None:
+    def begin_after(self, ending: RequestEnd) -> None:
         """Send an ending in the background after the request's earlier ending has arrived."""
         self._followers.start(self._follow(ending))
 
@@ -116,7 +108,7 @@ class Endings:
                 return
             del self._confirmed[request_id]
 
-    async def send(self, ending: ReservationEnd) -> bool:
+    async def send(self, ending: RequestEnd) -> bool:
         """Send an ending, retrying until it arrives. Return whether it does within WAIT_SECONDS."""
         await wait_for_end(self._begin(ending), timeout_seconds=WAIT_SECONDS)
         return ending.request_id not in self._pending
@@ -150,15 +142,13 @@ class Endings:
 
     async def _send_some(self, seconds: float | None = None) -> None:
         """Send every ending that is not in flight; after a failure others of its bucket wait."""
-        by_bucket: defaultdict[int, list[ReservationEnd]] = defaultdict(list)
+        by_bucket: defaultdict[int, list[RequestEnd]] = defaultdict(list)
         for ending in self._pending.values():
             by_bucket[keys.bucket_of(ending.tenant_id)].append(ending)
         send = partial(self._send_some_of, seconds=seconds)
         await each_apart(send, by_bucket.values(), at_once=keys.BUCKETS)
 
-    async def _send_some_of(
-        self, waiting: Sequence[ReservationEnd], *, seconds: float | None
-    ) -> None:
+    async def _send_some_of(self, waiting: Sequence[RequestEnd], *, seconds: float | None) -> None:
         for start in range(0, len(waiting), MOST_AT_ONCE):
             some = waiting[start : start + MOST_AT_ONCE]
             attempts = [self._attempt(each) for each in some if each.request_id in self._pending]
@@ -167,13 +157,13 @@ class Endings:
             if any(ending.request_id in self._pending for ending in some):
                 return
 
-    def _begin(self, ending: ReservationEnd) -> "asyncio.Task[None]":
+    def _begin(self, ending: RequestEnd) -> "asyncio.Task[None]":
         known = self._pending.get(ending.request_id)
         if known is None:
             self._add(ending)
         return self._attempt(known or ending)
 
-    def _add(self, ending: ReservationEnd) -> None:
+    def _add(self, ending: RequestEnd) -> None:
         if ending.record is None and len(self._pending) >= MOST_RELEASES:
             return
         if len(self._pending) >= MOST_ENDINGS:
@@ -181,19 +171,16 @@ class Endings:
             logger.error("too many unconfirmed endings: dropped one, its reservation will expire")
         self._pending[ending.request_id] = ending
 
-    def _attempt(self, ending: ReservationEnd) -> "asyncio.Task[None]":
+    def _attempt(self, ending: RequestEnd) -> "asyncio.Task[None]":
         task = self._attempts.get(ending.request_id)
         if task is None:
             task = asyncio.create_task(self._end(ending))
             self._attempts[ending.request_id] = task
         return task
 
-    async def _end(self, ending: ReservationEnd) -> None:
+    async def _end(self, ending: RequestEnd) -> None:
         try:
-            if ending.record is not None:
-                await self._store.settle(ending.record, reservation=ending.request_id)
-            else:
-                await self._store.release(ending.tenant_id, ending.request_id)
+            await self._store.end(ending)
         except RedisError as error:
             if not self._is_failing:
                 logger.warning("cannot end reservations, retrying: %s", type(error).__name__)
@@ -205,14 +192,14 @@ class Endings:
         finally:
             del self._attempts[ending.request_id]
 
-    def _note_confirmed(self, ending: ReservationEnd) -> None:
+    def _note_confirmed(self, ending: RequestEnd) -> None:
         # Keep the order of arrival: a release after a settlement must not replace it.
         if ending.request_id not in self._confirmed:
             self._confirmed[ending.request_id] = (time.monotonic(), ending)
         if len(self._confirmed) > MOST_CONFIRMED:
             self._confirmed.popitem(last=False)
 
-    async def _follow(self, ending: ReservationEnd) -> None:
+    async def _follow(self, ending: RequestEnd) -> None:
         while True:
             await asyncio.sleep(FIRST_PAUSE_SECONDS)
             if ending.request_id not in self._pending:
@@ -257,12 +244,12 @@ class Admission(msgspec.Struct, frozen=True):
 class Reservations:
     """Open reservations of this process. Limits that cannot be checked fail closed: they reject."""
 
-    def __init__(self, store: QuotaStore, seeder: Seeder) -> None:
+    def __init__(self, store: QuotaStore, seeder: Seeder, gateway: str) -> None:
         self._store = store
+        self._gateway = gateway
         self._seeder = seeder
         self._endings = Endings(store)
-        self._open: dict[str, tuple[str, ReservationRequest | None]] = {}
-        """Tenant and reservation by request; None for a request that only settles."""
+        self._open: dict[str, ReservationRequest] = {}
         self._restoring: set[str] = set()
         self._late: set[str] = set()
         """Requests that ended while their reservation was being restored."""
@@ -301,7 +288,7 @@ class Reservations:
             )
         if not isinstance(reply, Admitted):
             raise _unavailable()
-        self._open[request.request_id] = request.tenant_id, request
+        self._open[request.request_id] = request
         headers = headers_of(reply, sees, is_anthropic=is_anthropic)
         return Admission(reply.created_ms, headers)
 
@@ -321,61 +308,72 @@ class Reservations:
         if not isinstance(reply, Admitted):
             raise _unavailable()
         if request.request_id in self._open:
-            self._open[request.request_id] = request.tenant_id, request
+            self._open[request.request_id] = request
 
-    async def take_over(self, request: ReservationRequest) -> int | None:
-        """Take over a request whose reservation another gateway made, with the draft in `request`.
+    async def resume(self, request: ReservationRequest, *, is_openai: bool, sees: SeesUse) -> bool:
+        """Reserve for a paused request, which begins its next term with this process as the owner.
 
-        Return the completion tokens that it reserves, or None if it is not open any more. Raises
-        StoreUnavailableError.
+        Return False if it is not paused any more, or of another term. Raises what `reserve` raises.
+        It is unknown after an error whether the term has begun: then it can be taken over.
+        """
+        ask = partial(self._store.reserve, lease_ms=LEASE_MS)
+        try:
+            reply = await self._seeded(request, await ask(request), ask)
+        except RedisError:
+            raise _unavailable() from None
+        if isinstance(reply, Refused):
+            raise refusal_error(reply, is_openai=is_openai, sees=sees)
+        if isinstance(reply, NeedsSeed):
+            raise _unavailable()
+        if isinstance(reply, Admitted):
+            self._open[request.request_id] = request
+        return isinstance(reply, Admitted)
+
+    async def adopt(self, request: ReservationRequest, kept: Kept) -> int | None:
+        """Take over a running request of another gateway, with the draft in `request`.
+
+        Return the completion tokens that it reserves; None if it is not running any more, or not of
+        the term before that of `kept`. Raises StoreUnavailableError.
         """
         try:
-            reserved = await self._store.take_over(request, lease_ms=LEASE_MS)
+            reserved = await self._store.adopt(request, kept, lease_ms=LEASE_MS)
         except RedisError:
             raise _unavailable() from None
         if reserved is not None:
-            self._open[request.request_id] = request.tenant_id, request
+            self._open[request.request_id] = request
         return reserved
 
     def hand_over(self, request_id: str) -> None:
-        """Leave a reservation to another gateway, or to the sweep."""
+        """Leave a request to another gateway, or to the sweep."""
         self._open.pop(request_id, None)
 
-    def settle(self, record: UsageRecord, *, reservation: str = "") -> Coroutine[Any, Any, bool]:
-        """Settle a reservation of this process with the actual usage; a second call does nothing.
+    async def end(self, ending: RequestEnd) -> bool:
+        """End a request of this process; a second call does nothing.
 
-        `reservation` as for `QuotaStore.settle`. Return whether Redis confirms within a quarter of
-        a second. If not, the settlement is retried in the background, even if the caller
-        disconnects. The first ending of a request counts.
+        Return whether Redis confirms within a quarter of a second. If not, the end is retried in
+        the background, even if the caller disconnects. The first end of a request counts.
         """
-        request_id = reservation or record.request_id
-        return self._end(ReservationEnd(record.tenant_id, request_id, record))
+        request_id = ending.request_id
+        if self._open.pop(request_id, None) is None and request_id not in self._endings:
+            return True
+        if request_id in self._restoring:
+            self._late.add(request_id)
+        return await self._endings.send(ending)
+
+    async def release(self, request_id: str, *, tenant_id: str, kept: Kept) -> None:
+        """Release a request that has claimed its Idempotency-Key, and was not admitted.
+
+        If Redis does not confirm within a quarter of a second, this continues in the background.
+        """
+        await self._endings.send(RequestEnd(tenant_id=tenant_id, request_id=request_id, kept=kept))
 
     def is_ending(self, request_id: str) -> bool:
-        """Return whether Redis has not confirmed the end of a reservation of this process yet."""
+        """Return whether Redis has not confirmed the end of a request of this process yet."""
         return request_id in self._endings
 
     async def confirmed(self, request_id: str) -> None:
-        """Wait until Redis has confirmed the end of a reservation of this process."""
+        """Wait until Redis has confirmed the end of a request of this process."""
         await self._endings.confirmed(request_id)
-
-    def adopt(self, tenant_id: str, request_id: str) -> None:
-        """Let this process settle a request even if no reservation is open."""
-        self._open.setdefault(request_id, (tenant_id, None))
-
-    def release(self, tenant_id: str, request_id: str) -> Coroutine[Any, Any, bool]:
-        """Release a reservation of this process whose request was not admitted.
-
-        Return value as for `settle`.
-        """
-        return self._end(ReservationEnd(tenant_id, request_id))
-
-    async def withdraw(self, tenant_id: str, request_id: str) -> bool:
-        """Keep a request of another process from being admitted; return False if it is admitted.
-
-        Raises RedisError.
-        """
-        return await self._store.withdraw(tenant_id, request_id)
 
     async def run(self) -> None:
         """Retry endings that did not arrive or were lost, until cancelled.
@@ -407,15 +405,17 @@ class Reservations:
         """
         by_bucket: defaultdict[int, list[str]] = defaultdict(list)
         # Iterate over a copy: another thread adds and removes requests meanwhile.
-        for request_id, (tenant_id, _) in list(self._open.items()):
-            by_bucket[keys.bucket_of(tenant_id)].append(request_id)
+        for request_id, request in list(self._open.items()):
+            by_bucket[keys.bucket_of(request.tenant_id)].append(request_id)
         unknown: list[str] = []
 
         async def renew(bucket: int) -> None:
             request_ids = by_bucket[bucket]
             for start in range(0, len(request_ids), RENEW_BATCH):
                 batch = request_ids[start : start + RENEW_BATCH]
-                unknown.extend(await store.renew(bucket, batch, lease_ms=LEASE_MS))
+                unknown.extend(
+                    await store.renew(bucket, batch, owner=self._gateway, lease_ms=LEASE_MS)
+                )
 
         with tolerating_outage("renew reservations"):
             await each_apart(renew, list(by_bucket), at_once=keys.BUCKETS)
@@ -433,8 +433,7 @@ class Reservations:
         # Redis was emptied, or another process considered this gateway dead. The usage is recorded
         # anyway.
         logger.warning("Redis has lost the reservations of %d open requests", len(lost))
-        again = [self._open[each][1] for each in lost if each not in self._restoring]
-        requests = [each for each in again if each is not None]
+        requests = [self._open[each] for each in lost if each not in self._restoring]
         restored = 0
         for start in range(0, len(requests), AT_ONCE):
             some = requests[start : start + AT_ONCE]
@@ -459,14 +458,14 @@ class Reservations:
                 self._late.discard(request_id)
                 # The reservation may arrive after the request's end, and then nothing else would
                 # end it.
-                self._endings.begin_after(ReservationEnd(request.tenant_id, request_id))
+                self._endings.begin_after(_release_of(request))
 
     async def _ask(self, request: ReservationRequest) -> ReserveReply:
         try:
             return await self._store.reserve(request, lease_ms=LEASE_MS)
         except BaseException as error:
             # It is unknown whether Redis has reserved.
-            self._endings.begin(ReservationEnd(request.tenant_id, request.request_id))
+            self._endings.begin(_release_of(request))
             if isinstance(error, RedisError):
                 raise _unavailable() from None
             raise
@@ -490,16 +489,6 @@ class Reservations:
             reply = await ask(request)
         return reply
 
-    async def _end(self, ending: ReservationEnd) -> bool:
-        if (
-            self._open.pop(ending.request_id, None) is None
-            and ending.request_id not in self._endings
-        ):
-            return True
-        if ending.request_id in self._restoring:
-            self._late.add(ending.request_id)
-        return await self._endings.send(ending)
-
     async def _watch_server(self) -> None:
         while True:
             try:
@@ -512,6 +501,10 @@ class Reservations:
                 logger.debug("cannot query Redis: %s", type(error).__name__)
             raise_if_cancelled()
             await asyncio.sleep(WATCH_SECONDS)
+
+
+def _release_of(request: ReservationRequest) -> RequestEnd:
+    return RequestEnd(tenant_id=request.tenant_id, request_id=request.request_id, kept=request.kept)
 
 
 def _unavailable() -> StoreUnavailableError:

@@ -21,18 +21,23 @@ from gateway.limits.accounts import FIELD, AccountNumbers
 from gateway.limits.replies import (
     Admitted,
     AuditResult,
+    Claim,
     ExpiredReservation,
+    Kept,
     LiveReservations,
     NeedsSeed,
     Refused,
     Remaining,
+    RequestEnd,
+    RequestState,
+    RequestStatus,
     ReservationRequest,
     ReserveReply,
     SubjectStatus,
     Withdrawn,
 )
 from gateway.records.limits import RESERVED_LIMITS, LimitScope, SubjectLimits, subject_of
-from gateway.records.usage_record import UsageRecord, encode_usage, readable_usage
+from gateway.records.usage_record import Counts, UsageRecord, encode_usage, readable_usage
 
 MOST_OPEN: Final = 20_000
 """Open reservations of a bucket that a search for one tenant reads at most."""
@@ -46,19 +51,24 @@ USAGE_PAGE: Final = 200
 """Usage records per read, so that reading many of them does not block other work."""
 
 _PACKAGE = "gateway.limits.scripts"
-_RESERVE = LuaScript("quota_reserve", _PACKAGE)
-_END = LuaScript("quota_end", _PACKAGE)
-_RENEW = LuaScript("quota_renew", _PACKAGE)
-_TAKE_OVER = LuaScript("quota_take_over", _PACKAGE)
+_CLAIM = LuaScript("request_claim", _PACKAGE)
+_ADMIT = LuaScript("request_admit", _PACKAGE)
+_RENEW = LuaScript("request_renew", _PACKAGE)
+_ADOPT = LuaScript("request_adopt", _PACKAGE)
+_STOP = LuaScript("request_stop", _PACKAGE)
+_END = LuaScript("request_end", _PACKAGE)
+_FORGET = LuaScript("request_forget", _PACKAGE)
 _SEED = LuaScript("quota_seed", _PACKAGE)
 _UNSEED = LuaScript("quota_unseed", _PACKAGE)
 _STATUS = LuaScript("quota_status", _PACKAGE)
-_EXPIRED = LuaScript("quota_expired", _PACKAGE)
+_EXPIRED = LuaScript("request_expired", _PACKAGE)
 _AUDIT_OPEN = LuaScript("quota_audit_open", _PACKAGE)
-_LIVE = LuaScript("quota_live", _PACKAGE)
+_LIVE = LuaScript("request_live", _PACKAGE)
 
 _STATUS_WIDTH = 6
 _ADMITTED, _NEEDS_SEED, _REFUSED = 1, 0, -1
+_STATUS_FIELDS = ("ends_as", "state", "owner", "term", "background", "settled")
+_decode_counts = msgspec.msgpack.Decoder(Counts).decode
 
 
 class QuotaStore:
@@ -100,11 +110,12 @@ class QuotaStore:
                 each.audio_seconds,
                 each.cost_micros,
                 each.record,
+                b"" if each.kept is None else each.kept.encoded,
             )
-        replies = await _RESERVE.run(
+        replies = await _ADMIT.run(
             self._executor,
-            open_reservations=keys.open_reservations(bucket),
-            keys=[keys.reservation(bucket, each.request_id) for each in requests],
+            open_requests=keys.open_requests(bucket),
+            keys=[keys.request(bucket, each.request_id) for each in requests],
             lease_ms=kind.lease_ms,
             extends=int(kind.extends),
             window_prefix=keys.window.prefix(bucket),
@@ -122,61 +133,118 @@ class QuotaStore:
         """Return whether a Redis was replaced since the last call, as `ServerProcesses` says."""
         return await self._processes.have_changed(self._executor)
 
-    async def settle(
-        self, record: UsageRecord, *, reservation: str = "", expired_ms: int | None = None
-    ) -> bool:
-        """Settle a reservation with the actual usage, and append the record for the ledger.
+    async def claim(
+        self,
+        tenant_id: str,
+        request_id: str,
+        kept: Kept,
+        *,
+        in_place_of: str = "",
+    ) -> Claim:
+        """Let the Idempotency-Key of `kept` stand for a request, unless it stands for another one.
 
-        Return False if the reservation was not open any more. The record is then still appended,
-        and the ledger adds what it has more than earlier ones of the request. A `reservation` with
-        another id than the request's is one of a request that may have been settled before: the
-        counters are then derived again. With `expired_ms`, only end a reservation whose lease
-        expired at that time and was not renewed since; otherwise do nothing.
+        The request replaces `in_place_of`, unless that is running by now. Return the request for
+        which the key stands.
         """
-        ending = _Ending(
-            reservation or record.request_id,
-            "" if expired_ms is None else expired_ms,
-            record=encode_usage(record.for_ledger),
-            owners=_encoded_owners(record.owners),
+        bucket = keys.bucket_of(tenant_id)
+        claimed, body_digest, state, gateway, age_ms = await _CLAIM.run(
+            self._executor,
+            entry=kept.entry,
+            record=keys.request(bucket, request_id),
+            id=request_id,
+            body=kept.body_digest,
+            gateway=kept.owner,
+            retention_ms=kept.retention_ms,
+            in_place_of=in_place_of,
+            record_prefix=keys.request.prefix(bucket),
         )
-        if ending.request_id == record.request_id:
-            ending = ending._replace(
-                requests=1,
+        return Claim(
+            claimed.decode(),
+            body_digest.decode(),
+            RequestState(state.decode()),
+            gateway.decode(),
+            int(age_ms),
+        )
+
+    async def read(self, tenant_id: str, request_id: str) -> RequestStatus | None:
+        """Return the record of a request; None if it does not exist, or no response is kept."""
+        key = keys.request(keys.bucket_of(tenant_id), request_id)
+        fields = await self._executor.execute_command("HMGET", key, *_STATUS_FIELDS)
+        ends_as, state, owner, term, background, settled = fields
+        if owner is None:
+            return None
+        state = ends_as or state
+        return RequestStatus(
+            RequestState.RUNNING if state is None else RequestState(state.decode()),
+            owner.decode(),
+            int(term),
+            background == b"1",
+            _decode_counts(settled) if settled else Counts(),
+        )
+
+    async def end(self, ending: RequestEnd) -> bool:
+        """End a request: settle it with its actual usage, or release it as if it never existed.
+
+        A settlement appends its record for the ledger, which adds what it has more than earlier
+        ones of the request. A request that arrives after its release reserves nothing. Return False
+        if the request was not running any more: a settlement by the owner is appended even then,
+        unless an earlier one has ended the request, or it has another owner.
+        """
+        record, kept = ending.record, ending.kept
+        own = _Ending(
+            ending.request_id,
+            "" if ending.expired_ms is None else ending.expired_ms,
+            state="" if ending.state is None else ending.state,
+            settled=msgspec.msgpack.encode(ending.settled) if any(ending.settled) else b"",
+            kept=b"" if kept is None else kept.encoded,
+        )
+        if record is not None:
+            own = own._replace(
+                event="settle",
                 prompt=record.prompt_tokens,
                 completion=record.completion_tokens,
                 audio=record.audio_seconds,
                 cost=record.cost_micros,
+                record=encode_usage(record.for_ledger),
+                owners=_encoded_owners(record.owners),
             )
-        return await self._ending.add(record.tenant_id, ending)
+        return await self._ending.add(ending.tenant_id, own)
 
-    async def release(
-        self, tenant_id: str, request_id: str, *, expired_ms: int | None = None
-    ) -> bool:
-        """Release a reservation as if it had never existed.
+    async def stop(self, tenant_id: str, request_id: str, term: int, state: RequestState) -> None:
+        """Show a running request as ended, while its jobs stop and it is not settled yet."""
+        await _STOP.run(
+            self._executor,
+            record=keys.request(keys.bucket_of(tenant_id), request_id),
+            term=term,
+            ends_as=state,
+        )
 
-        Return False if it was not open. A reservation that arrives after its release reserves
-        nothing. `expired_ms` as for `settle`.
+    async def cancel(self, tenant_id: str, request_id: str, kept: Kept) -> bool:
+        """Cancel a paused request of this term, which then does not resume."""
+        cancelled = _Ending(
+            request_id, "", event="cancel", state=RequestState.CANCELLED, kept=kept.encoded
+        )
+        return await self._ending.add(tenant_id, cancelled)
+
+    async def forget(self, tenant_id: str, request_id: str, *, most_ms: int | None = None) -> int:
+        """Forget an ended request, because its response is deleted.
+
+        Return the milliseconds for which its Idempotency-Key stays taken, at most `most_ms`.
         """
-        ending = _Ending(request_id, "" if expired_ms is None else expired_ms)
-        return await self._ending.add(tenant_id, ending)
-
-    async def withdraw(self, tenant_id: str, request_id: str) -> bool:
-        """Keep a request from being admitted; return False if its reservation is open.
-
-        If its process admits it after all, its reservation reserves nothing.
-        """
-        # No open reservation expires at 0, so this only marks a request without a reservation.
-        await self.release(tenant_id, request_id, expired_ms=0)
-        open_reservations = keys.open_reservations(keys.bucket_of(tenant_id))
-        expiry = await self._executor.execute_command("ZSCORE", open_reservations, request_id)
-        return expiry is None
+        stays_ms: int = await _FORGET.run(
+            self._executor,
+            record=keys.request(keys.bucket_of(tenant_id), request_id),
+            most_ms="" if most_ms is None else most_ms,
+        )
+        return stays_ms
 
     async def set_aside(self, bucket: int, unreadable: ExpiredReservation) -> bool:
-        """Release a reservation whose draft cannot be read; keep the draft for operators."""
-        kept = keys.unreadable_usage(bucket)
+        """Release a request whose draft cannot be read; keep the draft for operators."""
+        aside = keys.unreadable_usage(bucket)
         request_id, _, draft, expired_ms = unreadable
-        await self._executor.execute_command("HSET", kept, request_id, draft)
-        [is_released] = await self._end_in(bucket, [_Ending(request_id, expired_ms)])
+        await self._executor.execute_command("HSET", aside, request_id, draft)
+        paused = _Ending(request_id, expired_ms, state=RequestState.PAUSED)
+        [is_released] = await self._end_in(bucket, [paused])
         return is_released
 
     async def _end_all(self, tenant_id: str, endings: Sequence["_Ending"]) -> list[bool]:
@@ -185,42 +253,48 @@ class QuotaStore:
     async def _end_in(self, bucket: int, endings: Sequence["_Ending"]) -> list[bool]:
         ended = await _END.run(
             self._executor,
-            open_reservations=keys.open_reservations(bucket),
+            open_requests=keys.open_requests(bucket),
             usage_records=keys.usage(bucket),
-            keys=[keys.reservation(bucket, each.request_id) for each in endings],
+            keys=[keys.request(bucket, each.request_id) for each in endings],
             window_prefix=keys.window.prefix(bucket),
             running_prefix=keys.running.prefix(bucket),
             account_prefix=keys.account.prefix(bucket),
             arguments=chain.from_iterable(endings),
         )
-        return [bool(each) for each in ended]
+        return [each == 1 for each in ended]
 
-    async def renew(self, bucket: int, request_ids: Iterable[str], *, lease_ms: int) -> list[str]:
-        """Renew the leases of reservations. Return the ids of those that are not open."""
+    async def renew(
+        self, bucket: int, request_ids: Iterable[str], *, owner: str, lease_ms: int
+    ) -> list[str]:
+        """Renew the leases of running requests. Return the ids of those without a record."""
         unknown = await _RENEW.run(
             self._executor,
-            open_reservations=keys.open_reservations(bucket),
-            reservation_prefix=keys.reservation.prefix(bucket),
+            open_requests=keys.open_requests(bucket),
+            record_prefix=keys.request.prefix(bucket),
             running_prefix=keys.running.prefix(bucket),
             lease_ms=lease_ms,
+            owner=owner,
             arguments=request_ids,
         )
         return [request_id.decode() for request_id in unknown]
 
-    async def take_over(self, request: ReservationRequest, *, lease_ms: int) -> int | None:
-        """Renew the lease of another gateway's reservation, and replace the draft of its record.
+    async def adopt(self, request: ReservationRequest, kept: Kept, *, lease_ms: int) -> int | None:
+        """Begin the term of `kept` of a running request, with its owner and the draft of `request`.
 
-        Return the completion tokens that it reserves, or None if it is not open.
+        Return the completion tokens that it reserves; None if the request is not running, or not of
+        the term before.
         """
         bucket = keys.bucket_of(request.tenant_id)
-        reserved: int = await _TAKE_OVER.run(
+        reserved: int = await _ADOPT.run(
             self._executor,
-            reservation=keys.reservation(bucket, request.request_id),
-            open_reservations=keys.open_reservations(bucket),
+            record=keys.request(bucket, request.request_id),
+            open_requests=keys.open_requests(bucket),
             running_prefix=keys.running.prefix(bucket),
             id=request.request_id,
             lease_ms=lease_ms,
-            record=request.record,
+            term=kept.term,
+            owner=kept.owner,
+            draft=request.record,
         )
         return None if reserved < 0 else reserved
 
@@ -300,8 +374,8 @@ class QuotaStore:
         """
         reply = await _EXPIRED.run(
             self._executor,
-            open_reservations=keys.open_reservations(bucket),
-            reservation_prefix=keys.reservation.prefix(bucket),
+            open_requests=keys.open_requests(bucket),
+            record_prefix=keys.request.prefix(bucket),
             most=most,
             skip=skip,
         )
@@ -313,18 +387,18 @@ class QuotaStore:
     async def live(self, tenant_id: str) -> LiveReservations:
         """Return the open reservations of a tenant, oldest first."""
         bucket = keys.bucket_of(tenant_id)
-        open_reservations = keys.open_reservations(bucket)
+        open_requests = keys.open_requests(bucket)
         # One more than is read shows whether there are more.
         ids: list[bytes] = await self._executor.execute_command(
-            "ZRANGE", open_reservations, 0, MOST_OPEN
+            "ZRANGE", open_requests, 0, MOST_OPEN
         )
         found: list[tuple[int, str]] = []
         for start in range(0, min(len(ids), MOST_OPEN), OPEN_AT_ONCE):
             some = ids[start : min(start + OPEN_AT_ONCE, MOST_OPEN)]
             reply = await _LIVE.run(
                 self._executor,
-                keys=[open_reservations],
-                reservation_prefix=keys.reservation.prefix(bucket),
+                keys=[open_requests],
+                record_prefix=keys.request.prefix(bucket),
                 subject=subject_of(LimitScope.TENANT, tenant_id),
                 arguments=some,
             )
@@ -333,7 +407,7 @@ class QuotaStore:
 
     async def draft(self, tenant_id: str, request_id: str) -> UsageRecord | None:
         """Return the draft of an open reservation's record; None if the tenant has none."""
-        key = keys.reservation(keys.bucket_of(tenant_id), request_id)
+        key = keys.request(keys.bucket_of(tenant_id), request_id)
         created_ms, content = await self._executor.execute_command(
             "HMGET", key, "created_ms", "record"
         )
@@ -355,9 +429,9 @@ class QuotaStore:
         """Correct the amounts that subjects of a bucket hold for open reservations."""
         reply = await _AUDIT_OPEN.run(
             self._executor,
-            open_reservations=keys.open_reservations(bucket),
+            open_requests=keys.open_requests(bucket),
             accounts=keys.accounts(bucket),
-            reservation_prefix=keys.reservation.prefix(bucket),
+            record_prefix=keys.request.prefix(bucket),
             running_prefix=keys.running.prefix(bucket),
             account_prefix=keys.account.prefix(bucket),
         )
@@ -389,17 +463,20 @@ class _Kind(NamedTuple):
 
 
 class _Ending(NamedTuple):
-    """The arguments of `quota_end` for a request."""
+    """The arguments of `request_end` for a request."""
 
     request_id: str
     expired_at: int | str
-    requests: int = 0
+    event: str = "release"
     prompt: int = 0
     completion: int = 0
     audio: int = 0
     cost: int = 0
     record: bytes = b""
     owners: bytes = b""
+    state: str = ""
+    settled: bytes = b""
+    kept: bytes = b""
 
 
 @lru_cache(maxsize=10_000)

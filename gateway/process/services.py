@@ -30,7 +30,6 @@ from gateway.completions.endpoints.generation import Completions
 from gateway.completions.endpoints.models import ModelList
 from gateway.completions.endpoints.stored import StoredCompletions
 from gateway.completions.endpoints.tokenize import Tokenization
-from gateway.completions.idempotency.registry import IdempotencyRegistry
 from gateway.completions.prompt.audio.decoder import AudioDecoder
 from gateway.completions.prompt.chat_templates import ChatTemplates
 from gateway.completions.prompt.images.fetcher import ImageFetcher
@@ -93,7 +92,6 @@ _LOOPS: Final[tuple[type[_Loop], ...]] = (
 """Services that run in the background, in the order in which they start."""
 
 _MADE: Final[tuple[type[Any], ...]] = (
-    Reservations,
     PeriodCounts,
     LongestWaits,
     Refusals,
@@ -180,6 +178,7 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> Services:
     grammars = GrammarChecker(SandboxSettings())
     stack.push_async_callback(grammars.aclose)
     quotas = QuotaStore(executor)
+    seeder = Seeder(quotas, partial(read_balances, database))
     # A deployment without encryption keys still has this secret.
     salt_secret = settings.cache_salt_secret.get_secret_value()
     services = Services.of(
@@ -210,13 +209,11 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> Services:
         # Limits
         prices,
         quotas,
-        Seeder(quotas, partial(read_balances, database)),
+        seeder,
+        Reservations(quotas, seeder, dispatcher.gateway),
         Storage(executor, most_of_tenant=settings.max_stored_bytes_of_tenant),
         # Responses
         dispatcher,
-        IdempotencyRegistry(
-            executor, gateway=dispatcher.gateway, retention=settings.idempotency_retention
-        ),
     ).with_others(
         {
             Redis: redis,

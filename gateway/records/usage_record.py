@@ -48,10 +48,6 @@ class Counts(NamedTuple):
         """Return the sum of counts."""
         return cls(*map(sum, zip(*counts, strict=True)))
 
-    def encodable(self) -> tuple[int, ...]:
-        """Return what to store: as release 0.3.0 reads it if there is no audio."""
-        return self if self.audio_seconds else self[:-1]
-
 
 class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One request's usage, with the engine's counts and the price in force at its admission.
@@ -137,10 +133,14 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
         return f"{self.model}{SEPARATOR}{self.adapter}" if self.adapter else self.model
 
     @property
+    def admitted_id(self) -> str:
+        """Id of the admitted request, of which a resumption has a record of its own."""
+        return self.request_id.partition(".")[0]
+
+    @property
     def job_ids(self) -> list[str]:
         """Ids of the request's jobs, one for each prompt."""
-        first_id = self.request_id.partition(".")[0]
-        return [f"{first_id}-{index}" for index in range(self.jobs)]
+        return [f"{self.admitted_id}-{index}" for index in range(self.jobs)]
 
     @property
     def is_whole(self) -> bool:
@@ -160,6 +160,11 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     def counts(self) -> Counts:
         """What its jobs have used."""
         return Counts(*_counts_of(self))
+
+    @property
+    def paid(self) -> Counts:
+        """What of it the tenant pays for."""
+        return Counts(*map(operator.sub, self.counts, _free_counts_of(self)))
 
     @property
     def free_micros(self) -> int:

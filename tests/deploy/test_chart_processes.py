@@ -256,7 +256,7 @@ def test_gateway_and_worker_exit_cleanly(cluster: Cluster) -> None:
 TENANT = "acme"
 OF_A_MODEL = (keys.job("m", "1"), keys.leases("m"), keys.doorbell("m"), keys.MODELS)
 OF_A_REPLY = (keys.replies("gw-1"), keys.background_responses("gw-1"))
-OF_AN_ANSWER = (keys.response("req_1"), keys.journal("req_1"), keys.BACKGROUND_OWNERS)
+OF_A_RESPONSE = (keys.content("req_1"), keys.journal("req_1"), keys.BACKGROUND_OWNERS)
 OF_MONEY = (
     keys.account(keys.bucket_of(TENANT), "tenant:acme"),
     keys.usage(keys.bucket_of(TENANT)),
@@ -268,7 +268,7 @@ OF_CELERY = ("sluice", "_kombu.binding.sluice", "unacked")
 EVERY_KEY = {
     *OF_A_MODEL,
     *OF_A_REPLY,
-    *OF_AN_ANSWER,
+    *OF_A_RESPONSE,
     *OF_MONEY,
     *OF_CREDENTIALS,
     *OF_FILES,

@@ -190,7 +190,7 @@ def test_series_exist_before_their_first_event(observed: Observed) -> None:
     states = {
         each.labels["state"] for each in reported.samples("sluice_gateway_answers_taken_over_total")
     }
-    assert states == {"running", "left"}
+    assert states == {"running", "paused"}
     refused = {each.labels["reason"] for each in reported.samples(REFUSED, model="")}
     assert refused >= {"requests", "tokens", "concurrency", "overloaded"}
     tasks = scrape(observed.jobs).samples("sluice_jobs_tasks_total", outcome="failed")
@@ -331,7 +331,7 @@ async def test_round_trips_are_labelled_by_script_and_statements_by_kind(
     async with client_of(observed, "newcomer") as newcomer:
         assert (await newcomer.post("/v1/completions", json=asking())).status_code == 200
     seconds = "sluice_redis_command_duration_seconds"
-    for command in ("quota_reserve", "quota_end", "job_enqueue"):
+    for command in ("request_admit", "request_end", "job_enqueue"):
         await grows(growth, 1, f"{seconds}_count", command=command)
         assert 0 < growth(f"{seconds}_sum", command=command) < 60, command
     assert growth(f"{seconds}_count", command="xread") == 0

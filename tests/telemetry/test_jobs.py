@@ -69,7 +69,7 @@ async def test_reservations_are_overdue_a_minute_after_their_lease(
     now_ms = seconds * 1000
     expiries = {"live": now_ms + 30_000, "late": now_ms - 5_000, "lost": now_ms - OVERDUE_MS - 1}
     for bucket, (request_id, expiry) in enumerate(expiries.items()):
-        await redis.zadd(keys.open_reservations(bucket), {request_id: expiry})
+        await redis.zadd(keys.open_requests(bucket), {request_id: expiry})
     await Observer(redis, database).update()
     assert reported("sluice_quota_open_reservations") == 3
     assert reported("sluice_quota_overdue_reservations") == 1

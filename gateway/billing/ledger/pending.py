@@ -29,7 +29,7 @@ async def pending_usage(redis: "Redis") -> Pending:
     now_ms = seconds * 1000 + micros // 1000
     pipeline = redis.pipeline(transaction=False)
     for bucket in range(keys.BUCKETS):
-        usage, reservations = keys.usage(bucket), keys.open_reservations(bucket)
+        usage, reservations = keys.usage(bucket), keys.open_requests(bucket)
         pipeline.execute_command("XRANGE", usage, "-", "+", "COUNT", 1)
         pipeline.execute_command("XLEN", usage)
         pipeline.execute_command("ZCARD", reservations)

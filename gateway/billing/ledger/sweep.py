@@ -1,9 +1,9 @@
-"""Settlement sweep: settle requests of dead gateways, whose reservations are no longer renewed.
+"""Settlement sweep: settle requests of dead gateways, whose leases are no longer renewed.
 
 The sweep cancels their jobs, reads the engine's counts from the receipts and settles the requests
-as lost. A stream pays for its tokens: clients have received them, or can resume it. A gateway that
-returns may settle the same requests: the first settlement counts. A gateway that takes a request
-over renews its reservation first; then the sweep does not settle it.
+as lost; they are paused then. A stream pays for its tokens: clients have received them, or can
+resume it. A gateway that returns may settle the same requests: the ledger adds what is new. A
+gateway that takes a request over renews its lease first; then the sweep does not settle it.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from common.tasks import each_apart
 from contract import keys
 from contract.outcomes import JobReceipt, JobState
 from contract.queue import JobQueue
-from gateway.limits.replies import ExpiredReservation
+from gateway.limits.replies import ExpiredReservation, RequestEnd, RequestState
 from gateway.limits.store import QuotaStore
 from gateway.platform.redis_client import shared_connection
 from gateway.records.usage_record import (
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Abandoned(NamedTuple):
-    reservation: str
+    request_id: str
     record: UsageRecord
     expired_ms: int
     """When its lease expired."""
@@ -136,17 +136,19 @@ class Sweep:
         if not is_overdue and not all(map(_has_ended, receipts)):
             return False
         # Does nothing if another gateway has taken the request over in the meantime.
-        expired_ms = abandoned.expired_ms
-        if record.line:
-            # The line runs again, and is recorded then.
-            is_settled = await self._store.release(
-                record.tenant_id, abandoned.reservation, expired_ms=expired_ms
+        settled = _settled(record, receipts)
+        is_settled = await self._store.end(
+            RequestEnd(
+                tenant_id=record.tenant_id,
+                request_id=abandoned.request_id,
+                # A line runs again, and is recorded then.
+                record=None if record.line else settled,
+                state=RequestState.PAUSED,
+                settled=Counts.total([record.counts, settled.paid]),
+                expired_ms=abandoned.expired_ms,
             )
-        else:
-            settled = _settled(record, receipts)
-            is_settled = await self._store.settle(
-                settled, reservation=abandoned.reservation, expired_ms=expired_ms
-            )
+        )
+        if not record.line:
             self.lost_micros += is_settled * settled.free_micros
         if is_settled:
             await queue.forget(job_ids)

@@ -1,27 +1,28 @@
-"""Idempotency-Key: run a request, or return the response of an earlier one."""
+"""Idempotency-Key: run a request, or return the response of an earlier one.
+
+A new request claims its key before it is admitted. If two equal requests reach two gateways at the
+same moment, only one runs. Redis has only digests of keys.
+"""
 
 import asyncio
 import hashlib
 import re
 import time
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 from fastapi import Request
 from redis.exceptions import RedisError
 
-from common.tasks import Backoff, tolerating_outage, wait_for_end
+from contract import keys
 from gateway.completions.admission.call import Call
-from gateway.completions.idempotency.registry import (
-    IdempotencyRegistry,
-    IdempotentRequest,
-    KeyedRequest,
-)
-from gateway.completions.settlement import SettlementService
 from gateway.completions.stored.service import Responses
-from gateway.completions.stored.store import ResponseState, StoredResponse
+from gateway.completions.stored.store import StoredResponse
+from gateway.limits.replies import Claim, Kept, RequestState
 from gateway.limits.reservations import Reservations
+from gateway.limits.store import QuotaStore
+from gateway.platform.settings import Settings
 from gateway.records.errors import (
     IdempotencyConflictError,
     IdempotencyInProgressError,
@@ -38,12 +39,33 @@ ADMISSION_SECONDS: Final = 60.0
 """Maximum time to admit a request, if it is unknown whether its gateway is alive."""
 WAIT_SECONDS: Final = 2.0
 """How long a request waits while another one with its key is being admitted."""
-RELEASE_SECONDS: Final = 0.25
-"""How long a rejected request waits until its key is free, and the first pause between attempts."""
-LONGEST_PAUSE_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = 0.05
 
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
+
+
+class IdempotentRequest(NamedTuple):
+    """A request with an Idempotency-Key."""
+
+    tenant_id: str
+    entry: str
+    """Redis key of the Idempotency-Key."""
+    body_digest: str
+    """Fingerprint of the content, equal for equal requests."""
+
+    @classmethod
+    def of(
+        cls, tenant_id: str, project_id: str | None, key: str, body_digest: str
+    ) -> "IdempotentRequest":
+        """Return the request with a key of a project.
+
+        The same key in another project, or without a project, is a different key.
+        """
+        # Project ids and keys never contain spaces.
+        name = key if project_id is None else f"{project_id} {key}"
+        digest = hashlib.sha256(name.encode()).hexdigest()
+        bucket = keys.bucket_of(tenant_id)
+        return cls(tenant_id, keys.idempotency(bucket, tenant_id, digest), body_digest)
 
 
 async def read_idempotent_request(request: Request, call: Call) -> IdempotentRequest | None:
@@ -64,7 +86,7 @@ async def read_idempotent_request(request: Request, call: Call) -> IdempotentReq
     body = {name: value for name, value in call.body.items() if value is not None}
     digest = hashlib.sha256(f"{request.url.path} {call.profile.name}\n".encode())
     await call.beside(lambda: digest.update(msgspec.json.encode(body, order="deterministic")))
-    return IdempotentRequest(
+    return IdempotentRequest.of(
         call.principal.tenant_id, call.principal.project_id, key, digest.hexdigest()
     )
 
@@ -73,10 +95,10 @@ async def read_idempotent_request(request: Request, call: Call) -> IdempotentReq
 class EarlierResponses:
     """The responses of earlier requests with the same Idempotency-Key."""
 
-    _registry: IdempotencyRegistry
+    _settings: Settings
+    _requests: QuotaStore
     _responses: Responses
     _reservations: Reservations
-    _settlements: SettlementService
 
     async def find(
         self, call: Call, idempotent: IdempotentRequest, request_id: str
@@ -91,7 +113,7 @@ class EarlierResponses:
             return await self._find(call, idempotent, request_id)
         except (RedisError, asyncio.CancelledError) as error:
             # Redis may have mapped the key to this request, or may still do so.
-            await self._free(idempotent, request_id)
+            await self._release(idempotent, request_id)
             if isinstance(error, RedisError):
                 raise queue_unavailable() from None
             raise
@@ -100,77 +122,78 @@ class EarlierResponses:
         """Free the key of a request that was not admitted.
 
         A request whose jobs may be in the queue keeps its key: whoever repeats it gets its
-        response, which resumes, instead of a second one. If Redis does not respond, or does not
-        know of the claim yet, this continues in the background.
+        response, which resumes, instead of a second one.
         """
         if not self._responses.may_run(request_id):
-            await self._free(idempotent, request_id)
+            await self._release(idempotent, request_id)
 
-    async def _free(self, idempotent: IdempotentRequest, request_id: str) -> None:
-        releasing = asyncio.create_task(self._release(idempotent, request_id))
-        # A gateway that stops waits for it.
-        self._settlements.tasks.start(wait_for_end(releasing, timeout_seconds=ADMISSION_SECONDS))
-        await wait_for_end(releasing, timeout_seconds=RELEASE_SECONDS)
+    async def _release(self, idempotent: IdempotentRequest, request_id: str) -> None:
+        await self._reservations.release(
+            request_id, tenant_id=idempotent.tenant_id, kept=self._kept(idempotent)
+        )
+
+    def _kept(self, idempotent: IdempotentRequest) -> Kept:
+        return Kept(
+            self._responses.dispatcher.gateway,
+            1,
+            is_background=False,
+            retention_ms=int(self._settings.idempotency_retention.total_seconds() * 1000),
+            entry=idempotent.entry,
+            body_digest=idempotent.body_digest,
+        )
 
     async def _find(
         self, call: Call, idempotent: IdempotentRequest, request_id: str
     ) -> StoredResponse | None:
-        deadline = time.monotonic() + WAIT_SECONDS
-        unusable_id = withdrawn_id = ""
-        registry, responses = self._registry, self._responses
+        deadline, tenant_id = time.monotonic() + WAIT_SECONDS, idempotent.tenant_id
+        unusable_id, kept = "", self._kept(idempotent)
         while True:
-            claim = await registry.claim(idempotent, request_id, in_place_of=unusable_id)
+            claim = await self._requests.claim(tenant_id, request_id, kept, in_place_of=unusable_id)
             if claim.request_id == request_id:
                 return None
             if claim.body_digest != idempotent.body_digest:
                 raise IdempotencyConflictError
-            response = await self._response_of(claim, idempotent.tenant_id)
-            if response is not None and response.state is not ResponseState.FAILED:
-                # A line that has run keeps its result if its key loses the model later.
-                if call.line is None and not response.is_readable_by(call.principal):
-                    # A request without a model in its body uses the default of this credential.
-                    raise IdempotencyConflictError
+            response = await self._response_of(claim, call, tenant_id)
+            if response is not None:
                 return response
-            is_late = claim.age_ms > ADMISSION_SECONDS * 1000
-            if response is None and is_late:
-                await responses.require_intact()
-            if response is not None or is_late or claim.request_id == withdrawn_id:
+            if await self._is_unusable(claim):
                 unusable_id = claim.request_id
-            elif await self._is_withdrawn(idempotent.tenant_id, claim):
-                # Its gateway may have stored the response since it was looked for.
-                withdrawn_id = claim.request_id
             elif time.monotonic() > deadline:
                 raise IdempotencyInProgressError
             else:
                 await asyncio.sleep(_POLL_SECONDS)
 
-    async def _response_of(self, claim: KeyedRequest, tenant_id: str) -> StoredResponse | None:
-        """Return the response of a claim, or None. Raises ResponseDeletedError and RedisError."""
+    async def _response_of(self, claim: Claim, call: Call, tenant_id: str) -> StoredResponse | None:
+        """Return the response of a claim, or None.
+
+        Raises ResponseDeletedError, IdempotencyConflictError and RedisError.
+        """
+        if claim.state is RequestState.CLAIMED:
+            return None
+        if claim.state is RequestState.DELETED:
+            # Another gateway has stored the result of a line.
+            raise (
+                IdempotencyInProgressError if call.line else ResponseDeletedError(claim.request_id)
+            )
         response = await self._responses.find(claim.request_id, tenant_id=tenant_id)
-        if response is None and await self._responses.store.is_deleted(claim.request_id):
-            raise ResponseDeletedError(claim.request_id)
+        if response is None or response.state is RequestState.FAILED:
+            return None
+        # A line that has run keeps its result if its key loses the model later.
+        if call.line is None and not response.is_readable_by(call.principal):
+            # A request without a model in its body uses the default of this credential.
+            raise IdempotencyConflictError
         return response
 
-    async def _is_withdrawn(self, tenant_id: str, claim: KeyedRequest) -> bool:
-        """Return whether a request will never be admitted, because its gateway has died before.
+    async def _is_unusable(self, claim: Claim) -> bool:
+        """Return whether a request without a response never gets one, unless it runs by now.
 
-        A gateway that was only slow cannot admit the request any more. If it already has, but died
-        before it stored the response, the reservation has to expire first. Raises RedisError.
+        Its gateway has died, or has had enough time. If it has admitted the request before, the
+        lease has to expire first. Raises RedisError, and StoreUnavailableError if Redis may lack
+        the response for the moment.
         """
-        return (
-            claim.gateway != ""
-            and await self._responses.is_gone(claim.gateway)
-            and await self._reservations.withdraw(tenant_id, claim.request_id)
-        )
-
-    async def _release(self, idempotent: IdempotentRequest, request_id: str) -> None:
-        """Free a key. If its claim is not found, try once more, because it may still arrive."""
-        backoff = Backoff(RELEASE_SECONDS, LONGEST_PAUSE_SECONDS)
-        deadline = time.monotonic() + ADMISSION_SECONDS
-        tries = 2
-        while tries and time.monotonic() < deadline:
-            with tolerating_outage("free an Idempotency-Key"):
-                if await self._registry.release(idempotent, request_id):
-                    return
-                tries -= 1
-            await asyncio.sleep(backoff.next_seconds())
+        if claim.state is RequestState.RUNNING:
+            return False
+        if claim.age_ms > ADMISSION_SECONDS * 1000:
+            await self._responses.require_intact()
+            return True
+        return await self._responses.is_gone(claim.gateway)

@@ -31,6 +31,7 @@ from contract.queue import JOBS_AT_ONCE, LONG_PROMPT_TOKENS
 from gateway.completions.admission.call import Call
 from gateway.completions.admission.check import CheckedRequest, with_images
 from gateway.completions.admission.chunks import PromptChunks
+from gateway.completions.admission.idempotency import IdempotentRequest
 from gateway.completions.admission.speech import with_audio
 from gateway.completions.prompt.audio.decoder import AudioDecoder
 from gateway.completions.prompt.images.fetcher import ImageFetcher
@@ -51,7 +52,7 @@ from gateway.dialects.native import native_settings
 from gateway.dialects.profile import ContextLengthBehavior
 from gateway.dialects.request import ResponseForm
 from gateway.limits.refusal_log import PeriodCounts, Refusals
-from gateway.limits.replies import ReservationRequest
+from gateway.limits.replies import Kept, RequestEnd, ReservationRequest
 from gateway.limits.reservations import Admission, Reservations
 from gateway.limits.storage import Holder, Storage, Use, allocated
 from gateway.models.price_book import PriceBook
@@ -116,7 +117,7 @@ class RequestSubmitter:
         *,
         request_id: str,
         shows_cost: bool,
-        is_idempotent: bool = False,
+        idempotent: IdempotentRequest | None = None,
     ) -> Submission:
         """Reserve the usage of a request, read its audio and images, and enqueue its jobs.
 
@@ -135,16 +136,18 @@ class RequestSubmitter:
             delivers_starts=checked.request.reports_progress,
         )
         record = self.draft(call, checked, request_id)
+        is_idempotent = idempotent is not None
         retention = _retention(self._settings, checked, is_idempotent=is_idempotent)
+        kept = self._kept(checked, retention, idempotent) if retention else None
         response = None
-        async with self._reserving(call, checked, record, generation) as settlement:
+        async with self._reserving(call, checked, record, generation, kept) as settlement:
             # Fetch images only now: a request without permission to run must not fetch any or delay
             # others.
             checked = await with_images(checked, self._images, tenant_id=principal.tenant_id)
             whole, names = await self._jobs(call, checked, completion_id=request_id)
             jobs = await self._chunks.put(whole, names, checked.card, principal.limits)
             # A response that is readable for longer would outlive its chunks.
-            kept = whole if retention > self._settings.answer_retention else jobs
+            stored = whole if retention > self._settings.answer_retention else jobs
             cost_of = cost_by(record) if shows_cost else None
             seal = self._sealer.seal_of(request_id, checked.request, tenant_id=principal.tenant_id)
             shown_id = request_id if call.line is None else call.line.request_id
@@ -154,7 +157,7 @@ class RequestSubmitter:
                 head = ResponseHead.of(
                     completion,
                     request_id=request_id,
-                    jobs=kept,
+                    jobs=stored,
                     record=settlement.record,
                     subjects=principal.limits,
                     most=checked.most,
@@ -163,7 +166,6 @@ class RequestSubmitter:
                     is_background=checked.request.is_background,
                     retention_ms=int(retention.total_seconds() * 1000),
                     stored_bytes=size,
-                    has_key=is_idempotent,
                 )
                 try:
                     response = await self._open(head, settlement, principal, jobs)
@@ -228,6 +230,20 @@ class RequestSubmitter:
             audio_price=price.audio_micros,
         )
 
+    def _kept(
+        self, checked: CheckedRequest, retention: timedelta, idempotent: IdempotentRequest | None
+    ) -> Kept:
+        kept = Kept(
+            self._dispatcher.gateway,
+            1,
+            checked.request.is_background,
+            int(retention.total_seconds() * 1000),
+        )
+        if idempotent is None:
+            return kept
+        entry, body_digest = idempotent.entry, idempotent.body_digest
+        return msgspec.structs.replace(kept, entry=entry, body_digest=body_digest)
+
     async def _with_audio(
         self, call: Call, checked: CheckedRequest, request_id: str
     ) -> CheckedRequest:
@@ -236,7 +252,7 @@ class RequestSubmitter:
         Meanwhile one second is reserved, under an id of its own: a request that no limit allows
         must not occupy the decoder.
         """
-        record = self.draft(call, checked, f"{request_id}.0")
+        record = self.draft(call, checked, f"{request_id}-audio")
         await self._reserve(call, checked, record, checked.most)
         try:
             request, prepared = await with_audio(
@@ -247,12 +263,19 @@ class RequestSubmitter:
                 tenant_id=record.tenant_id,
             )
         finally:
-            await self._reservations.release(record.tenant_id, record.request_id)
+            await self._reservations.end(
+                RequestEnd(tenant_id=record.tenant_id, request_id=record.request_id)
+            )
         return msgspec.structs.replace(checked, request=request, prepared=prepared)
 
     @asynccontextmanager
     async def _reserving(
-        self, call: Call, checked: CheckedRequest, record: UsageRecord, generation: Generation
+        self,
+        call: Call,
+        checked: CheckedRequest,
+        record: UsageRecord,
+        generation: Generation,
+        kept: Kept | None,
     ) -> AsyncIterator[Settlement]:
         """Reserve the usage of a request; withdraw it if the block fails without settling it."""
         most, slices = checked.most, None
@@ -260,12 +283,12 @@ class RequestSubmitter:
             sequences = len(checked.prepared.prompts) * checked.request.n
             slices = Slices(call.principal.limits, most, sequences=sequences)
             most = slices.first
-        admission = await self._reserve(call, checked, record, most)
+        admission = await self._reserve(call, checked, record, most, kept)
         telemetry.ADMITTED_REQUESTS.labels(record.model, record.service_tier.value).inc()
         if checked.alias is not None:
             telemetry.ALIAS_REQUESTS.labels(checked.alias.name, record.model).inc()
             self._counts.alias_admitted(checked.alias.name, record.model)
-        settlement = self._settlements.open(record, admission, generation)
+        settlement = self._settlements.open(record, admission, generation, kept=kept)
         if slices is not None:
             self._settlements.reserve_in_slices(settlement, slices)
         try:
@@ -280,13 +303,18 @@ class RequestSubmitter:
             raise
 
     async def _reserve(
-        self, call: Call, checked: CheckedRequest, record: UsageRecord, most: Counts
+        self,
+        call: Call,
+        checked: CheckedRequest,
+        record: UsageRecord,
+        most: Counts,
+        kept: Kept | None = None,
     ) -> Admission:
         principal = call.principal
         try:
             with tracing.span(RESERVE):
                 return await self._reservations.reserve(
-                    ReservationRequest.of(record, principal.limits, most),
+                    ReservationRequest.of(record, principal.limits, most, kept=kept),
                     is_openai=call.profile.name is Dialect.OPENAI,
                     is_anthropic=checked.endpoint.error_style is ErrorStyle.ANTHROPIC,
                     max_tokens_param=checked.request.max_tokens_param,

@@ -17,6 +17,7 @@ from gateway.completions.admission.check import CheckedRequest, RequestChecker
 from gateway.completions.admission.idempotency import (
     REPLAYED_HEADER,
     EarlierResponses,
+    IdempotentRequest,
     read_idempotent_request,
 )
 from gateway.completions.admission.submit import RequestSubmitter, Submission
@@ -151,7 +152,7 @@ class Completions:
                 return await self._replay(endpoint, earlier, recipient, {REPLAYED_HEADER: "true"})
         try:
             submission = await self._submit(
-                request, call, endpoint, measure, request_id, is_idempotent=idempotent is not None
+                request, call, endpoint, measure, request_id, idempotent=idempotent
             )
             if idempotent is not None and submission.checked.request.stream:
                 await self._require_stored(submission)
@@ -177,7 +178,7 @@ class Completions:
         measure: RequestMeasure,
         request_id: str,
         *,
-        is_idempotent: bool,
+        idempotent: IdempotentRequest | None,
     ) -> Submission:
         _note_session(call.session)
         with tracing.span(PLAN):
@@ -190,7 +191,7 @@ class Completions:
             checked,
             request_id=request_id,
             shows_cost=asked == "true" or (asked != "false" and call.principal.shows_cost),
-            is_idempotent=is_idempotent,
+            idempotent=idempotent,
         )
 
     async def _require_stored(self, submission: Submission) -> None:

@@ -21,7 +21,7 @@ from gateway.completions.sending.measuring import RequestMeasure
 from gateway.completions.sending.respond import Recipient, ResponseSender
 from gateway.completions.sending.subscription import StoredSubscription
 from gateway.completions.stored.service import Responses
-from gateway.completions.stored.store import ResponseState, StoredResponse
+from gateway.completions.stored.store import StoredResponse
 from gateway.dialects.endpoint import ENDPOINTS, RESPONSES, Endpoint
 from gateway.dialects.parameters import ignored_header
 from gateway.dialects.profile import PROFILES
@@ -32,6 +32,7 @@ from gateway.http.body import BodyReader
 from gateway.http.exchange import exchange_of
 from gateway.http.query import takes_query
 from gateway.http.services import services_of
+from gateway.limits.replies import RequestState
 from gateway.records.errors import (
     ApiError,
     ErrorStyle,
@@ -44,10 +45,10 @@ from gateway.records.scopes import Scope
 router = APIRouter()
 
 _ENDED: Final = {
-    ResponseState.FINISHED: "completed",
-    ResponseState.FAILED: "failed",
-    ResponseState.CANCELLED: "cancelled",
-    ResponseState.LEFT: "incomplete",
+    RequestState.FINISHED: "completed",
+    RequestState.FAILED: "failed",
+    RequestState.CANCELLED: "cancelled",
+    RequestState.PAUSED: "incomplete",
 }
 
 
@@ -96,16 +97,16 @@ class StoredCompletions:
         """Return a completion's status, with the error of a failed one."""
         head, failure = response.head, None
         # In the background, one that was left resumes when a client looks at it.
-        resumes = response.state is ResponseState.LEFT and head.is_background
-        if resumes or response.state is ResponseState.RUNNING:
+        resumes = response.state is RequestState.PAUSED and head.is_background
+        if resumes or response.state is RequestState.RUNNING:
             status = "in_progress" if response.has_begun else "queued"
         else:
             status = _ENDED[response.state]
-        if response.state is ResponseState.FAILED:
+        if response.state is RequestState.FAILED:
             failure = await self._failure(response)
         if endpoint.form is ResponseForm.RESPONSES:
             # An incomplete response is one that its own length has ended.
-            status = "cancelled" if response.state is ResponseState.LEFT else status
+            status = "cancelled" if response.state is RequestState.PAUSED else status
             objects = ResponseObjects(head.completion(self._sealer))
             content = bytes(objects.response(status, error=failure))
         else:
@@ -129,7 +130,7 @@ class StoredCompletions:
             skip = read_position(request, response.id, is_from_zero=is_from_zero)
             recipient = Recipient(request, measure, is_streamed=True, skip=skip)
             return await self.resend(response, recipient)
-        if response.state is ResponseState.FINISHED:
+        if response.state is RequestState.FINISHED:
             return await self.resend(response, Recipient(request, measure, is_streamed=False))
         return await self.status(endpoint, response)
 
@@ -147,7 +148,7 @@ class StoredCompletions:
         response = await self._responses.cancel(response)
         if not response.state.is_end:
             raise StateConflictError(f"{response.id} is still running. Cancel it, and retry.")
-        await self._responses.forget(response.id, head=response.head)
+        await self._responses.forget(response.head)
         body = {"id": response.id, "object": endpoint.response_object, "deleted": True}
         return Response(msgspec.json.encode(body), media_type="application/json")
 

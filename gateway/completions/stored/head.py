@@ -91,8 +91,6 @@ class ResponseHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     """How long it can be read after its end."""
     stored_bytes: int = 0
     """Bytes of its jobs in the queue (`gateway.limits.storage`) until it ends."""
-    has_key: bool = False
-    """Whether an Idempotency-Key stands for it."""
 
     @classmethod
     def of(
@@ -185,9 +183,7 @@ def cost_by(record: UsageRecord) -> Callable[[Usage], int]:
 
 def encode_head(head: ResponseHead) -> bytes:
     """Encode a head to be stored, with the prompts of its jobs as workers get them."""
-    most: Any = head.most.encodable()
-    jobs = [*map(wire_form, head.jobs)]
-    return messages.encode(msgspec.structs.replace(head, jobs=jobs, most=most))
+    return messages.encode(msgspec.structs.replace(head, jobs=[*map(wire_form, head.jobs)]))
 
 
 _StoredHead = msgspec.defstruct(

@@ -14,7 +14,7 @@ import msgspec
 from redis.exceptions import RedisError
 
 from common import clock
-from common.tasks import each_apart, tolerating_outage
+from common.tasks import each_apart, tolerating_outage, wait_for_end
 from contract.messages import Delta, Follow, JobFailed, JobFinished, JobMessage
 from contract.outcomes import FailureCode
 from gateway.completions.queue.dispatcher import Dispatcher
@@ -31,17 +31,16 @@ from gateway.completions.stored.journal import (
 from gateway.completions.stored.peers import BackgroundIndex, Peers
 from gateway.completions.stored.store import (
     DEADLINE_GRACE_MS,
-    ResponseState,
-    ResponseStatus,
     ResponseStore,
     WriteResult,
     bytes_of_head,
     packed_head,
 )
+from gateway.limits.replies import RequestState
 from gateway.limits.reservations import CONFIRMED_SECONDS
 from gateway.limits.storage import SMALL_BYTES, Holder, allocated
 from gateway.records.errors import RateLimitError, StoreUnavailableError
-from gateway.records.usage_record import Counts, Outcome, UsageRecord
+from gateway.records.usage_record import Outcome
 
 FOLLOWED_SECONDS: Final = 6.0
 """How long a follower counts without repeating its notice, which it sends every two seconds."""
@@ -79,17 +78,20 @@ class OwnedState(Enum):
     RUNNING = auto()
     STOPPING = auto()
     """This gateway stops; another one can resume the response."""
+    ENDING = auto()
+    """It has failed or was cancelled, and is being settled: no output is added."""
     ENDED = auto()
-    """It has a state without an owner, which is written to Redis."""
+    """It is settled. Redis may lack a part of its journal."""
     LOST = auto()
     """Another gateway owns it, or it was deleted: nothing is written any more."""
 
 
-RUNNING, STOPPING, ENDED, LOST = OwnedState
+RUNNING, STOPPING, ENDING, ENDED, LOST = OwnedState
 _OVER: Final = (ENDED, LOST)
 _NEXT: Final[dict[OwnedState, tuple[OwnedState, ...]]] = {
-    RUNNING: (STOPPING, ENDED, LOST),
+    RUNNING: (STOPPING, ENDING, ENDED, LOST),
     STOPPING: (STOPPING, ENDED, LOST),
+    ENDING: (ENDED, LOST),
     ENDED: (LOST,),
     LOST: (),
 }
@@ -108,8 +110,8 @@ class OwnedResponses:
     def __post_init__(self) -> None:
         self.tasks = self.settlements.tasks
         self.by_id: dict[str, OwnedResponse] = {}
-        self.interrupted: asyncio.Queue[str] = asyncio.Queue()
-        """Background responses that ended because of a slow reader, and must resume."""
+        self.interrupted: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+        """Background responses that a slow reader has ended, and must resume: tenant and id."""
         self._ended: OrderedDict[str, OwnedResponse] = OrderedDict()
         """Responses in the background that have just ended."""
         self._outages = self.dispatcher.presence.outages
@@ -126,7 +128,7 @@ class OwnedResponses:
         """Add a response that begins, or that was taken over."""
         self.by_id[response.head.request_id] = response
         if response.head.is_background:
-            self.background.add(response.head.request_id)
+            self.background.add(response.head.tenant_id, response.head.request_id)
 
     def remove(self, response: "OwnedResponse") -> None:
         """Remove a response that has ended, or that another gateway owns. Safe to repeat."""
@@ -135,9 +137,9 @@ class OwnedResponses:
             return
         del self.by_id[head.request_id]
         if response.must_resume:
-            self.interrupted.put_nowait(head.request_id)
+            self.interrupted.put_nowait((head.tenant_id, head.request_id))
         elif head.is_background:
-            self.background.remove(head.request_id)
+            self.background.remove(head.tenant_id, head.request_id)
             if not head.record.line:
                 self._ended[head.request_id] = response
                 if len(self._ended) > MOST_ENDED:
@@ -152,7 +154,7 @@ class OwnedResponses:
         response = self.by_id.pop(request_id, None)
         if response is None:
             return None
-        self.background.remove(request_id)
+        self.background.remove(response.head.tenant_id, request_id)
         return self.tasks.task(response.discard())
 
     async def check(self) -> None:
@@ -209,7 +211,8 @@ class OwnedResponse:
     """The head as it is stored; empty as soon as Redis has it."""
     settlement: Settlement
     term: int
-    _status: ResponseStatus
+    _handles: tuple[int, ...]
+    """Of the jobs that this gateway follows."""
     _counted: int = 0
     """Bytes in Redis that count towards the limits of the tenant."""
     _: KW_ONLY
@@ -225,13 +228,16 @@ class OwnedResponse:
         """Messages received since the last entry."""
         self._written: int | None = len(self.entries) if self.term > 1 else None
         """Entries stored in Redis; None if Redis may not have the response at all."""
-        self._written_status: ResponseStatus | None = None
+        self._written_handles: tuple[int, ...] | None = None
+        self._is_end_written = False
+        """Whether Redis keeps the content as long as it keeps ended responses."""
         self._followers: dict[tuple[str, int], float] = {}
         # The reader that caused a takeover sends its first follow notice soon.
         self._wanted_until = 0.0 if self.has_consumer else time.monotonic() + FOLLOWED_SECONDS
         self._unfinished = len(self.head.jobs)
         self._failure: JobFailed | None = None
         self._state = RUNNING
+        self._ended_as: RequestState | None = None
         self._is_silent = False
         """Whether it ended because its followers were silent, and not because clients left."""
         self._is_unanswered = False
@@ -259,14 +265,14 @@ class OwnedResponse:
         return now - self._ended_at
 
     def doubt(self) -> None:
-        """Write the status again, and everything if Redis has lost it."""
-        self._written_status = None
+        """Write again, and everything if Redis has lost it."""
+        self._written_handles = None
 
     # -- replies ---------------------------------------------------------------------------------
 
     def on_reply(self, prompt_index: int, message: JobMessage) -> None:
         """Record a reply that was accepted."""
-        if self._state in _OVER:
+        if self._state in (ENDING, ENDED, LOST):
             return
         if type(message) is not Delta:
             self._on_rare_reply(prompt_index, message)
@@ -300,7 +306,7 @@ class OwnedResponse:
 
     def set_handles(self, handles: tuple[int, ...]) -> None:
         """Record the handles of its jobs. If all jobs have ended, end the response."""
-        self._status = self._status._replace(handles=handles)
+        self._handles = handles
         self.write_soon()
         self._end_if_complete()
 
@@ -321,8 +327,8 @@ class OwnedResponse:
     @property
     def must_resume(self) -> bool:
         """Whether it ended because of a slow reader, although it runs in the background."""
-        is_left = self._status.state is ResponseState.LEFT and self._state is not LOST
-        return is_left and self.head.is_background and not self._is_unanswered
+        is_paused = self._ended_as is RequestState.PAUSED and self._state is not LOST
+        return is_paused and self.head.is_background and not self._is_unanswered
 
     def follow(self, follow: Follow) -> None:
         """Notify a follower of new messages for some seconds, or stop if `follow.is_over`."""
@@ -378,38 +384,38 @@ class OwnedResponse:
     def cancel(self) -> None:
         """Cancel the response, even if clients read it."""
         if self.settlement.begin_end():
-            self._fail(FailureCode.CANCELLED, ResponseState.CANCELLED)
-            self._owned.tasks.start(self._settle(Ending(Outcome.CANCELLED, CANCELLED_CODE)))
+            self._fail(FailureCode.CANCELLED)
+            ending = Ending(Outcome.CANCELLED, CANCELLED_CODE)
+            self._owned.tasks.start(self._settle(ending, RequestState.CANCELLED))
             self.generation.push(0, JobFailed(0, 0, FailureCode.CANCELLED, ""))
 
     async def finish(self) -> None:
-        """Settle a response whose jobs have all finished.
+        """Settle a response whose jobs have all finished, once its journal is complete.
 
-        It ends when its settlement is confirmed, so a client that reads it after the death of this
-        gateway has paid for it. Until then, the gateway that takes the response over settles it
-        under the same id. A line of a batch is settled when its journal is complete, and this waits
-        for its end; otherwise this waits as long as `Settlement.finish`.
+        So whoever finds it finished can read it to its end. It ends when its settlement is
+        confirmed: until then, the gateway that takes the response over settles it. A line of a
+        batch waits for both; otherwise this waits for each as long as `Settlement.finish`.
         """
-        if not self.head.record.line:
-            if not self.settlement.has_ended:
-                await self.settlement.finish()
-                if self.settlement.is_confirmed:
-                    self._end(ResponseState.FINISHED)
-                else:
-                    self._owned.tasks.start(self._end_when_confirmed())
-            return
         async with self._finish_lock:
-            while self.needs_write and self._state is not LOST:
-                await self.write()
+            is_line = bool(self.head.record.line)
+            while self.needs_write and not self.settlement.has_ended:
+                writing = self._owned.tasks.task(self.write())
+                await wait_for_end(writing, timeout_seconds=WRITE_SECONDS)
+                if not is_line:
+                    break
                 if self.needs_write:
                     await asyncio.sleep(WRITE_SECONDS)
-            if not self.settlement.has_ended:
-                await self.settlement.finish()
+            if self.settlement.has_ended:
+                return
+            await self.settlement.finish(RequestState.FINISHED)
+            if is_line or self.settlement.is_confirmed:
                 await self._end_when_confirmed()
+            else:
+                self._owned.tasks.start(self._end_when_confirmed())
 
     async def _end_when_confirmed(self) -> None:
         await self.settlement.confirmed()
-        self._end(ResponseState.FINISHED)
+        self._end(RequestState.FINISHED)
 
     def fail(self, error: BaseException) -> None:
         """Settle a response that ends with an error, in the background."""
@@ -422,12 +428,12 @@ class OwnedResponse:
         self._is_silent = is_silent
         self._is_unanswered = ending.is_temporary and self._failure is None
         is_left = ending.outcome is Outcome.CANCELLED or self._is_unanswered
+        state = RequestState.PAUSED  # It may resume after its settlement.
         if not is_left and self._state is not STOPPING:
             is_late = ending.outcome is Outcome.TIMED_OUT
-            code = FailureCode.DEADLINE_EXCEEDED if is_late else FailureCode.ENGINE_ERROR
-            self._fail(code, ResponseState.FAILED)
-        # Otherwise it may resume after its settlement.
-        self._owned.tasks.start(self._settle(ending))
+            self._fail(FailureCode.DEADLINE_EXCEEDED if is_late else FailureCode.ENGINE_ERROR)
+            state = RequestState.FAILED
+        self._owned.tasks.start(self._settle(ending, state))
 
     def hand_over(self) -> None:
         """Leave the response to the gateway that takes it over, because this one stops."""
@@ -444,35 +450,38 @@ class OwnedResponse:
             with tolerating_outage("delete a response"):
                 await self._owned.store.discard(self.head.request_id)
 
-    async def _settle(self, ending: Ending) -> None:
-        # The gateway that takes a response over settles it.
-        await self.write()
-        if self._state is LOST:
-            self.settlement.hand_over()
+    async def _settle(self, ending: Ending, state: RequestState) -> None:
+        if state is RequestState.PAUSED:
+            await self.write()
         else:
-            self._on_settled(await self.settlement.settle(ending, is_stored=True))
+            await asyncio.gather(self.write(), self._show(state))
+        if self._state is LOST:
+            # The gateway that has taken it over settles it.
+            self.settlement.hand_over()
+            return
+        # If a client resumes it, the engine reads the prompts again and the tenant pays.
+        await self.settlement.settle(ending, state, reads_again=not self._is_silent)
+        self._end(state)
 
-    def _on_settled(self, record: UsageRecord) -> None:
-        if self._state not in _OVER:
-            settled = Counts.total([self._status.settled, record.counts])
-            if not self._is_silent:
-                # If a client resumes it, the engine reads the prompts again and the tenant pays.
-                settled = settled._replace(prompt_tokens=0, cached_tokens=0)
-            self._status = self._status._replace(settled=settled)
-            self._end(ResponseState.LEFT)
+    async def _show(self, state: RequestState) -> None:
+        """Show it as ended before it is settled: a worker may not report its counts for a while."""
+        with tolerating_outage("show the end of a response"):
+            await self._owned.store.stop(self.head, self.term, state)
 
-    def _fail(self, code: FailureCode, state: ResponseState) -> None:
-        """End the response; its readers receive the failure, unless a job has failed before."""
+    def _fail(self, code: FailureCode) -> None:
+        """Add no output; readers receive the failure, unless a job has failed before."""
         if self._failure is None:
             self._failure = JobFailed(0, 0, code, "")
             self._pending.append(encode_message(0, self._failure))
-        self._end(state)
+        self._enter(ENDING)
+        self.generation.forbid_take()
+        self.write_soon()
 
-    def _end(self, state: ResponseState) -> None:
+    def _end(self, state: RequestState) -> None:
         self._enter(ENDED)
         self.generation.forbid_take()
-        self._ended_at = time.monotonic()
-        self._status = self._status._replace(state=state)
+        self._ended_as, self._ended_at = state, time.monotonic()
+        self._handles = ()  # The journal lacks no replies.
         self.write_soon()
 
     def _stop(self, code: FailureCode) -> None:
@@ -502,18 +511,28 @@ class OwnedResponse:
     @property
     def stored_bytes(self) -> int:
         """Bytes that Redis stores: its head and its journal, and its jobs until it has ended."""
-        jobs = 0 if self._state in _OVER else self.head.stored_bytes
+        jobs = 0 if self._is_over else self.head.stored_bytes
         return jobs + self._head_bytes + self._entry_bytes
 
     @property
-    def needs_write(self) -> bool:
-        """Whether Redis lacks messages or the latest status."""
-        return bool(
-            self._pending
-            or self._written is None
-            or self._written < len(self.entries)
-            or self._written_status != self._status
+    def _is_over(self) -> bool:
+        """Whether no more messages follow."""
+        is_complete = self._unfinished == 0 or self._failure is not None
+        return is_complete or self._state in _OVER
+
+    @property
+    def _has_written(self) -> bool:
+        """Whether Redis has all entries, the handles, and the end if there is one."""
+        return (
+            self._written == len(self.entries)
+            and self._written_handles == self._handles
+            and (self._is_end_written or not self._is_over)
         )
+
+    @property
+    def needs_write(self) -> bool:
+        """Whether Redis lacks messages, handles or the end."""
+        return bool(self._pending) or not self._has_written
 
     def is_write_due(self, now: float) -> bool:
         """Whether to write now.
@@ -522,10 +541,7 @@ class OwnedResponse:
         UNWRITTEN_SECONDS pass. The first ones of a background response do not wait: until they are
         stored, its status is `queued`. No customer can read the status of a batch line.
         """
-        has_only_messages = (
-            self._written == len(self.entries) and self._written_status == self._status
-        )
-        if has_only_messages and now - self._written_at < UNWRITTEN_SECONDS:
+        if self._has_written and now - self._written_at < UNWRITTEN_SECONDS:
             has_status = self.head.is_background and not self.head.record.line
             begins = has_status and not self.entries
             return len(self._pending) >= (1 if begins else MESSAGES_OF_ENTRY)
@@ -560,7 +576,8 @@ class OwnedResponse:
 
     async def _write(self) -> bool:
         """Write everything. Return False if another gateway has taken the response over."""
-        owned, status, through = self._owned, self._status, self._owned.dispatcher.reader.last_entry
+        owned, handles, is_over = self._owned, self._handles, self._is_over
+        through = owned.dispatcher.reader.last_entry
         if self._pending:
             entries = encode_entries(self._pending, through.decode())
             self._pending.clear()
@@ -575,10 +592,9 @@ class OwnedResponse:
             result = await owned.store.open(
                 self.head.request_id,
                 self._packed,
-                owner=owned.dispatcher.gateway,
                 term=self.term,
-                is_background=self.head.is_background,
-                status=status,
+                gateway=owned.dispatcher.gateway,
+                handles=handles,
                 ttl_ms=self._ttl_ms(),
                 entries=self.entries,
             )
@@ -588,10 +604,13 @@ class OwnedResponse:
                 term=self.term,
                 index=self._written,
                 entries=self.entries[self._written :],
-                status=status,
+                gateway=owned.dispatcher.gateway,
+                handles=handles,
                 ttl_ms=self._ttl_ms(),
             )
-        if result is WriteResult.NOT_OWNER:
+        if result is WriteResult.NOT_OWNER or (
+            result is WriteResult.MISSING and await self._is_deleted()
+        ):
             self._lose()
             return False
         if result is WriteResult.MISSING:
@@ -600,9 +619,18 @@ class OwnedResponse:
             self._written, self.head = None, self.head.without_chunks()
             self._is_end_counted = False
             return True
-        self._written, self._written_status, self.through = written, status, through
+        self._written, self._written_handles, self.through = written, handles, through
+        self._is_end_written = is_over
         self._packed = b""
         return True
+
+    async def _is_deleted(self) -> bool:
+        """Return whether a client has deleted the response, or another gateway owns it."""
+        head = self.head
+        found = await self._owned.store.status(head.tenant_id, head.request_id)
+        return found is not None and (
+            found.state is RequestState.DELETED or found.term != self.term
+        )
 
     async def _count(self) -> None:
         """Count the stored bytes of a response that has grown; end it if they exceed a limit.
@@ -611,7 +639,7 @@ class OwnedResponse:
         """
         size, head, storage = self.stored_bytes, self.head, self._owned.settlements.storage
         holder, before, live_ms = self.holder, self._counted, self._ttl_ms()
-        if self._state in _OVER:
+        if self._is_over:
             if not self._is_end_counted:
                 self._is_end_counted = True
                 # A line's response is deleted as soon as its result is stored.
@@ -627,14 +655,14 @@ class OwnedResponse:
                 await storage.take(holder, size, live_ms=live_ms, before=before)
             self._counted = size
         except RateLimitError as error:
-            if self._state not in _OVER:
+            if not self._is_over:
                 failed = JobFailed(0, 0, FailureCode.STORED_BYTES, str(error))
                 self.generation.push(0, failed)
         except StoreUnavailableError:
             pass  # Then Redis does not take the journal either.
 
     def _ttl_ms(self) -> int:
-        if self._state in _OVER:
+        if self._is_over:
             return self.head.retention_ms
         deadline_ms = max(job.deadline_ms for job in self.head.jobs)
         left_ms = max(deadline_ms - clock.now_ms(), 0)

@@ -74,16 +74,18 @@ class BackgroundIndex:
         self._gateway = gateway
         self._own: set[str] = set()
 
-    def add(self, request_id: str) -> None:
+    def add(self, tenant_id: str, request_id: str) -> None:
         """Add a response of this gateway."""
-        self._own.add(request_id)
-        in_background(self._add([request_id]))
+        entry = f"{tenant_id} {request_id}"
+        self._own.add(entry)
+        in_background(self._add([entry]))
 
-    def remove(self, request_id: str) -> None:
+    def remove(self, tenant_id: str, request_id: str) -> None:
         """Remove a response of this gateway. Does nothing for other responses."""
-        if request_id in self._own:
-            self._own.discard(request_id)
-            in_background(self.remove_of(self._gateway, request_id))
+        entry = f"{tenant_id} {request_id}"
+        if entry in self._own:
+            self._own.discard(entry)
+            in_background(self.remove_of(self._gateway, tenant_id, request_id))
 
     async def refresh(self) -> None:
         """Add all responses of this gateway again, because Redis may have lost them."""
@@ -95,14 +97,17 @@ class BackgroundIndex:
             name for name in await self._members(keys.BACKGROUND_OWNERS) if name != self._gateway
         ]
 
-    async def responses_of(self, owner: str) -> list[str]:
-        """Return the request ids of an owner's responses. Raises RedisError."""
-        return await self._members(keys.background_responses(owner))
+    async def responses_of(self, owner: str) -> list[tuple[str, str]]:
+        """Return the tenants and request ids of an owner's responses. Raises RedisError."""
+        entries = await self._members(keys.background_responses(owner))
+        found = (each.rpartition(" ") for each in entries)
+        return [(tenant_id, request_id) for tenant_id, _, request_id in found]
 
-    async def remove_of(self, owner: str, request_id: str) -> None:
+    async def remove_of(self, owner: str, tenant_id: str, request_id: str) -> None:
         """Remove a response of any gateway."""
         with tolerating_outage("unregister a background response"):
-            await self._execute("SREM", keys.background_responses(owner), request_id)
+            entry = f"{tenant_id} {request_id}"
+            await self._execute("SREM", keys.background_responses(owner), entry)
 
     async def remove_owner(self, owner: str) -> None:
         """Remove an owner unless it still has responses. Raises RedisError."""
@@ -113,13 +118,13 @@ class BackgroundIndex:
         names: Any = await self._execute("SMEMBERS", key)
         return sorted(name.decode() for name in names)
 
-    async def _add(self, request_ids: Collection[str]) -> None:
-        if not request_ids:
+    async def _add(self, entries: Collection[str]) -> None:
+        if not entries:
             return
         key = keys.background_responses(self._gateway)
         with tolerating_outage("register background responses"):
             await asyncio.gather(
-                self._execute("SADD", key, *request_ids),
+                self._execute("SADD", key, *entries),
                 self._execute("EXPIRE", key, INDEX_SECONDS),
                 self._execute("SADD", keys.BACKGROUND_OWNERS, self._gateway),
             )

@@ -22,8 +22,9 @@ from gateway.completions.sealing import Sealer
 from gateway.completions.stored.head import ResponseHead
 from gateway.completions.stored.journal import Received, decode_slices
 from gateway.completions.stored.peers import Peers
-from gateway.completions.stored.store import ResponseState, ResponseStore
+from gateway.completions.stored.store import ResponseStore
 from gateway.completions.stored.takeover import Takeovers
+from gateway.limits.replies import RequestState
 from gateway.platform.concurrency.fair_turns import LoopTurns
 from gateway.records.errors import ApiError, StoreUnavailableError
 
@@ -96,8 +97,10 @@ class ResponseReader:
         self._has_failed = False
         self._cannot_resume = False
         self._owner = ""
+        self._state: RequestState | None = None
+        """Its end, once known."""
         self._grown = asyncio.Event()
-        self._is_left = asyncio.Event()
+        self._must_look = asyncio.Event()
         self._handle = self._peers.add_reader(self._grown)
         # These tasks keep the response running even while the consumer takes nothing.
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._follow())]
@@ -148,15 +151,29 @@ class ResponseReader:
     async def _read_page(self) -> bool:
         """Read the available entries, and wait for more after the last one.
 
-        Returns False if the response does not exist.
+        Returns False if Redis lacks the response, or the end of one that has ended.
         """
+        # Before the journal, which is complete once the response has ended.
+        state = self._state
         page = await self._store.read_page(self._head.request_id, index=self._index)
         if page is None:
             return False
+        if not page.entries:
+            # Its owner may have paused it, or ended it without a last entry.
+            self._must_look.set()
         for entry in page.entries:
             await self._take(entry)
-        if self._index >= page.total_entries and not self._is_complete:
-            await self._wait_for_more(page.status.state)
+        if self._index < page.total_entries or self._is_complete:
+            return True
+        if self._cannot_resume or state is RequestState.DELETED:
+            self._fail()
+        elif state is not None:
+            return False  # Its owner writes the end again, unless it has died.
+        else:
+            # A notice may get lost, so read again after a timeout.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(REPEAT_SECONDS):
+                    await self._grown.wait()
         return True
 
     async def _take(self, entry: bytes) -> None:
@@ -174,18 +191,6 @@ class ResponseReader:
                     self._has_failed = True
             await self.generation.deliver(received)
 
-    async def _wait_for_more(self, state: ResponseState) -> None:
-        if state.is_end or self._cannot_resume:
-            # The last journal entry of an ended response contains its end, unless it is lost.
-            self._fail()
-        else:
-            if state is ResponseState.LEFT:
-                self._is_left.set()
-            # A notice may get lost, so read again after a timeout.
-            with suppress(TimeoutError):
-                async with asyncio.timeout(REPEAT_SECONDS):
-                    await self._grown.wait()
-
     def _fail(self) -> None:
         """Stop reading. The response has not failed; a client can resume it later."""
         self._has_failed = True
@@ -196,13 +201,16 @@ class ResponseReader:
     async def _follow(self) -> None:
         """Repeat the follow notice to the owner, and check that the owner is alive."""
         while not self._is_complete:
-            self._is_left.clear()
+            self._must_look.clear()
             try:
-                request_id = self._head.request_id
-                page = await self._store.status(request_id)
-                if page is not None and not page.status.state.is_end:
-                    self._owner = await self._takeovers.keep_running(request_id, page)
+                request_id, tenant_id = self._head.request_id, self._head.tenant_id
+                status = await self._store.status(tenant_id, request_id)
+                if status is not None and not status.state.is_end:
+                    self._owner = await self._takeovers.keep_running(tenant_id, request_id, status)
                     self._notify_owner()
+                elif status is not None and self._state is None:
+                    self._state = status.state
+                    self._grown.set()
             except RedisError as error:
                 logger.warning("cannot follow a response: %s", type(error).__name__)
             except StoreUnavailableError:
@@ -216,8 +224,9 @@ class ResponseReader:
             raise_if_cancelled()
             with suppress(TimeoutError):
                 async with asyncio.timeout(REPEAT_SECONDS):
-                    await self._is_left.wait()
+                    await self._must_look.wait()
 
     def _notify_owner(self, *, is_over: bool = False) -> None:
-        follow = Follow(self._head.request_id, self._gateway, self._handle, is_over)
+        head = self._head
+        follow = Follow(head.request_id, self._gateway, self._handle, is_over, head.tenant_id)
         self._takeovers.follow(self._owner, follow)

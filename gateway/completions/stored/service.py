@@ -27,15 +27,15 @@ from gateway.completions.stored.peers import BackgroundIndex, Peers
 from gateway.completions.stored.reader import ResponseReader
 from gateway.completions.stored.store import (
     RESPONSE_BYTES,
-    JournalPage,
-    ResponseState,
-    ResponseStatus,
     ResponseStore,
     StoredResponse,
+    WriteResult,
     bytes_of_head,
 )
 from gateway.completions.stored.takeover import Takeovers
+from gateway.limits.replies import Kept, RequestState, RequestStatus
 from gateway.limits.storage import Holder
+from gateway.limits.store import QuotaStore
 from gateway.platform.concurrency.fair_turns import LoopTurns
 from gateway.platform.concurrency.large_work import LargeWork
 from gateway.platform.settings import Settings
@@ -46,6 +46,7 @@ BACKGROUND_SECONDS: Final = 3.0
 """How often background responses of dead gateways are taken over."""
 TAKEOVERS_AT_ONCE: Final = 8
 """Gateways, and responses of each."""
+RETIRED_MS: Final = 60_000
 CANCEL_SECONDS: Final = 5.0
 """How long an owner has to cancel a response."""
 ASK_AGAIN_SECONDS: Final = 1.0
@@ -62,6 +63,7 @@ class Responses:
     _executor: CommandExecutor
     dispatcher: Dispatcher
     _settlements: SettlementService
+    _requests: QuotaStore
     _loop_turns: LoopTurns
     _large_work: LargeWork
     _sealer: Sealer
@@ -69,7 +71,7 @@ class Responses:
 
     def __post_init__(self) -> None:
         executor, dispatcher, settlements = self._executor, self.dispatcher, self._settlements
-        self.store = ResponseStore(executor)
+        self.store = ResponseStore(executor, self._requests)
         self._peers = Peers(executor, dispatcher, settlements.tasks)
         self._background = BackgroundIndex(executor, dispatcher.gateway)
         self._owned = OwnedResponses(
@@ -94,16 +96,16 @@ class Responses:
         settlement.
         """
         handles = tuple(job.handle for job in head.jobs)
-        status = ResponseStatus(ResponseState.RUNNING, head.request_id, Counts(), handles)
         size = bytes_of_head(packed)
         response = OwnedResponse(
-            self._owned, head, size, packed, settlement, 1, status, counted, has_consumer=True
+            self._owned, head, size, packed, settlement, 1, handles, counted, has_consumer=True
         )
         self._owned.add(response)
         response.write_soon()
-        gateway = self.dispatcher.gateway
-        page = JournalPage(gateway, 1, head.is_background, status, gateway, 0, [])
-        return StoredResponse(head, size, page)
+        status = RequestStatus(
+            RequestState.RUNNING, self.dispatcher.gateway, 1, head.is_background, Counts()
+        )
+        return StoredResponse(head, size, status, 0)
 
     async def require_stored(self, request_id: str, *, is_findable: bool) -> None:
         """Wait until every gateway can find a response of this gateway.
@@ -147,11 +149,9 @@ class Responses:
         Raises RedisError, and an ApiError if too much of the tenant's work waits.
         """
         beside = self._large_work.of(tenant_id, size=0)
-        stored = await self.store.read(request_id, beside=beside)
-        if stored is None or stored.head.tenant_id != tenant_id:
-            return None
-        if stored.head.is_background and not stored.state.is_end:
-            self._takeovers.resume_soon(request_id)
+        stored = await self.store.read(tenant_id, request_id, beside=beside)
+        if stored is not None and stored.head.is_background and not stored.state.is_end:
+            self._takeovers.resume_soon(tenant_id, request_id)
         return stored
 
     async def require_intact(self) -> None:
@@ -175,9 +175,9 @@ class Responses:
         limits do not allow, StoreUnavailableError or RedisError while Redis does not respond.
         """
         if not response.state.is_end and response.id not in self._owned.by_id:
-            page = await self.store.status(response.id)
-            if page is not None and not page.status.state.is_end:
-                await self._takeovers.keep_running(response.id, page)
+            status = await self._status_of(response)
+            if status is not None and not status.state.is_end:
+                await self._takeovers.keep_running(response.head.tenant_id, response.id, status)
         return ResponseReader(
             response.head,
             self.store,
@@ -196,10 +196,10 @@ class Responses:
         """
         deadline = time.monotonic() + CANCEL_SECONDS
         while not response.state.is_end:
-            page = await self.store.status(response.id)
-            if page is None:
+            status = await self._status_of(response)
+            if status is None:
                 break
-            response = response._replace(page=page)
+            response = response._replace(status=status)
             if response.state.is_end or time.monotonic() > deadline:
                 break
             await self._cancel(response)
@@ -209,44 +209,45 @@ class Responses:
     async def _end_of(self, response: StoredResponse) -> None:
         """Wait until a response ends, at most for ASK_AGAIN_SECONDS. Raises RedisError."""
         for _ in range(round(ASK_AGAIN_SECONDS / LOOK_SECONDS)):
-            page = await self.store.status(response.id)
-            if page is None or page.status.state.is_end:
+            status = await self._status_of(response)
+            if status is None or status.state.is_end:
                 return
             await asyncio.sleep(LOOK_SECONDS)
 
+    async def _status_of(self, response: StoredResponse) -> RequestStatus | None:
+        return await self.store.status(response.head.tenant_id, response.id)
+
     async def _cancel(self, stored: StoredResponse) -> None:
-        request_id = stored.id
-        if stored.state is ResponseState.LEFT:
-            await self._cancel_left(stored)
+        request_id, tenant_id = stored.id, stored.head.tenant_id
+        if stored.state is RequestState.PAUSED:
+            await self._cancel_paused(stored)
             return
-        owner = await self._takeovers.keep_running(request_id, stored.page)
+        owner = await self._takeovers.keep_running(tenant_id, request_id, stored.status)
         owned = self._owned.by_id.get(request_id)
         if owned is not None:
             owned.cancel()
         else:
-            self._peers.send(owner, cancels=[CancelResponse(request_id)])
+            self._peers.send(owner, cancels=[CancelResponse(request_id, tenant_id)])
 
-    async def _cancel_left(self, stored: StoredResponse) -> None:
+    async def _cancel_paused(self, stored: StoredResponse) -> None:
         """Cancel a response that is settled and whose jobs do not run."""
-        head, page = stored.head, stored.page
-        term = await self.store.adopt(
+        head, status, owner = stored.head, stored.status, self.dispatcher.gateway
+        page = await self.store.read_page(head.request_id, index=0)
+        if page is None:
+            return
+        cancelled = encode_message(0, JobFailed(0, 0, FailureCode.CANCELLED, ""))
+        written = await self.store.append(
             head.request_id,
-            b"",
-            term=page.term,
-            state=ResponseState.LEFT,
-            owner=self.dispatcher.gateway,
+            term=status.term,
+            index=page.total_entries,
+            entries=encode_entries([cancelled], ""),
+            gateway=owner,
+            handles=(),
             ttl_ms=head.retention_ms,
         )
-        if term:
-            cancelled = encode_message(0, JobFailed(0, 0, FailureCode.CANCELLED, ""))
-            await self.store.append(
-                head.request_id,
-                term=term,
-                index=page.total_entries,
-                entries=encode_entries([cancelled], ""),
-                status=page.status._replace(state=ResponseState.CANCELLED, handles=()),
-                ttl_ms=head.retention_ms,
-            )
+        if written is WriteResult.DONE:
+            kept = Kept(owner, status.term, head.is_background, head.retention_ms)
+            await self._requests.cancel(head.tenant_id, head.request_id, kept)
 
     async def settled(self, response: StoredResponse) -> bool:
         """Wait until a line of a batch that was read to its end is settled.
@@ -256,28 +257,32 @@ class Responses:
         and StoreUnavailableError if the response is gone, so that nobody knows how it ended.
         """
         while True:
-            page = await self.store.status(response.id)
-            if page is None:
+            status = await self._status_of(response)
+            if status is None or status.state is RequestState.DELETED:
                 raise queue_unavailable()
-            if page.status.state.is_end:
-                return page.status.state is ResponseState.FINISHED
-            await self._takeovers.keep_running(response.id, page)
+            if status.state.is_end:
+                return status.state is RequestState.FINISHED
+            await self._takeovers.keep_running(response.head.tenant_id, response.id, status)
             await self._end_of(response)
 
-    async def forget(self, request_id: str, *, head: ResponseHead | None = None) -> None:
+    async def forget(self, head: ResponseHead) -> None:
         """Delete an ended response, whose bytes are free then. Raises RedisError.
 
-        Without its `head`, it is the response of a line, whose bytes do not count any more.
+        Its Idempotency-Key stays taken as long as the response would have. That of a line, whose
+        bytes do not count any more, does for a minute: until then, a gateway that did not notice
+        the end of the line cannot run it again.
         """
+        request_id, tenant_id, is_line = head.request_id, head.tenant_id, bool(head.record.line)
         owned = self._owned.by_id.get(request_id)
         if owned is not None:
             # A later write would store it again.
             await owned.write()
         self._owned.forget(request_id)
-        has_key = head is not None and head.has_key
-        marked_ms = await self.store.discard(request_id, has_key=has_key)
-        if head is not None:
-            holder = Holder(head.tenant_id, head.subjects, request_id)
+        most_ms = RETIRED_MS if is_line else None
+        marked_ms = await self._requests.forget(tenant_id, request_id, most_ms=most_ms)
+        await self.store.discard(request_id)
+        if not is_line:
+            holder = Holder(tenant_id, head.subjects, request_id)
             size = RESPONSE_BYTES if marked_ms else 0
             await self._settlements.storage.settle(holder, size, live_ms=marked_ms)
 
@@ -325,9 +330,9 @@ class Responses:
         if await self._peers.is_alive(owner):
             return
 
-        async def take_over(request_id: str) -> None:
-            if await self._takeovers.resume(request_id):
-                await self._background.remove_of(owner, request_id)
+        async def take_over(response: tuple[str, str]) -> None:
+            if await self._takeovers.resume(*response):
+                await self._background.remove_of(owner, *response)
 
         responses = await self._background.responses_of(owner)
         await each_apart(take_over, responses, at_once=TAKEOVERS_AT_ONCE)
@@ -335,7 +340,7 @@ class Responses:
 
     async def _keep_resuming(self) -> None:
         while True:
-            self._takeovers.resume_soon(await self._owned.interrupted.get())
+            self._takeovers.resume_soon(*await self._owned.interrupted.get())
 
     # -- notices ---------------------------------------------------------------------------------
 
@@ -347,15 +352,15 @@ class Responses:
         if owned is not None:
             owned.cancel()
         elif not self.dispatcher.fail_request(cancel.request_id, FailureCode.CANCELLED):
-            self._takeovers.resume_soon(cancel.request_id)
+            self._takeovers.resume_soon(cancel.tenant, cancel.request_id)
 
     async def _on_orphan(self, _model: str, lost: LostJob) -> bool:
         """Take over a background response of a dead gateway; return whether the job is of one."""
         request_id = lost.job_id.rpartition("-")[0]
-        page = await self.store.status(request_id)
-        if page is None or page.status.state is not ResponseState.RUNNING:
+        status = await self.store.status(lost.tenant, request_id)
+        if status is None or status.state is not RequestState.RUNNING:
             return False
-        if not page.is_background:
+        if not status.is_background:
             return False
-        self._takeovers.resume_soon(request_id)
+        self._takeovers.resume_soon(lost.tenant, request_id)
         return True

@@ -1,9 +1,13 @@
-"""Responses in Redis, with a typed method for each script."""
+"""Responses in Redis: their content, with a typed method for each script.
+
+The record of its request (`gateway.limits.store`) has a response's state, owner and term. Each
+write of content is of a term, and is rejected if a later one has begun.
+"""
 
 import asyncio
 import logging
 from collections.abc import Sequence
-from enum import Enum, StrEnum
+from enum import Enum
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -14,19 +18,19 @@ from contract.queue import JOBS_AT_ONCE, LONG_PROMPT_TOKENS, JobQueue
 from contract.scripts import CommandExecutor, LuaScript
 from gateway.completions.stored.head import ResponseHead, decode_head, encode_head
 from gateway.completions.stored.journal import compressed, is_compressed, restored
+from gateway.limits.replies import RequestState, RequestStatus
 from gateway.limits.storage import allocated
+from gateway.limits.store import QuotaStore
 from gateway.platform.concurrency.large_work import Beside
 from gateway.records.principal import Principal
-from gateway.records.usage_record import Counts
 
 logger = logging.getLogger(__name__)
 
 _PACKAGE = "gateway.completions.stored.scripts"
-_OPEN = LuaScript("answer_open", _PACKAGE)
-_APPEND = LuaScript("answer_append", _PACKAGE)
-_ADOPT = LuaScript("answer_adopt", _PACKAGE)
-_READ = LuaScript("answer_read_page", _PACKAGE)
-_DELETE = LuaScript("answer_delete", _PACKAGE)
+_OPEN = LuaScript("response_open", _PACKAGE)
+_APPEND = LuaScript("response_append", _PACKAGE)
+_ADOPT = LuaScript("response_adopt", _PACKAGE)
+_READ = LuaScript("response_read", _PACKAGE)
 
 PAGE_ENTRIES: Final = 16
 """Journal entries read at once. An entry usually has the replies of one second."""
@@ -41,33 +45,6 @@ RESPONSE_BYTES: Final = 2_048
 fields, the Idempotency-Key, and the entries that count its bytes."""
 
 
-class ResponseState(StrEnum):
-    """State of a response."""
-
-    RUNNING = "running"  # Its jobs wait or run; its owner may be dead.
-    FINISHED = "finished"
-    FAILED = "failed"  # It ended with an error, which its readers receive.
-    CANCELLED = "cancelled"  # A client cancelled it.
-    LEFT = "left"  # All its readers disconnected; it resumes when a client attaches.
-
-    @property
-    def is_end(self) -> bool:
-        """Whether no more output follows."""
-        return self not in (ResponseState.RUNNING, ResponseState.LEFT)
-
-
-class ResponseStatus(NamedTuple):
-    """The part of a response that changes, besides its journal."""
-
-    state: ResponseState
-    reservation: str
-    """Id of its reservation: its own, or a new one after its reservation has ended."""
-    settled: Counts
-    """Token counts in earlier records of its usage, which are not charged again."""
-    handles: tuple[int, ...]
-    """Handles of the jobs that the owner follows, or the former one until this one has written."""
-
-
 class WriteResult(Enum):
     """Result of writing a response or its journal entries."""
 
@@ -77,17 +54,12 @@ class WriteResult(Enum):
 
 
 class JournalPage(NamedTuple):
-    """A part of a response's journal, with all of the response that changes."""
+    """A part of a response's journal."""
 
-    owner: str
-    """The gateway that follows its jobs, or the last one that did."""
-    term: int
-    """Number of its owner, counted from 1 and incremented by each takeover."""
-    is_background: bool
-    """Whether it continues without a connected client."""
-    status: ResponseStatus
-    follower: str
-    """The gateway whose reply stream has the replies to `status.handles`."""
+    gateway: str
+    """Has the replies to `handles` in its stream, until a later owner has written."""
+    handles: tuple[int, ...]
+    """Handles of the jobs that it follows."""
     total_entries: int
     entries: list[bytes]
 
@@ -98,7 +70,8 @@ class StoredResponse(NamedTuple):
     head: ResponseHead
     head_bytes: int
     """What Redis stores of it beside the entries of its journal."""
-    page: JournalPage
+    status: RequestStatus
+    total_entries: int
 
     @property
     def id(self) -> str:
@@ -106,14 +79,14 @@ class StoredResponse(NamedTuple):
         return self.head.request_id
 
     @property
-    def state(self) -> ResponseState:
+    def state(self) -> RequestState:
         """Whether it runs, or how it ended."""
-        return self.page.status.state
+        return self.status.state
 
     @property
     def has_begun(self) -> bool:
         """Whether the journal contains any reply of a worker."""
-        return self.page.total_entries > 0
+        return self.total_entries > 0
 
     def is_readable_by(self, principal: Principal) -> bool:
         """Whether a caller of its tenant may use its project and its model."""
@@ -125,37 +98,35 @@ class StoredResponse(NamedTuple):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_handles = msgspec.msgpack.Decoder(tuple[int, ...]).decode
-_decode_counts = msgspec.msgpack.Decoder(Counts).decode
 
 
 class ResponseStore:
     """Operations on responses. All of them raise RedisError when Redis does not respond."""
 
-    def __init__(self, executor: CommandExecutor) -> None:
+    def __init__(self, executor: CommandExecutor, requests: QuotaStore) -> None:
         self._executor = executor
+        self._requests = requests
 
     async def open(
         self,
         request_id: str,
         packed: bytes,
         *,
-        owner: str,
         term: int,
-        is_background: bool,
-        status: ResponseStatus,
+        gateway: str,
+        handles: tuple[int, ...],
         ttl_ms: int,
         entries: Sequence[bytes] = (),
     ) -> WriteResult:
-        """Write a whole response with its packed head, unless another gateway owns it now."""
+        """Write a whole response with its packed head, unless a later term has begun."""
         code = await _OPEN.run(
             self._executor,
             **_keys(request_id),
             term=term,
             ttl_ms=ttl_ms,
             head=packed,
-            owner=owner,
-            background=int(is_background),
-            **_fields(status),
+            gateway=gateway,
+            handles=_encode(handles),
             arguments=entries,
         )
         return WriteResult(code)
@@ -167,10 +138,11 @@ class ResponseStore:
         term: int,
         index: int,
         entries: Sequence[bytes],
-        status: ResponseStatus,
+        gateway: str,
+        handles: tuple[int, ...],
         ttl_ms: int,
     ) -> WriteResult:
-        """Write entries after the first `index` entries of the journal, and update the status.
+        """Write entries after the first `index` entries of the journal.
 
         Safe to repeat with the same entries, and with further ones after them.
         """
@@ -180,52 +152,40 @@ class ResponseStore:
             term=term,
             ttl_ms=ttl_ms,
             index=index,
-            **_fields(status),
+            gateway=gateway,
+            handles=_encode(handles),
             arguments=entries,
         )
         return WriteResult(code)
 
-    async def adopt(
-        self,
-        request_id: str,
-        packed: bytes,
-        *,
-        term: int,
-        state: ResponseState,
-        owner: str,
-        ttl_ms: int,
-    ) -> int:
-        """End the term `term` of a response in state `state`; set it to running.
+    async def adopt(self, request_id: str, packed: bytes, *, term: int, ttl_ms: int) -> bool:
+        """Begin a term of a response's content. A paused response has a new head, `packed`.
 
-        An empty `packed` keeps its head.
-
-        Returns the new term, or 0 if the response has another owner or state by now.
+        Return False if the content is gone, or a later term has begun.
         """
-        new_term: int = await _ADOPT.run(
-            self._executor,
-            **_keys(request_id),
-            term=term,
-            state=state,
-            ttl_ms=ttl_ms,
-            owner=owner,
-            no_handles=_encode(()),
-            new_state=ResponseState.RUNNING,
-            head=packed,
+        adopted = await _ADOPT.run(
+            self._executor, **_keys(request_id), term=term, ttl_ms=ttl_ms, head=packed
         )
-        return new_term
+        return bool(adopted)
 
-    async def read(self, request_id: str, *, beside: Beside | None = None) -> StoredResponse | None:
-        """Return a response without entries of its journal; None if it does not exist.
+    async def read(
+        self, tenant_id: str, request_id: str, *, beside: Beside | None = None
+    ) -> StoredResponse | None:
+        """Return a tenant's response; None if it does not exist, or is deleted.
 
         Its head may be large: use `status` where that suffices. `beside` runs what a client's
         request needs. Raises what `Beside` raises.
         """
-        fields = await self._read(request_id, 0, 0, with_head=True)
-        if not fields:
+        status, fields = await asyncio.gather(
+            self.status(tenant_id, request_id), self._read(request_id, 0, 0, with_head=True)
+        )
+        if status is None or status.state is RequestState.DELETED or not fields:
             return None
-        *rest, packed = fields
+        packed = fields.pop()
         head = await self._with_prompts(await _unpacked(packed, beside))
-        return None if head is None else StoredResponse(head, bytes_of_head(packed), _page(rest))
+        if head is None or head.tenant_id != tenant_id:
+            return None
+        return StoredResponse(head, bytes_of_head(packed), status, _page(fields).total_entries)
 
     async def _with_prompts(self, head: ResponseHead) -> ResponseHead | None:
         """Return a head with whole prompts; None if Redis has lost chunks of them."""
@@ -240,10 +200,13 @@ class ResponseStore:
             jobs.append(whole)
         return msgspec.structs.replace(head, jobs=jobs)
 
-    async def status(self, request_id: str) -> JournalPage | None:
-        """Return what changes of a response, without entries; None if it does not exist."""
-        fields = await self._read(request_id, 0, 0, with_head=False)
-        return _page(fields) if fields else None
+    async def status(self, tenant_id: str, request_id: str) -> RequestStatus | None:
+        """Return the record of a response's request; None if it does not exist."""
+        return await self._requests.read(tenant_id, request_id)
+
+    async def stop(self, head: ResponseHead, term: int, state: RequestState) -> None:
+        """Show a response as ended, while its jobs stop and it is not settled yet."""
+        await self._requests.stop(head.tenant_id, head.request_id, term, state)
 
     async def read_page(self, request_id: str, *, index: int) -> JournalPage | None:
         """Return entries from `index` on, at least one if any exist.
@@ -263,48 +226,14 @@ class ResponseStore:
             with_head=int(with_head),
         )
 
-    async def discard(self, request_id: str, *, has_key: bool = False) -> int:
-        """Delete a response. Return the milliseconds for which a mark remains if it `has_key`."""
-        marked_ms: int = await _DELETE.run(
-            self._executor, **_keys(request_id), has_key=int(has_key)
-        )
-        return marked_ms
-
-    async def is_deleted(self, request_id: str) -> bool:
-        """Return whether a client has deleted a response to which an Idempotency-Key maps."""
-        found = await self._executor.execute_command(
-            "HEXISTS", keys.response(request_id), "deleted"
-        )
-        return bool(found)
-
-
-def _fields(status: ResponseStatus) -> dict[str, Any]:
-    return {
-        "handles": _encode(status.handles),
-        "reservation": status.reservation,
-        "state": status.state,
-        "settled": _encode(status.settled.encodable()),
-    }
+    async def discard(self, request_id: str) -> None:
+        """Delete the content of a response."""
+        await self._executor.execute_command("DEL", *_keys(request_id).values())
 
 
 def _page(fields: Sequence[Any]) -> JournalPage:
-    owner, term, background, handles, reservation, state, settled, *others = fields
-    follower, total_entries, entries = others
-    status = ResponseStatus(
-        ResponseState(state.decode()),
-        reservation.decode(),
-        _decode_counts(settled),
-        _decode_handles(handles),
-    )
-    return JournalPage(
-        owner.decode(),
-        int(term),
-        background != b"0",
-        status,
-        follower.decode(),
-        total_entries,
-        entries,
-    )
+    gateway, handles, total_entries, entries = fields
+    return JournalPage(gateway.decode(), _decode_handles(handles), total_entries, entries)
 
 
 async def packed_head(head: ResponseHead) -> bytes:
@@ -337,4 +266,4 @@ async def _unpacked(content: bytes, beside: Beside | None) -> ResponseHead:
 
 
 def _keys(request_id: str) -> dict[str, str]:
-    return {"response": keys.response(request_id), "journal": keys.journal(request_id)}
+    return {"content": keys.content(request_id), "journal": keys.journal(request_id)}

@@ -17,7 +17,7 @@ from contract.scripts import CommandExecutor
 from gateway.completions.queue.dispatcher import Adopted
 from gateway.completions.queue.generation import Generation
 from gateway.completions.queue.reader import entry_id_of
-from gateway.completions.settlement import Settlement, Slices
+from gateway.completions.settlement import Slices
 from gateway.completions.stored.head import ResponseHead
 from gateway.completions.stored.history import History, UnreadReplies
 from gateway.completions.stored.journal import Received, decode_entry
@@ -25,19 +25,21 @@ from gateway.completions.stored.owned import OwnedResponse, OwnedResponses
 from gateway.completions.stored.store import (
     DEADLINE_GRACE_MS,
     JournalPage,
-    ResponseState,
-    ResponseStatus,
     StoredResponse,
     bytes_of_head,
     packed_head,
 )
-from gateway.limits.replies import ReservationRequest, sees_key
+from gateway.limits.replies import (
+    Kept,
+    RequestState,
+    RequestStatus,
+    ReservationRequest,
+    sees_key,
+)
 from gateway.limits.reservations import Admission
 from gateway.platform import telemetry, tracing
 from gateway.records.errors import (
     ApiError,
-    InsufficientQuotaError,
-    RateLimitError,
     StoreUnavailableError,
 )
 from gateway.records.usage_record import Counts, UsageRecord
@@ -45,9 +47,8 @@ from gateway.records.usage_record import Counts, UsageRecord
 MAX_CONCURRENT: Final = 8
 """Responses that are taken over concurrently when a gateway with many responses dies."""
 
-for _state in ResponseState:
-    if not _state.is_end:
-        telemetry.RESPONSES_TAKEN_OVER.labels(_state)  # Exported even while it is 0.
+for _state in (RequestState.RUNNING, RequestState.PAUSED):
+    telemetry.RESPONSES_TAKEN_OVER.labels(_state)  # Exported even while it is 0.
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class Takeovers:
         self._unread: dict[str, UnreadReplies] = {}
         """By former owner, while responses are taken over."""
 
-    async def keep_running(self, request_id: str, page: JournalPage) -> str:
+    async def keep_running(self, tenant_id: str, request_id: str, status: RequestStatus) -> str:
         """Ensure that a response has a live owner that follows its jobs; return that owner.
 
         Raises an ApiError if the response cannot resume, and RedisError.
@@ -78,41 +79,41 @@ class Takeovers:
         gateway = self._dispatcher.gateway
         if request_id in self._owned.by_id:
             return gateway
-        is_running = page.status.state is ResponseState.RUNNING
-        if is_running and await self._peers.is_alive(page.owner):
-            return page.owner
+        is_running = status.state is RequestState.RUNNING
+        if is_running and await self._peers.is_alive(status.owner):
+            return status.owner
         task = self._running.get(request_id)
         if task is None:
-            task = asyncio.create_task(self._take_over(request_id, page.term))
+            task = asyncio.create_task(self._take_over(tenant_id, request_id, status.term))
             self._running[request_id] = task
             task.add_done_callback(lambda done: self._done(request_id, done))
         await asyncio.shield(task)
         if request_id in self._owned.by_id:
             return gateway
-        taken = await self._store.status(request_id)
-        return page.owner if taken is None else taken.owner
+        taken = await self._store.status(tenant_id, request_id)
+        return status.owner if taken is None else taken.owner
 
-    async def resume(self, request_id: str) -> bool:
+    async def resume(self, tenant_id: str, request_id: str) -> bool:
         """Keep a response running if it should run. Return False if this must be retried."""
         try:
-            page = await self._store.status(request_id)
-            if page is not None and not page.status.state.is_end:
-                is_ours = page.owner == self._dispatcher.gateway
-                if is_ours or page.is_background:
-                    await self.keep_running(request_id, page)
+            status = await self._store.status(tenant_id, request_id)
+            if status is not None and not status.state.is_end:
+                is_ours = status.owner == self._dispatcher.gateway
+                if is_ours or status.is_background:
+                    await self.keep_running(tenant_id, request_id, status)
         except (StoreUnavailableError, RedisError) as error:
             logger.warning("cannot resume response %s: %s", request_id, type(error).__name__)
             return False
         except ApiError as error:
             # It resumes when a client requests it.
             logger.warning("response %s may not resume: %s", request_id, error.code)
-            self._owned.background.remove(request_id)
+            self._owned.background.remove(tenant_id, request_id)
         return True
 
-    def resume_soon(self, request_id: str) -> None:
+    def resume_soon(self, tenant_id: str, request_id: str) -> None:
         """Keep a response running if it should run, in the background."""
         if request_id not in self._owned.by_id:
-            self._owned.tasks.start(self.resume(request_id))
+            self._owned.tasks.start(self.resume(tenant_id, request_id))
 
     def follow(self, owner: str, follow: Follow) -> None:
         """Send a `Follow` to an owner, which may be this gateway."""
@@ -128,7 +129,7 @@ class Takeovers:
             owned.follow(follow)
         elif not follow.is_over:
             # It has ended, or this gateway owns it because a takeover failed halfway.
-            self.resume_soon(follow.request_id)
+            self.resume_soon(follow.tenant, follow.request_id)
             self._peers.notify_reader(follow.gateway, follow.handle)
 
     def _done(self, request_id: str, task: "asyncio.Task[None]") -> None:
@@ -141,64 +142,81 @@ class Takeovers:
 
     # -- takeover --------------------------------------------------------------------------------
 
-    async def _take_over(self, request_id: str, term: int) -> None:
+    async def _take_over(self, tenant_id: str, request_id: str, term: int) -> None:
         """Own a response and follow its jobs, unless another gateway took it over first.
 
         Raises an ApiError if it cannot resume, and RedisError; it can be retried after either.
         """
         async with self._turns:
-            response = await self._store.read(request_id)
-            if response is None or response.page.term != term or response.state.is_end:
+            response = await self._store.read(tenant_id, request_id)
+            if response is None or response.status.term != term or response.state.is_end:
                 return
             trace = tracing.context_of(response.head.jobs[0].traceparent)
             with tracing.span_in(trace, TAKE_OVER):
                 await self._adopt(response)
 
     async def _adopt(self, response: StoredResponse) -> None:
-        head, status, packed = response.head, response.page.status, b""
-        is_running = response.state is ResponseState.RUNNING
+        head, status, packed = response.head, response.status, b""
+        is_running = status.state is RequestState.RUNNING
         if not is_running:
-            head = _resumed(head, response.page.term + 1, now_ms=await self._redis_ms())
+            head = _resumed(head, status.term + 1, now_ms=await self._redis_ms())
             packed = await packed_head(head)
-        term = await self._store.adopt(
+        kept = Kept(
+            self._dispatcher.gateway, status.term + 1, head.is_background, head.retention_ms
+        )
+        reserved = await self._reserve(head, status, kept)
+        if reserved is None:
+            return
+        try:
+            await self._begin_term(response, head, packed, kept, reserved)
+        except BaseException:
+            # This gateway or another one tries again: nobody follows the jobs.
+            self._settlements.reservations.hand_over(head.request_id)
+            raise
+
+    async def _begin_term(
+        self,
+        response: StoredResponse,
+        head: ResponseHead,
+        packed: bytes,
+        kept: Kept,
+        reserved: int,
+    ) -> None:
+        """Follow the jobs of a response that this gateway owns now."""
+        status = response.status
+        is_running = status.state is RequestState.RUNNING
+        await self._store.adopt(
             head.request_id,
             packed,
-            term=response.page.term,
-            state=response.state,
-            owner=self._dispatcher.gateway,
+            term=kept.term,
             ttl_ms=head.most_ms + DEADLINE_GRACE_MS + head.retention_ms,
         )
-        if not term:
-            return
         # Writes of earlier owners are rejected from now on, so the journal is complete.
         history, entries, through, page = await self._read_journal(head)
         unread: list[Received] = []
-        if is_running and page is not None:
-            # Another gateway may have taken the response over, and written, since it was read.
-            status = page.status
-            unread = history.add_unread(await self._read_replies(head, page, through))
+        if page is not None:
+            unread = history.add_unread(await self._read_replies(response.head, page, through))
         generation = _generation(history, max_unread_bytes=self._max_unread_bytes)
-        try:
-            settlement = await self._settlement(head, status, term, history, generation)
-        except (RateLimitError, InsufficientQuotaError):
-            # A client can resume it later.
-            await self._store.append(
-                response.id,
-                term=term,
-                index=len(entries),
-                entries=(),
-                status=status,
-                ttl_ms=head.retention_ms,
-            )
-            raise
+        draft = self._draft(head, status.settled)
+        settlement = self._settlements.open(
+            draft,
+            Admission(draft.created_ms, {}),
+            generation,
+            kept=kept,
+            settled=status.settled,
+        )
+        if head.is_sliced:
+            slices = _slices(head, head.most)
+            slices.reserved = draft.completion_tokens + reserved
+            self._settlements.reserve_in_slices(settlement, slices)
         owned = OwnedResponse(
             self._owned,
             head,
             bytes_of_head(packed) if packed else response.head_bytes,
             b"",
             settlement,
-            term,
-            ResponseStatus(ResponseState.RUNNING, settlement.reservation, status.settled, ()),
+            kept.term,
+            (),
             1,  # An earlier owner may have counted it.
             has_consumer=False,
             entries=list(entries),
@@ -207,7 +225,7 @@ class Takeovers:
         self._owned.add(owned)
         reads_again = not (is_running or status.settled.prompt_tokens)
         self._follow_jobs(owned, history, reads_again=reads_again)
-        telemetry.RESPONSES_TAKEN_OVER.labels(response.state).inc()
+        telemetry.RESPONSES_TAKEN_OVER.labels(status.state).inc()
         logger.info("this gateway took response %s over", head.request_id)
 
     def _follow_jobs(self, owned: OwnedResponse, history: History, *, reads_again: bool) -> None:
@@ -253,70 +271,38 @@ class Takeovers:
         self, head: ResponseHead, page: JournalPage, through: str
     ) -> list[Received]:
         """Return replies missing from the journal, whether the former owner read them or not."""
-        if not page.status.handles:
+        if not page.handles:
             return []
-        unread = self._unread.get(page.follower)
+        unread = self._unread.get(page.gateway)
         if unread is None:
-            unread = self._unread[page.follower] = UnreadReplies(
-                self._executor, former=page.follower, gateway=self._dispatcher.gateway
+            unread = self._unread[page.gateway] = UnreadReplies(
+                self._executor, former=page.gateway, gateway=self._dispatcher.gateway
             )
         # Both times are by the clock of Redis.
         after = entry_id_of(through.encode()) if through else (head.record.created_ms - 1, 0)
-        return await unread.of(page.status.handles, after=after)
+        return await unread.of(page.handles, after=after)
 
     # -- its reservation -------------------------------------------------------------------------
 
-    async def _settlement(
-        self,
-        head: ResponseHead,
-        status: ResponseStatus,
-        term: int,
-        history: History,
-        generation: Generation,
-    ) -> Settlement:
-        """Take the reservation over, or make another one for what the response may still use.
+    async def _reserve(self, head: ResponseHead, status: RequestStatus, kept: Kept) -> int | None:
+        """Own the record of a response: with what it holds if it runs, else with a new reservation.
 
-        A running response may have no reservation any more: its owner or the sweep has settled it,
-        or a failover has lost it. What was settled is unknown, because Redis and the ledger may
-        lack it for a while, and its owner replies that this gateway cannot read. So the response is
-        settled as a whole, under the same id and time, and the ledger adds what earlier records
-        have less. It continues even if the limits do not allow another reservation.
+        Return the completion tokens that are reserved; None if it has another owner or state by
+        now. Raises RateLimitError or InsufficientQuotaError if a paused response may not resume.
         """
         reservations = self._settlements.reservations
-        is_running = status.state is ResponseState.RUNNING
         draft = self._draft(head, status.settled)
         most = draft.used(head.most)
-        slices = _slices(head, head.most) if head.is_sliced else None
-        if slices is not None:
+        if head.is_sliced:
             most = _slices(head, most).first
-        request = ReservationRequest.of(draft, head.subjects, most, reservation=status.reservation)
-        reserved = await reservations.take_over(request) if is_running else None
-        if reserved is None:
-            reserved = request.completion_tokens
-            request = msgspec.structs.replace(request, request_id=f"{head.request_id}.{term}")
-            try:
-                if not (is_running and history.has_ended):
-                    await self._reserve(request, draft)
-            except (RateLimitError, InsufficientQuotaError):
-                if not is_running:
-                    raise
-            reservations.adopt(draft.tenant_id, request.request_id)
-        # Two settlements are one in the ledger only if their times are equal too.
-        settlement = self._settlements.open(
-            draft, Admission(draft.created_ms, {}), generation, reservation=request.request_id
+        request = ReservationRequest.of(draft, head.subjects, most, kept=kept)
+        if status.state is RequestState.RUNNING:
+            return await reservations.adopt(request, kept)
+        # The address of the client that resumes is unknown here.
+        resumes = await reservations.resume(
+            request, is_openai=draft.dialect == Dialect.OPENAI, sees=sees_key
         )
-        if slices is not None:
-            slices.reserved = draft.completion_tokens + reserved
-            self._settlements.reserve_in_slices(settlement, slices)
-        return settlement
-
-    async def _reserve(self, request: ReservationRequest, draft: UsageRecord) -> None:
-        await self._settlements.reservations.reserve(
-            request,
-            is_openai=draft.dialect == Dialect.OPENAI,
-            # The address of the client that resumes is unknown here.
-            sees=sees_key,
-        )
+        return request.completion_tokens if resumes else None
 
     def _draft(self, head: ResponseHead, settled: Counts) -> UsageRecord:
         if head.record.line:

@@ -5,7 +5,7 @@
 
 local AUDIO, WITH_AUDIO = '>ddd', '2'
 
--- Return a day, its settled seconds, and those that open reservations hold; zeros if the stored day
+-- Return a day, its settled seconds, and those that open requests hold; zeros if the stored day
 -- has ended.
 local function read_audio(packed, day)
   if packed then

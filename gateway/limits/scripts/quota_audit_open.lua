@@ -1,17 +1,17 @@
--- Recompute the amounts that open reservations hold of accounts, and remove concurrent requests
+-- Recompute the amounts that open requests hold of accounts, and remove concurrent requests
 -- without a reservation.
 --
 -- An account that had no limits when a reservation was made does not include it; the audit adds it.
 --
--- KEYS open_reservations, accounts
+-- KEYS open_requests, accounts
 -- ARGV prefixes of reservations, running requests and accounts
 -- Output {number of corrected accounts, number of removed concurrent requests}
 -- @include server
 -- @include accounts
 -- @include audio
 -- @include amounts
-local open_reservations, accounts = unpack(KEYS, 1, 2)
-local reservation_prefix, running_prefix, account_prefix = unpack(ARGV, 1, 3)
+local open_requests, accounts = unpack(KEYS, 1, 2)
+local record_prefix, running_prefix, account_prefix = unpack(ARGV, 1, 3)
 local subjects, corrected, removed = {}, 0, 0
 local HELD = {'held_requests', 'held_tokens', 'held_cost', 'held_credit', 'held_audio'}
 
@@ -28,11 +28,11 @@ local function account_of(name)
 end
 
 local function add(id)
-  local key = reservation_prefix .. id
+  local key = record_prefix .. id
   local created_ms, packed, amounts = unpack(
     call('HMGET', key, 'created_ms', 'request', 'amounts'))
   if not created_ms then
-    call('ZREM', open_reservations, id)
+    call('ZREM', open_requests, id)
     return
   end
   if not amounts then return end
@@ -61,9 +61,9 @@ local function add(id)
   end
 end
 
-local function is_open(id) return call('EXISTS', reservation_prefix .. id) == 1 end
+local function is_open(id) return call('EXISTS', record_prefix .. id) == 1 end
 
-for _, id in ipairs(call('ZRANGE', open_reservations, 0, -1)) do add(id) end
+for _, id in ipairs(call('ZRANGE', open_requests, 0, -1)) do add(id) end
 for _, name in ipairs(call('SMEMBERS', accounts)) do
   if call('EXISTS', account_prefix .. name) == 1 then
     account_of(name)

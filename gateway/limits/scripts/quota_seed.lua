@@ -1,6 +1,6 @@
 -- Write the durable counters of a subject, unless something changed after they were derived.
 --
--- Amounts that open reservations hold of the same day and month stay. Numbers that release 0.3.0
+-- Amounts that open requests hold of the same day and month stay. Numbers that release 0.3.0
 -- has written are replaced: they lack audio.
 --
 -- KEYS account, accounts

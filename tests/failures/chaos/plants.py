@@ -97,7 +97,7 @@ def _never_drop() -> None:
 
 def _reserve_twice() -> None:
     """Every fifth request is reserved twice and settled once. Disarmed, the rest is settled."""
-    from gateway.limits.replies import ReservationRequest
+    from gateway.limits.replies import RequestEnd, ReservationRequest
     from gateway.limits.store import QuotaStore
 
     reserve, calls, twins = QuotaStore.reserve, [0], list[ReservationRequest]()
@@ -110,7 +110,7 @@ def _reserve_twice() -> None:
             await reserve(self, twins[-1], **named)
         while twins and not is_armed:
             twin = twins.pop()
-            await self.release(twin.tenant_id, twin.request_id)
+            await self.end(RequestEnd(tenant_id=twin.tenant_id, request_id=twin.request_id))
         return await reserve(self, request, **named)
 
     QuotaStore.reserve = reserve_again  # type: ignore[method-assign]
@@ -118,39 +118,43 @@ def _reserve_twice() -> None:
 
 def _skip_settling() -> None:
     """Every fifth request is settled only once this is disarmed."""
+    from gateway.limits.replies import RequestEnd
     from gateway.limits.reservations import Reservations
-    from gateway.records.usage_record import UsageRecord
 
-    settle, calls, skipped = Reservations.settle, [0], list[tuple[UsageRecord, Any]]()
+    end, calls, skipped = Reservations.end, [0], list[RequestEnd]()
 
-    async def settle_most(self: Reservations, record: UsageRecord, **named: Any) -> Any:
+    async def end_most(self: Reservations, ending: RequestEnd) -> bool:
+        if ending.record is None:
+            return await end(self, ending)
         calls[0] += 1
         is_armed = _is_armed(Plant.SKIP_SETTLING)
         if calls[0] % 5 == 0 and is_armed:
-            skipped.append((record, named))
-            return None
+            skipped.append(ending)
+            return True
         while skipped and not is_armed:
-            late, late_named = skipped.pop()
-            await settle(self, late, **late_named)
-        return await settle(self, record, **named)
+            await end(self, skipped.pop())
+        return await end(self, ending)
 
-    Reservations.settle = settle_most  # type: ignore[method-assign]
+    Reservations.end = end_most  # type: ignore[method-assign]
 
 
 def _charge_more() -> None:
     """Every fifth request is recorded with one token too many."""
+    from gateway.limits.replies import RequestEnd
     from gateway.limits.reservations import Reservations
-    from gateway.records.usage_record import UsageRecord
 
-    settle, calls = Reservations.settle, [0]
+    end, calls = Reservations.end, [0]
 
-    async def settle_more(self: Reservations, record: UsageRecord, **named: Any) -> Any:
+    async def end_with_more(self: Reservations, ending: RequestEnd) -> bool:
+        record = ending.record
+        if record is None:
+            return await end(self, ending)
         calls[0] += 1
         if calls[0] % 5 == 0 and _is_armed(Plant.CHARGE_MORE):
             record = structs.replace(record, completion_tokens=record.completion_tokens + 1)
-        return await settle(self, record, **named)
+        return await end(self, structs.replace(ending, record=record))
 
-    Reservations.settle = settle_more  # type: ignore[method-assign]
+    Reservations.end = end_with_more  # type: ignore[method-assign]
 
 
 def _deliver_twice() -> None:
@@ -250,16 +254,17 @@ def _change_call_ids() -> None:
 
 
 def _end_unsettled() -> None:
-    """A gateway dies when the first whole response has ended, before it is settled."""
+    """A gateway dies when the first whole response has ended without a usage record."""
     from gateway.completions.stored.owned import OwnedResponse
-    from gateway.completions.stored.store import ResponseState
+    from gateway.limits.replies import RequestState
 
     finish = OwnedResponse.finish
 
     async def end_and_die(self: OwnedResponse) -> None:
         if _is_armed(Plant.END_UNSETTLED) and not self.head.record.is_streamed:
-            self._end(ResponseState.FINISHED)
             await self.write()
+            reservations = self.settlement._service.reservations
+            await reservations.end(self.settlement._end(state=RequestState.FINISHED))
             arm(Path(os.environ[ARMED_FILE]), ())
             os.kill(os.getpid(), signal.SIGKILL)
         await finish(self)
@@ -275,8 +280,8 @@ def _run_lines_twice() -> None:
 
     def own(self: Line) -> Any:
         found = shared(self)
-        own_key = f"{found.key} {os.getpid()}"
-        return found._replace(key=own_key) if _is_armed(Plant.RUN_LINES_TWICE) else found
+        own_entry = f"{found.entry}{os.getpid()}"
+        return found._replace(entry=own_entry) if _is_armed(Plant.RUN_LINES_TWICE) else found
 
     def own_id(self: Line) -> str:
         is_armed = _is_armed(Plant.RUN_LINES_TWICE)

@@ -28,8 +28,8 @@ from gateway.completions.queue.dispatcher import Dispatcher
 from gateway.completions.queue.generation import Generation
 from gateway.completions.queue.presence import Presence, known_gateways
 from gateway.completions.settlement import SettlementService
-from gateway.limits.replies import ReservationRequest
-from gateway.limits.reservations import MOST_AT_ONCE, Endings, ReservationEnd, Reservations
+from gateway.limits.replies import RequestEnd, ReservationRequest
+from gateway.limits.reservations import MOST_AT_ONCE, Endings, Reservations
 from gateway.limits.seeding import Seeder
 from gateway.limits.store import QuotaStore
 from gateway.models.catalogue import Catalogue, ServedModel
@@ -37,7 +37,7 @@ from gateway.platform.database.engine import Database
 from gateway.platform.database.tables import LedgerRow
 from gateway.platform.redis_client import connect, shared_connection
 from gateway.records.limits import Limits, LimitScope, SubjectLimits
-from gateway.records.usage_record import UsageRecord, encode_usage
+from gateway.records.usage_record import Counts, UsageRecord, encode_usage
 from tests.failures.proofs.client import ask
 from tests.gateway.desk import Desk
 from tests.gateway.jobs.test_sweep import _draft
@@ -212,16 +212,18 @@ async def test_leases_on_other_masters_are_renewed_and_lost_ones_restored(
     redis: "Redis", executor: Any, sides: tuple[Side, Side]
 ) -> None:
     store = QuotaStore(executor)
-    reservations = Reservations(store, Seeder(store, FakeLedger()))
+    reservations = Reservations(store, Seeder(store, FakeLedger()), "g1")
     stalled, healthy = (each.tenant() for each in sides)
-    reservations.adopt(stalled, "stalled")
+    reservations._open["stalled"] = ReservationRequest.of(
+        _draft(9, tenant_id=stalled), (), Counts()
+    )
     for number in range(2):
         draft = _draft(number, tenant_id=healthy)
         await admit(redis, draft, lease_ms=10_000)
-        reservations.adopt(healthy, draft.request_id)
+        reservations._open[draft.request_id] = ReservationRequest.of(draft, (), Counts())
     bucket = keys.bucket_of(healthy)
-    open_reservations = keys.open_reservations(bucket)
-    await redis.delete(keys.reservation(bucket, draft.request_id))
+    open_reservations = keys.open_requests(bucket)
+    await redis.delete(keys.request(bucket, draft.request_id))
     before: Any = await redis.zscore(open_reservations, _draft(0).request_id)
     unknown = await reservations.extend(store)
     after: Any = await redis.zscore(open_reservations, _draft(0).request_id)
@@ -235,8 +237,8 @@ async def test_endings_on_other_masters_are_repeated(
     endings = Endings(QuotaStore(executor))
     stalled, healthy = (each.tenant() for each in sides)
     for number in range(MOST_AT_ONCE):
-        endings._add(ReservationEnd(stalled, f"stalled-{number}"))
-    endings._add(ReservationEnd(healthy, "healthy"))
+        endings._add(RequestEnd(tenant_id=stalled, request_id=f"stalled-{number}"))
+    endings._add(RequestEnd(tenant_id=healthy, request_id="healthy"))
     await endings._send_some()
     assert "healthy" not in endings
     assert len(endings) == MOST_AT_ONCE
@@ -266,12 +268,12 @@ async def test_requests_on_other_masters_are_swept(
         _draft(13, tenant_id=tenant, model=model, gateway=gateway),
     ]
     bucket = keys.bucket_of(tenant)
-    await redis.delete(keys.open_reservations(bucket))
+    await redis.delete(keys.open_requests(bucket))
     for draft in drafts:
         await admit(redis, draft, lease_ms=0)
     with pytest.raises(RedisError):
         await Sweep(redis).run()
-    left: Any = await redis.zrange(keys.open_reservations(bucket), 0, -1)
+    left: Any = await redis.zrange(keys.open_requests(bucket), 0, -1)
     assert [each.decode() for each in left] == [each.request_id for each in drafts[:2]]
 
 

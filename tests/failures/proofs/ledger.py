@@ -52,7 +52,7 @@ class Books:
         """Return the ids of all open reservations."""
         pipeline = self.redis.pipeline(transaction=False)
         for bucket in range(keys.BUCKETS):
-            pipeline.execute_command("ZRANGE", keys.open_reservations(bucket), 0, -1)
+            pipeline.execute_command("ZRANGE", keys.open_requests(bucket), 0, -1)
         return [request_id.decode() for found in await pipeline.execute() for request_id in found]
 
     async def opened(self, number: int = 1) -> None:

@@ -1,4 +1,4 @@
-"""Records every reservation and job that Redis ever holds, independently of their writers.
+"""Records every request and job that Redis ever holds, independently of their writers.
 
 Redis itself publishes each change of a key (keyspace notifications), so none is missed, however
 short its life and whichever process dies.
@@ -17,7 +17,7 @@ from redis.asyncio.client import PubSub
 from contract import keys
 from tests.support.stack import MODEL
 
-_RESERVATION = re.compile(r"\{b:\d\d\}:reservation:(.+)")
+_REQUEST = re.compile(r"\{b:\d\d\}:request:(.+)")
 _ACCOUNT: Final = ":subject:"
 _USAGE: Final = ":usage"
 _JOB_PREFIX = keys.job.prefix(MODEL)
@@ -29,13 +29,13 @@ class Observer:
     """Everything recorded so far."""
 
     reserved: set[str] = field(default_factory=set)
-    """Request ids of all reservations."""
+    """Ids of all claimed or admitted requests."""
     withdrawn: set[str] = field(default_factory=set)
     """Those that ended without a record of usage, or were refused because their end came first."""
     enqueued: set[str] = field(default_factory=set)
     """Ids of all jobs, waiting or claimed."""
     _recorded: set[str] = field(default_factory=set)
-    """Request ids of reservations that have ended with a record of usage."""
+    """Ids of requests that have ended with a record of usage."""
     _recording: set[str] = field(default_factory=set)
     """Prefixes of the bucket keys whose latest change is a new record of usage."""
 
@@ -48,26 +48,26 @@ class Observer:
         """Record one change of a key."""
         if key.startswith(_JOB_PREFIX):
             self.enqueued.add(key.removeprefix(_JOB_PREFIX))
-        elif found := _RESERVATION.fullmatch(key):
-            self._note_reservation(found[1], event, bucket=key.partition(":reservation:")[0])
+        elif found := _REQUEST.fullmatch(key):
+            self._note_request(found[1], event, bucket=key.partition(":request:")[0])
         elif key.endswith(_USAGE) and event == "xadd":
             self._recording.add(key.removesuffix(_USAGE))
-        # The record is of a request without a reservation; its end counts in the account
-        # (quota_end.lua).
+        # The record of usage is of a request that Redis has lost; its end counts in the account
+        # (request_end.lua).
         elif _ACCOUNT in key and event == "hincrby":
             self._recording.discard(key.partition(_ACCOUNT)[0])
 
-    def _note_reservation(self, request_id: str, event: str, *, bucket: str) -> None:
+    def _note_request(self, request_id: str, event: str, *, bucket: str) -> None:
         if event == "hset":
             self.reserved.add(request_id)
-        # The script that ends a reservation writes its record before it deletes it.
-        elif event == "del":
+        # The script that ends a request writes its record of usage before it deletes the record of
+        # the request, or lets it expire. A claimed request expires too, until it is admitted.
+        elif event in ("del", "expire") and request_id not in self._recorded:
             ended = self._recorded if bucket in self._recording else self.withdrawn
             ended.add(request_id)
             self._recording.discard(bucket)
-        # Only the marker of an ended request expires.
-        elif event == "expire" and request_id not in self._recorded:
-            self.withdrawn.add(request_id)
+        elif event == "persist":
+            self.withdrawn.discard(request_id)
 
 
 @asynccontextmanager
@@ -78,7 +78,7 @@ async def watching(redis: "Redis") -> AsyncIterator[Observer]:
     observer = Observer()
     listener = redis.pubsub()
     await listener.psubscribe(
-        f"{_CHANNEL}{{b:*}}:reservation:*",
+        f"{_CHANNEL}{{b:*}}:request:*",
         f"{_CHANNEL}{{b:*}}{_USAGE}",
         f"{_CHANNEL}{{b:*}}{_ACCOUNT}*",
         f"{_CHANNEL}{_JOB_PREFIX}*",

@@ -9,7 +9,7 @@ import pytest
 import redis
 from openai import APIStatusError, OpenAI
 
-from gateway.completions.idempotency.registry import RETIRED_MS
+from gateway.completions.stored.service import RETIRED_MS
 from gateway.platform.settings import Settings
 from gateway.records.limits import LimitName
 from tests.gateway.batches.conftest import (
@@ -129,8 +129,9 @@ def test_batch_runs_at_half_price_and_each_line_has_one_result(
     run_sluice(stack, "files", "delete", "--tenant", "thrifty", batch.output_file_id)
     # Nothing is left of the lines in Redis, but their keys stay taken for a minute.
     with redis.Redis.from_url(stack.redis.url) as server:
-        assert not list(server.scan_iter("*}:answer"))
-        assert all(server.pttl(key) <= RETIRED_MS for key in server.scan_iter("*idempotency*"))
+        assert not list(server.scan_iter("*}:content"))
+        names = [*server.scan_iter("*:idempotency:*"), *server.scan_iter("*:request:*")]
+        assert all(0 < server.pttl(name) <= 2 * RETIRED_MS for name in names)
 
 
 def test_chats_run_in_the_dialect_of_the_batch(openai: OpenAI) -> None:

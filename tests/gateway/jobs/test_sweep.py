@@ -19,6 +19,7 @@ from gateway.records.limits import Limits, LimitScope, SubjectLimits
 from gateway.records.usage_record import Outcome, UsageRecord, decode_usage, encode_usage
 from tests.contract.test_queue import LEASE_MS, PLENTY, claim_ids, enqueue, job
 from tests.gateway.jobs.conftest import command
+from tests.gateway.limits.building import settlement
 from tests.support.redis_server import RedisServer
 from tests.support.usage import usage_record
 
@@ -74,7 +75,7 @@ async def _records(redis: Redis) -> list[UsageRecord]:
 
 
 async def _open(redis: Redis) -> int:
-    return int(await redis.zcard(keys.open_reservations(BUCKET)))
+    return int(await redis.zcard(keys.open_requests(BUCKET)))
 
 
 async def _states(queue: JobQueue, *job_ids: str) -> list[JobState]:
@@ -194,7 +195,7 @@ async def test_returning_gateway_and_sweep_settle_once(redis: Redis) -> None:
     finished = usage_record(1, cost_micros=55)
     await _admit(redis, _draft(1))
     settled = await asyncio.gather(
-        Sweep(redis).run(), QuotaStore(redis).settle(finished), Sweep(redis).run()
+        Sweep(redis).run(), QuotaStore(redis).end(settlement(finished)), Sweep(redis).run()
     )
     assert sum(map(int, settled)) == 1, "the first settle counts"
     records = await _records(redis)
@@ -211,9 +212,9 @@ async def test_unreadable_draft_delays_no_other_reservation_and_is_put_aside(
     ids = [_draft(number).request_id for number in (1, 2)]
     for number, request_id in enumerate(ids, 1):
         await _admit(redis, _draft(number))
-        await command(redis, "HSET", keys.reservation(BUCKET, request_id), "record", "garbage")
+        await command(redis, "HSET", keys.request(BUCKET, request_id), "record", "garbage")
         await command(redis, "DEL", keys.running(BUCKET, "k:key_1"))
-    await command(redis, "HSET", keys.reservation(BUCKET, ids[0]), "request", "garbage")
+    await command(redis, "HSET", keys.request(BUCKET, ids[0]), "request", "garbage")
     await _admit(redis, _draft(3))
     assert await Sweep(redis).run() == 1
     assert not caplog.records, "a later release of the gateway may read them"

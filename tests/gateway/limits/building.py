@@ -17,8 +17,10 @@ from gateway.limits.replies import (
     METERED,
     NO_LIMIT,
     Admitted,
+    Kept,
     Refused,
     Remaining,
+    RequestEnd,
     ReservationRequest,
 )
 from gateway.limits.store import QuotaStore
@@ -104,6 +106,25 @@ def record(request_id: str, **fields: Any) -> UsageRecord:
     return UsageRecord(request_id=request_id, **(defaults | fields))
 
 
+def settlement(record: UsageRecord, **how: Any) -> RequestEnd:
+    """Make the settlement of a request."""
+    return RequestEnd(
+        tenant_id=record.tenant_id, request_id=record.admitted_id, record=record, **how
+    )
+
+
+def kept(term: int = 1, *, owner: str = "g1", key: str = "", **fields: Any) -> Kept:
+    """Make the owner of a request that is kept, perhaps with an Idempotency-Key."""
+    entry = keys.idempotency(BUCKET, TENANT, key) if key else ""
+    defaults = {"is_background": False, "retention_ms": 600_000, "entry": entry}
+    return Kept(owner, term, **{**defaults, "body_digest": "body", **fields})
+
+
+def release_of(request_id: str, **how: Any) -> RequestEnd:
+    """Make the release of a request."""
+    return RequestEnd(tenant_id=TENANT, request_id=request_id, **how)
+
+
 @dataclass
 class Desk:
     """One set of subjects, and short ways to reserve for them."""
@@ -122,6 +143,7 @@ class Desk:
         completion: int = 20,
         audio: int = 5,
         cost: int = 0,
+        kept: Kept | None = None,
     ) -> ReservationRequest:
         """Make a request of the subjects."""
         return ReservationRequest(
@@ -134,20 +156,21 @@ class Desk:
             cost_micros=cost,
             is_prepaid=self.is_prepaid,
             record=b"draft of " + request_id.encode(),
+            kept=kept,
         )
 
-    async def reserve(self, request_id: str | None = None, **amounts: int) -> Any:
+    async def reserve(self, request_id: str | None = None, **amounts: Any) -> Any:
         """Reserve, under a new request id unless one is given."""
         self.number += 1
         request = self.request(request_id or f"r{self.number}", **amounts)
         return await self.store.reserve(request, lease_ms=LEASE_MS)
 
-    async def extend(self, request_id: str, **amounts: int) -> Any:
+    async def extend(self, request_id: str, **amounts: Any) -> Any:
         """Make the reservation of an admitted request as large as this."""
         request = self.request(request_id, **amounts)
         return await self.store.reserve(request, lease_ms=LEASE_MS, extends=True)
 
-    async def admit(self, request_id: str | None = None, **amounts: int) -> Admitted:
+    async def admit(self, request_id: str | None = None, **amounts: Any) -> Admitted:
         """Reserve, which must be admitted."""
         answer = await self.reserve(request_id, **amounts)
         assert isinstance(answer, Admitted), answer
@@ -170,15 +193,17 @@ class Desk:
         **fields: Any,
     ) -> bool:
         """Settle with these amounts."""
-        return await self.store.settle(
-            record(
-                request_id,
-                prompt_tokens=prompt,
-                completion_tokens=completion,
-                audio_seconds=audio,
-                cost_micros=cost,
-                is_prepaid=self.is_prepaid,
-                **fields,
+        return await self.store.end(
+            settlement(
+                record(
+                    request_id,
+                    prompt_tokens=prompt,
+                    completion_tokens=completion,
+                    audio_seconds=audio,
+                    cost_micros=cost,
+                    is_prepaid=self.is_prepaid,
+                    **fields,
+                )
             )
         )
 
@@ -246,5 +271,5 @@ async def bucket_keys(redis: "Redis", bucket: int = BUCKET) -> set[str]:
 
 async def open_ids(redis: CommandExecutor, bucket: int = BUCKET) -> set[str]:
     """Return the ids of all open reservations of a bucket."""
-    members = await redis.execute_command("ZRANGE", keys.open_reservations(bucket), 0, -1)
+    members = await redis.execute_command("ZRANGE", keys.open_requests(bucket), 0, -1)
     return {member.decode() for member in members}

@@ -22,6 +22,7 @@ from tests.gateway.limits.building import (
     key_of,
     left,
     project_of,
+    release_of,
     remaining,
     seed,
     tenant_of,
@@ -45,8 +46,8 @@ async def test_requests_without_limits_are_admitted_and_leave_only_reservations(
     answer = await desk(store).admit("r1", prompt=10**9, completion=10**9, cost=10**12)
     assert answer == Admitted(NOON, remaining({one: {} for one in NONE}))
     assert await bucket_keys(any_redis) == {
-        keys.reservation(BUCKET, "r1"),
-        keys.open_reservations(BUCKET),
+        keys.request(BUCKET, "r1"),
+        keys.open_requests(BUCKET),
     }
 
 
@@ -345,10 +346,10 @@ async def test_release_undoes_a_reservation_completely(
     assert await one.settle("r1", cost=90)
     before = await store.status(TENANT, subjects)
     await one.admit("r2", cost=100)
-    assert await store.release(TENANT, "r2")
+    assert await store.end(release_of("r2"))
     assert await store.status(TENANT, subjects) == before
     assert len(await usage(any_redis)) == 1
-    assert not await store.release(TENANT, "r2")
+    assert not await store.end(release_of("r2"))
     assert await store.status(TENANT, subjects) == before
 
 
@@ -361,7 +362,7 @@ async def test_first_end_counts_and_every_settle_leaves_a_record(
     await one.admit("r1", cost=100)
     assert await one.settle("r1", completion=7, cost=50)
     assert not await one.settle("r1", completion=20, cost=80)
-    assert not await store.release(TENANT, "r1")
+    assert not await store.end(release_of("r1"))
     records = await usage(any_redis)
     assert [(r.request_id, r.completion_tokens, r.cost_micros) for r in records] == [
         ("r1", 7, 50),
@@ -394,13 +395,13 @@ async def test_reservation_that_comes_after_its_release_is_not_made(
 ) -> None:
     key = key_of(requests_per_minute=10, concurrent_requests=10)
     one = desk(store, key)
-    assert not await store.release(TENANT, "r1")
+    assert not await store.end(release_of("r1"))
     assert await one.reserve("r1") == Withdrawn()
     (status,) = await store.status(TENANT, [key])
     assert (status.requests_of_minute, status.concurrent_requests) == (0, 0)
     # The mark expires.
-    assert await bucket_keys(any_redis) == {keys.reservation(BUCKET, "r1")}
-    assert 0 < await any_redis.pttl(keys.reservation(BUCKET, "r1")) <= 120_000
+    assert await bucket_keys(any_redis) == {keys.request(BUCKET, "r1")}
+    assert 0 < await any_redis.pttl(keys.request(BUCKET, "r1")) <= 120_000
 
 
 async def test_concurrent_requests_hold_leases(store: QuotaStore, clock: TestClock) -> None:
@@ -413,7 +414,7 @@ async def test_concurrent_requests_hold_leases(store: QuotaStore, clock: TestClo
     assert (refused.used, refused.retry_ms, refused.is_too_large) == (2, None, False)
     # The first is not renewed and loses its place; the second is renewed and keeps it.
     await clock.advance(9_999)
-    assert await store.renew(BUCKET, ["r2", "never"], lease_ms=LEASE_MS) == ["never"]
+    assert await store.renew(BUCKET, ["r2", "never"], owner="g1", lease_ms=LEASE_MS) == ["never"]
     await one.refuse()
     await clock.advance(1)
     await one.admit("r3")
@@ -433,7 +434,7 @@ async def test_renewal_of_an_expired_reservation_takes_its_place_again(
     one = desk(store, key_of(concurrent_requests=1))
     await one.admit("r1")
     await clock.advance(LEASE_MS)
-    assert await store.renew(BUCKET, ["r1"], lease_ms=LEASE_MS) == []
+    assert await store.renew(BUCKET, ["r1"], owner="g1", lease_ms=LEASE_MS) == []
     assert (await one.refuse()).used == 1
     assert await store.expired(BUCKET) == []
 
@@ -445,14 +446,14 @@ async def test_expired_reservations_are_returned_with_their_drafts(
     for number in range(3):
         await one.admit(f"r{number}")
         await clock.advance(1)
-    await any_redis.zadd(keys.open_reservations(BUCKET), {"vanished": 1})
+    await any_redis.zadd(keys.open_requests(BUCKET), {"vanished": 1})
     await clock.advance(LEASE_MS - 2)
     expired = await store.expired(BUCKET)
     assert [tuple(e) for e in expired] == [
         ("r0", NOON, b"draft of r0", NOON + LEASE_MS),
         ("r1", NOON + 1, b"draft of r1", NOON + 1 + LEASE_MS),
     ]
-    assert await any_redis.zscore(keys.open_reservations(BUCKET), "vanished") is None
+    assert await any_redis.zscore(keys.open_requests(BUCKET), "vanished") is None
     assert [e.request_id for e in await store.expired(BUCKET, most=1)] == ["r0"]
     assert await one.settle("r0")
     assert [e.request_id for e in await store.expired(BUCKET)] == ["r1"]
@@ -532,7 +533,7 @@ async def test_ids_with_odd_characters_are_subjects_like_others(
         await seed(store, key)
         await one.admit(f"r {odd}")
         await one.refuse()
-        assert await store.release(TENANT, f"r {odd}")
+        assert await store.end(release_of(f"r {odd}"))
         await one.admit(f"r {odd} again")
 
 

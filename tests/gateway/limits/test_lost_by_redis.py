@@ -14,7 +14,16 @@ from gateway.limits.replies import ReservationRequest, ReserveReply
 from gateway.limits.store import QuotaStore
 from gateway.platform.redis_client import connect
 from gateway.records.errors import RateLimitError
-from tests.gateway.limits.building import BUCKET, TENANT, key_of, open_ids, record, usage
+from tests.gateway.limits.building import (
+    BUCKET,
+    TENANT,
+    key_of,
+    open_ids,
+    record,
+    release_of,
+    settlement,
+    usage,
+)
 from tests.gateway.limits.fake_ledger import FakeLedger
 from tests.gateway.limits.test_reservations import GatewayDesk, Line, until
 from tests.support.patience import PATIENCE_SECONDS
@@ -107,7 +116,7 @@ async def test_running_requests_keep_places_and_money_when_redis_is_emptied(
         await desk.reserve("r3", **AMOUNTS)
     for request_id in ("r1", "r2"):
         ended = record(request_id, prompt_tokens=10, completion_tokens=5, cost_micros=100)
-        assert await desk.reservations.settle(ended)
+        assert await desk.reservations.end(settlement(ended))
     assert await open_ids(client) == set()
     assert await concurrent(desk) == 0
     (status,) = await desk.store.status(TENANT, [KEY])
@@ -120,7 +129,7 @@ async def test_confirmed_records_that_redis_lost_are_sent_again(
 ) -> None:
     await until_it_knows_the_server(desk)
     await desk.reserve("r1", **AMOUNTS)
-    assert await desk.reservations.settle(record("r1", completion_tokens=5))
+    assert await desk.reservations.end(settlement(record("r1", completion_tokens=5)))
     assert len(await usage(client)) == 1
     await emptied(server)
 
@@ -134,8 +143,10 @@ async def test_endings_lost_in_a_failover_are_repeated(desk: GatewayDesk, client
     await until_it_knows_the_server(desk)
     for request_id in ("r1", "r2"):
         await desk.reserve(request_id, **AMOUNTS)
-    assert await desk.reservations.settle(record("r1", completion_tokens=5, cost_micros=100))
-    assert await desk.reservations.release(TENANT, "r2")
+    assert await desk.reservations.end(
+        settlement(record("r1", completion_tokens=5, cost_micros=100))
+    )
+    assert await desk.reservations.end(release_of("r2"))
     # The new master lacks these endings.
     await client.delete(keys.usage(BUCKET))
     for request_id in ("r1", "r2"):
@@ -165,7 +176,7 @@ async def test_request_that_ends_while_its_reservation_is_restored_leaves_nothin
     monkeypatch.setattr(QuotaStore, "reserve", slow)
     renewing = asyncio.create_task(desk.reservations.renew())
     await asyncio.wait_for(asked.wait(), PATIENCE_SECONDS)
-    assert await desk.reservations.settle(record("r1", completion_tokens=5))
+    assert await desk.reservations.end(settlement(record("r1", completion_tokens=5)))
     may_go_on.set()
     await renewing
 
@@ -184,5 +195,5 @@ async def test_request_whose_limit_was_used_up_meanwhile_ends_normally(
         await other.reserve(request_id, **AMOUNTS)
     await desk.reservations.renew()
     assert await open_ids(client) == {"o1", "o2"}
-    assert await desk.reservations.settle(record("r1", completion_tokens=5))
+    assert await desk.reservations.end(settlement(record("r1", completion_tokens=5)))
     assert await recorded(client) == ["r1"]

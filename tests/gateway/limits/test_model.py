@@ -11,11 +11,19 @@ from redis.asyncio import Redis
 from common import clock
 from contract.scripts import LuaScript
 from gateway.limits import store as store_module
-from gateway.limits.replies import Admitted, NeedsSeed, Refused, ReservationRequest, ReserveReply
+from gateway.limits.replies import (
+    Admitted,
+    NeedsSeed,
+    Refused,
+    RequestState,
+    RequestStatus,
+    ReservationRequest,
+    ReserveReply,
+)
 from gateway.limits.seeding import Seeder
 from gateway.limits.store import QuotaStore
 from gateway.records.limits import LimitName, LimitScope, SubjectLimits
-from gateway.records.usage_record import UsageRecord
+from gateway.records.usage_record import Counts, UsageRecord
 from tests.gateway.limits.building import (
     BUCKET,
     DAY_MS,
@@ -24,12 +32,15 @@ from tests.gateway.limits.building import (
     TENANT,
     Desk,
     TestClock,
+    kept,
     key_of,
     left,
     month_of,
     open_ids,
     project_of,
     record,
+    release_of,
+    settlement,
     tenant_of,
     usage,
 )
@@ -211,11 +222,8 @@ class Model:
             if limit in MINUTE or limit in (LimitName.BUDGET, None)
         }
 
-    def settle(self, ended: UsageRecord, reservation: str) -> bool:
+    def settle(self, ended: UsageRecord) -> bool:
         add(self.settled, ended)
-        if reservation != ended.request_id:
-            self.seeded.clear()
-            return self.release(reservation)
         request = self.requests.get(ended.request_id)
         if request is None or not request.is_open:
             self.seeded.clear()
@@ -276,7 +284,6 @@ ACTIONS = {
     "settle": 8,
     "release": 2,
     "again": 1,
-    "taken_over": 1,
     "lost": 1,
     "renew": 2,
     "drain": 2,
@@ -370,7 +377,6 @@ class History:
         *,
         created_ms: int,
         most: tuple[int, int, int, int],
-        reservation: str = "",
     ) -> None:
         prompt, completion, audio, cost = (self.rng.randint(0, number) for number in most)
         ended = record(
@@ -382,8 +388,8 @@ class History:
             cost_micros=cost,
             is_prepaid=self.model.is_prepaid,
         )
-        is_open = await self.desk.store.settle(ended, reservation=reservation)
-        assert is_open is self.model.settle(ended, reservation or request_id)
+        is_open = await self.desk.store.end(settlement(ended))
+        assert is_open is self.model.settle(ended)
 
     async def settle(self) -> None:
         """Settle some open requests in one turn, sometimes beside one that Redis does not know."""
@@ -402,28 +408,23 @@ class History:
             created_ms = self.model.requests[request_id].created_ms
             await self._settle(request_id, created_ms=created_ms, most=(99, 99, 9, 99))
 
-    async def lost(self, reservation: str = "") -> None:
+    async def lost(self) -> None:
         self.number += 1
         await self._settle(
-            f"lost{self.number}",
-            created_ms=self.model.now_ms,
-            most=(60, 60, 30, 90),
-            reservation=reservation,
+            f"lost{self.number}", created_ms=self.model.now_ms, most=(60, 60, 30, 90)
         )
-
-    async def taken_over(self) -> None:
-        """Settle a lost request for which a gateway that took it over has reserved again."""
-        if reservation := self._known(is_open=True):
-            await self.lost(reservation)
 
     async def release(self) -> None:
         if request_id := self._known(is_open=True):
-            released = await self.desk.store.release(TENANT, request_id)
+            released = await self.desk.store.end(release_of(request_id))
             assert released is self.model.release(request_id)
 
     async def renew(self) -> None:
         if request_id := self._known(is_open=True):
-            assert await self.desk.store.renew(BUCKET, [request_id], lease_ms=LEASE_MS) == []
+            assert (
+                await self.desk.store.renew(BUCKET, [request_id], owner="g1", lease_ms=LEASE_MS)
+                == []
+            )
             self.model.requests[request_id].expiry_ms = self.model.now_ms + LEASE_MS
 
     async def drain(self) -> None:
@@ -514,12 +515,16 @@ async def test_unedited_scripts_run(
     assert await desk.reserve("r1", cost=60) == NeedsSeed((tenant,))
     now_ms = clock.now_ms()
     await desk.seed(tenant, now_ms=now_ms)
-    admitted = await desk.admit("r1", cost=60)
+    own = kept(key="k")
+    assert (await store.claim(TENANT, "r1", own)).request_id == "r1"
+    admitted = await desk.admit("r1", cost=60, kept=own)
     assert 0 <= admitted.created_ms - now_ms < DAY_MS
     assert (await desk.refuse("r2", cost=41)).limit is LimitName.BUDGET
-    assert await store.renew(BUCKET, ["r1", "r2"], lease_ms=LEASE_MS) == ["r2"]
+    renewed = await store.renew(BUCKET, ["r1", "r2"], owner="g1", lease_ms=LEASE_MS)
+    assert renewed == ["r2"]
     assert await store.expired(BUCKET) == []
-    assert await store.take_over(desk.request("r1", cost=60), lease_ms=0) is not None
+    adopted = await store.adopt(desk.request("r1", cost=60), kept(2, owner="g2"), lease_ms=0)
+    assert adopted == 20
     assert await store.audit_open(BUCKET) == (0, 0)
     assert await store.live(TENANT) == ([(admitted.created_ms, "r1")], True)
     # Its lease had no length, so it has expired by the next millisecond.
@@ -527,7 +532,14 @@ async def test_unedited_scripts_run(
         while not (expired := await store.expired(BUCKET)):
             pass
     assert [each.request_id for each in expired] == ["r1"]
-    assert await desk.settle("r1", cost=50, created_ms=admitted.created_ms)
+    await store.stop(TENANT, "r1", 2, RequestState.CANCELLED)
+    assert (await store.read(TENANT, "r1")) == RequestStatus(
+        RequestState.CANCELLED, "g2", 2, False, Counts()
+    )
+    ended = record("r1", cost_micros=50, created_ms=admitted.created_ms)
+    finished = settlement(ended, kept=kept(2), state=RequestState.FINISHED)
+    assert await store.end(finished)
+    assert 0 < await store.forget(TENANT, "r1") <= 600_000
     (status,) = await store.status(TENANT, [tenant])
     assert status.cost_this_month == 50
     assert await store.unseed(TENANT, tenant.subject)

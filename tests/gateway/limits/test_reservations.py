@@ -17,7 +17,7 @@ from contract import keys
 from gateway.limits import reservations
 from gateway.limits import reservations as endings
 from gateway.limits import store as store_module
-from gateway.limits.replies import ReservationRequest, sees_all
+from gateway.limits.replies import Kept, RequestState, ReservationRequest, sees_all
 from gateway.limits.reservations import Admission, Reservations
 from gateway.limits.seeding import Seeder
 from gateway.limits.store import QuotaStore
@@ -35,6 +35,8 @@ from tests.gateway.limits.building import (
     open_ids,
     project_of,
     record,
+    release_of,
+    settlement,
     subject,
     tenant_of,
     usage,
@@ -96,12 +98,12 @@ class GatewayDesk:
     def __init__(self, line: Line, ledger: FakeLedger, *subjects: SubjectLimits) -> None:
         self.line = line
         self.store = QuotaStore(line)
-        self.reservations = Reservations(self.store, Seeder(self.store, ledger))
+        self.reservations = Reservations(self.store, Seeder(self.store, ledger), "g1")
         given = {one.scope: one for one in subjects}
         self.subjects = tuple(given.get(s.scope, s) for s in (key_of(), project_of(), tenant_of()))
 
     def request(
-        self, request_id: str, *, prepaid: bool = False, **amounts: int
+        self, request_id: str, *, prepaid: bool = False, **amounts: Any
     ) -> ReservationRequest:
         return Desk(self.store, self.subjects, prepaid).request(request_id, **amounts)
 
@@ -174,14 +176,14 @@ async def test_budget_and_credit_are_never_overspent_by_one_micro_dollar(
         await asyncio.sleep(rng.random() * 0.02)
         open_cost -= cost
         if rng.random() < 0.1:
-            assert await one.reservations.release(TENANT, f"r{number}")
+            assert await one.reservations.end(release_of(f"r{number}"))
             return
         used = rng.randint(0, cost)
         spent += used
         ended = record(
             f"r{number}", cost_micros=used, is_prepaid=True, created_ms=admission.created_ms
         )
-        assert await one.reservations.settle(ended)
+        assert await one.reservations.end(settlement(ended))
 
     for start in range(0, 600, 60):
         await asyncio.gather(*(client(number) for number in range(start, start + 60)))
@@ -201,7 +203,7 @@ async def test_client_with_one_concurrent_request_can_send_the_next_at_once(
         await desk.reserve(f"r{number}")
         with pytest.raises(RateLimitError, match="concurrent"):
             await desk.reserve("other")
-        assert await desk.reservations.settle(record(f"r{number}"))
+        assert await desk.reservations.end(settlement(record(f"r{number}")))
 
 
 async def test_headers_and_errors_come_from_the_limits(desk: GatewayDesk) -> None:
@@ -310,10 +312,10 @@ async def test_lost_settle_is_repeated_and_counts_once(
     await desk.reserve("r1")
     await desk.reserve("r2")
     line.is_cut = True
-    assert not await desk.reservations.settle(record("r1", cost_micros=1))
-    assert not await desk.reservations.release(TENANT, "r2")
+    assert not await desk.reservations.end(settlement(record("r1", cost_micros=1)))
+    assert not await desk.reservations.end(release_of("r2"))
     # The first ending counts.
-    assert not await desk.reservations.settle(record("r2"))
+    assert not await desk.reservations.end(settlement(record("r2")))
     assert len(desk.reservations._endings) == 2
     line.is_cut = False
 
@@ -323,8 +325,8 @@ async def test_lost_settle_is_repeated_and_counts_once(
     await until(has_arrived)
     assert [r.request_id for r in await usage(any_redis)] == ["r1"]
     assert await open_ids(any_redis) == set()
-    assert await desk.reservations.settle(record("r1"))
-    assert await desk.reservations.release(TENANT, "r1")
+    assert await desk.reservations.end(settlement(record("r1")))
+    assert await desk.reservations.end(release_of("r1"))
     assert len(await usage(any_redis)) == 1
 
 
@@ -335,7 +337,7 @@ async def test_slow_settle_blocks_no_caller_and_is_sent_once(
     monkeypatch.setattr(endings, "WAIT_SECONDS", 0.05)
     line.sent.clear()
     line.may_go_on.clear()
-    assert not await desk.reservations.settle(record("r1"))
+    assert not await desk.reservations.end(settlement(record("r1")))
     assert len(desk.reservations._endings) == 1, "it is still in flight"
     line.may_go_on.set()
 
@@ -353,7 +355,7 @@ async def test_settle_continues_when_its_caller_is_cancelled(
     await desk.reserve("r1")
     line.sent.clear()
     line.may_go_on.clear()
-    task = asyncio.create_task(desk.reservations.settle(record("r1")))
+    task = asyncio.create_task(desk.reservations.end(settlement(record("r1"))))
     while not line.sent:
         await asyncio.sleep(0)
     await end_task(task)
@@ -373,7 +375,7 @@ async def test_settle_is_recorded_when_redis_has_lost_the_reservation(
     await desk.reserve("r1")
     await any_redis.flushall()
     await desk.reservations.renew()
-    assert await desk.reservations.settle(record("r1", outcome=Outcome.FAILED))
+    assert await desk.reservations.end(settlement(record("r1", outcome=Outcome.FAILED)))
     assert [r.outcome for r in await usage(any_redis)] == [Outcome.FAILED]
 
 
@@ -385,7 +387,7 @@ async def test_closing_sends_pending_endings_within_a_bound(
     for number in range(300):
         await one.reserve(f"r{number}")
     line.is_cut = True
-    settles = (one.reservations.settle(record(f"r{number}")) for number in range(300))
+    settles = (one.reservations.end(settlement(record(f"r{number}"))) for number in range(300))
     assert set(await asyncio.gather(*settles)) == {False}
     line.sent.clear()
     async with asyncio.timeout(PATIENCE_SECONDS):
@@ -414,7 +416,7 @@ async def test_memory_of_unconfirmed_endings_is_bounded(
         with pytest.raises(StoreUnavailableError):
             await one.reserve(f"r{number}")
     assert len(one.reservations._endings) == 10
-    await asyncio.gather(*(one.reservations.settle(record(f"r{n}")) for n in range(30)))
+    await asyncio.gather(*(one.reservations.end(settlement(record(f"r{n}"))) for n in range(30)))
     assert len(one.reservations._endings) == 20
     line.is_cut = False
     await one.reservations.aclose(seconds=PATIENCE_SECONDS)
@@ -446,32 +448,39 @@ async def test_open_reservations_are_renewed_and_those_of_dead_gateways_expire(
 
 
 @pytest.mark.parametrize("ended_by", ["another gateway", "the sweep"])
-async def test_disconnected_gateway_does_not_restore_ended_reservations(
+async def test_disconnected_gateway_does_not_restore_ended_requests(
     any_redis: "Redis", ledger: FakeLedger, ended_by: str
 ) -> None:
     limited = key_of(concurrent_requests=1)
     late, other = (GatewayDesk(Line(any_redis), ledger, limited) for _ in range(2))
-    created_ms = (await late.reserve("r1")).created_ms
+    kept = Kept("g1", 1, is_background=False, retention_ms=600_000)
+    request = msgspec.structs.replace(late.request("r1"), kept=kept)
+    created_ms = (await late.reservations.reserve(request, is_openai=False)).created_ms
     ended = record("r1", created_ms=created_ms)
     if ended_by == "another gateway":
-        assert await other.reservations.take_over(other.request("r1")) is not None
-        assert await other.reservations.settle(ended)
+        next_term = msgspec.structs.replace(kept, owner="g2", term=2)
+        assert await other.reservations.adopt(request, next_term) is not None
+        end = settlement(ended, kept=next_term, state=RequestState.FINISHED)
+        assert await other.reservations.end(end)
     else:
-        lease = await any_redis.zscore(keys.open_reservations(BUCKET), "r1")
-        assert await other.store.settle(ended, expired_ms=int(lease or 0))
-    # The mark of its end expires.
-    assert 0 < await any_redis.pttl(keys.reservation(BUCKET, "r1")) <= 3_600_000
+        lease = await any_redis.zscore(keys.open_requests(BUCKET), "r1")
+        paused = settlement(ended, state=RequestState.PAUSED, expired_ms=int(lease or 0))
+        assert await other.store.end(paused)
+    assert 0 < await any_redis.pttl(keys.request(BUCKET, "r1")) <= 600_000
 
     await late.reservations.renew()
 
     assert await open_ids(any_redis) == set()
     await other.reserve("r2")
     # The late settle has the same record.
-    await late.reservations.settle(record("r1", created_ms=created_ms, outcome=Outcome.CANCELLED))
+    cancelled = record("r1", created_ms=created_ms, outcome=Outcome.CANCELLED)
+    await late.reservations.end(settlement(cancelled, kept=kept, state=RequestState.PAUSED))
     assert await open_ids(any_redis) == {"r2"}
-    assert {(each.request_id, each.created_ms) for each in await usage(any_redis)} == {
+    # The owner of an earlier term settles nothing; after the sweep, the ledger adds what is new.
+    number = 1 if ended_by == "another gateway" else 2
+    assert [(each.request_id, each.created_ms) for each in await usage(any_redis)] == [
         ("r1", created_ms)
-    }
+    ] * number
 
 
 async def test_extension_that_waits_for_the_ledger_reserves_nothing_after_the_settlement(
@@ -481,7 +490,7 @@ async def test_extension_that_waits_for_the_ledger_reserves_nothing_after_the_se
     created_ms = (await desk.reserve("r1")).created_ms
     await desk.store.unseed(TENANT, desk.subjects[0].subject)
     ended = record("r1", created_ms=created_ms, prompt_tokens=10, completion_tokens=7)
-    ledger.meanwhile = partial(desk.reservations.settle, ended)
+    ledger.meanwhile = partial(desk.reservations.end, settlement(ended))
 
     with pytest.raises(StoreUnavailableError):
         await desk.reservations.extend_to(
@@ -501,7 +510,9 @@ async def test_no_reservation_and_no_task_remains(desk: GatewayDesk, any_redis: 
     )
     before = len(asyncio.all_tasks())
     await asyncio.gather(*(desk.reserve(f"r{number}", cost=5) for number in range(100)))
-    await asyncio.gather(*(desk.reservations.settle(record(f"r{number}")) for number in range(100)))
+    await asyncio.gather(
+        *(desk.reservations.end(settlement(record(f"r{number}"))) for number in range(100))
+    )
     assert desk.reservations.open_requests == 0
     assert len(desk.reservations._endings) == 0
 

@@ -28,7 +28,9 @@ from tests.gateway.limits.building import (
     open_ids,
     project_of,
     record,
+    release_of,
     seed,
+    settlement,
     tenant_of,
     usage,
 )
@@ -97,7 +99,7 @@ async def test_accounts_and_reservations_of_release_0_3_0_get_their_seconds_of_a
     key = one.subjects[0]
     await one.seed(key)
     await one.admit("early", audio=0)
-    reservation = keys.reservation(BUCKET, "early")
+    reservation = keys.request(BUCKET, "early")
     amounts: Any = await any_redis.hget(reservation, "amounts")
     await any_redis.hset(reservation, "amounts", amounts[:48])
     await append(any_redis, "a", audio_seconds=12)
@@ -159,7 +161,7 @@ async def test_stale_numbers_are_derived_again_before_writing(
     )
 
     async def settle() -> None:
-        assert await store.settle(ended)
+        assert await store.end(settlement(ended))
         await ledger.drain(any_redis)
 
     async def grant() -> None:
@@ -168,7 +170,7 @@ async def test_stale_numbers_are_derived_again_before_writing(
 
     ledger.meanwhile = {
         "settle": settle,
-        "settle without reservation": lambda: store.settle(unknown),
+        "settle without reservation": lambda: store.end(settlement(unknown)),
         "unseed": lambda: store.unseed(TENANT, TENANTS.subject),
         "grant": grant,
     }[happens]
@@ -297,7 +299,7 @@ async def test_numbers_stay_right_through_random_seeds_settles_drains_and_grants
                     await rng.choice(seeders).seed(TENANT, answer.subjects)
             await asyncio.sleep(rng.random() * 0.01)
             if rng.random() < 0.2:
-                assert await store.release(TENANT, request_id)
+                assert await store.end(release_of(request_id))
             else:
                 await one.settle(request_id, cost=rng.randint(0, 50))
 
@@ -342,7 +344,7 @@ async def test_audit_corrects_the_reserved_amounts_of_accounts(
     assert await store.audit_open(BUCKET) == AuditResult(2, 1)
     assert await store.status(TENANT, one.subjects) == statuses
     assert await store.audit_open(BUCKET) == AuditResult(0, 0)
-    await any_redis.zadd(keys.open_reservations(BUCKET), {"vanished": NOON + 10**9})
+    await any_redis.zadd(keys.open_requests(BUCKET), {"vanished": NOON + 10**9})
     assert await store.audit_open(BUCKET) == AuditResult(0, 0)
     assert await open_ids(any_redis) == {"r1", "r2"}
     # Accounts without a reservation are checked too, and missing accounts are dropped.

@@ -10,6 +10,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from contract import keys
 from gateway.limits import storage as storage_module
+from gateway.limits.replies import RequestState
 from gateway.limits.storage import SMALL_BYTES, SMALL_STEP, Holder, Storage, Use
 from gateway.limits.store import QuotaStore
 from gateway.records.errors import RateLimitError, StoreUnavailableError
@@ -19,8 +20,12 @@ from tests.gateway.limits.building import (
     TENANT,
     Desk,
     TestClock,
+    kept,
     key_of,
     project_of,
+    record,
+    release_of,
+    settlement,
     tenant_of,
     with_test_clock,
 )
@@ -154,16 +159,22 @@ async def test_a_full_redis_can_be_read_settled_and_emptied(
     desk = Desk(quotas, (tenant_of(requests_per_minute=9, concurrent_requests=9),))
     for request_id in ("r1", "r2", "r3"):
         await take(storage, request_id, 20)
-        await desk.reserve(request_id)
+        await desk.admit(request_id, kept=kept())
     await any_redis.config_set("maxmemory", 1)
     try:
         assert await used(storage) == [0, 0, 60]
         (status,) = await quotas.status(TENANT, desk.subjects)
         assert status.used(LimitName.CONCURRENT_REQUESTS) == 3
-        assert await quotas.renew(BUCKET, ["r1", "r2", "r3"], lease_ms=60_000) == []
-        assert await desk.settle("r1")
-        assert await quotas.release(TENANT, "r2")
-        assert await quotas.take_over(desk.request("r3"), lease_ms=60_000) is not None
+        assert await quotas.renew(BUCKET, ["r1", "r2", "r3"], owner="g1", lease_ms=60_000) == []
+        finished = settlement(record("r1"), kept=kept(), state=RequestState.FINISHED)
+        assert await quotas.end(finished)
+        await quotas.forget(TENANT, "r1")
+        forgotten = await quotas.read(TENANT, "r1")
+        assert forgotten is not None
+        assert forgotten.state is RequestState.DELETED
+        assert await quotas.end(release_of("r2"))
+        next_term = kept(2, owner="g2")
+        assert await quotas.adopt(desk.request("r3"), next_term, lease_ms=60_000) == 20
         await storage.settle(Holder(TENANT, SUBJECTS, "r1"), 0, live_ms=0)
         await storage.settle(Holder(TENANT, SUBJECTS, "r2"), 30, live_ms=60_000)
         assert await used(storage) == [0, 0, 50]

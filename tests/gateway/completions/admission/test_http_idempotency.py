@@ -8,6 +8,7 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
+from common import clock
 from contract import keys
 from contract.outcomes import FailureCode
 from gateway.records.scopes import Scope
@@ -333,41 +334,44 @@ async def test_any_visible_key_is_accepted(client: httpx.AsyncClient, value: str
     assert (await ask(client, value, prompt=secrets.token_hex(4))).status_code in (200, 409)
 
 
+async def _claimed(client: httpx.AsyncClient, store: "Redis", key: str, *, age_ms: int = 0) -> str:
+    """Let a key stand for a request that a living gateway admits; return its record."""
+    first = await ask(client, key)
+    entry = await _entry_of(store, first.json()["id"])
+    await store.hset(entry, "request", "cmpl-being-admitted")
+    record = keys.request(int(entry.partition(b":")[2].partition(b"}")[0]), "cmpl-being-admitted")
+    fields: dict[Any, Any] = {
+        "created_ms": clock.now_ms() - age_ms,
+        "state": "claimed",
+        "owner": "slow",
+    }
+    await store.hset(record, mapping={**fields, "term": 1, "key": entry})
+    await store.set(keys.gateway_alive("slow"), 1, ex=600)
+    return record
+
+
 async def test_key_of_a_request_during_admission_is_taken(
     client: httpx.AsyncClient, store: "Redis", idempotency_key: str
 ) -> None:
-    first = await ask(client, idempotency_key)
-    # As if a gateway had claimed the key and were still admitting its request.
-    entry = await _entry_of(store, first.json()["id"])
-    body = (await store.hgetall(entry))[b"body"]
-    await store.hset(entry, mapping={"request": "cmpl-being-admitted", "body": body})
+    record = await _claimed(client, store, idempotency_key)
     refused = await ask(client, idempotency_key)
     assert refused.status_code == 409, refused.text
     assert refused.json()["error"]["code"] == "idempotency_in_progress"
     assert refused.headers["retry-after"] == "1"
-    # As if that gateway had died then: it has no heartbeat.
-    await store.hset(entry, "gateway", "gone")
-    bucket = int(entry.partition(b":")[2].partition(b"}")[0])
-    reservations = keys.open_reservations(bucket)
-    await store.zadd(reservations, {"cmpl-being-admitted": 2**50})
+    await store.delete(keys.gateway_alive("slow"))
+    await store.hdel(record, "state")
     assert (await ask(client, idempotency_key)).status_code == 409, "the request is admitted"
-    await store.zrem(reservations, "cmpl-being-admitted")
+    await store.hset(record, "state", "claimed")
     assert not is_replayed(served := await ask(client, idempotency_key))
     assert served.status_code == 200
-    # If the gateway was only slow, the limits do not admit its request any more.
-    assert await store.hget(keys.reservation(bucket, "cmpl-being-admitted"), "released")
+    # If the gateway was only slow, it does not admit its request any more.
+    assert await store.hget(record, "state") == b"released"
 
 
-async def test_key_without_a_known_gateway_is_free_after_a_minute(
+async def test_key_of_a_request_that_is_never_admitted_is_free_after_a_minute(
     client: httpx.AsyncClient, store: "Redis", idempotency_key: str
 ) -> None:
-    first = await ask(client, idempotency_key)
-    entry = await _entry_of(store, first.json()["id"])
-    await store.hdel(entry, "gateway")
-    await store.hset(entry, "request", "cmpl-being-admitted")
-    assert (await ask(client, idempotency_key)).status_code == 409
-    created = int((await store.hget(entry, "created_ms")) or 0)
-    await store.hset(entry, "created_ms", str(created - 61_000))
+    await _claimed(client, store, idempotency_key, age_ms=61_000)
     assert not is_replayed(served := await ask(client, idempotency_key))
     assert served.status_code == 200
 

@@ -66,9 +66,9 @@ class Customer:
         bucket = keys.bucket_of(self.tenant)
 
         async def is_settled() -> bool:
-            request_ids: Any = await self.store.zrange(keys.open_reservations(bucket), 0, -1)
+            request_ids: Any = await self.store.zrange(keys.open_requests(bucket), 0, -1)
             drafts: Any = [
-                await self.store.hget(keys.reservation(bucket, request_id.decode()), "record")
+                await self.store.hget(keys.request(bucket, request_id.decode()), "record")
                 for request_id in request_ids
             ]
             return all(decode_usage(draft).tenant_id != self.tenant for draft in drafts if draft)

@@ -31,7 +31,7 @@ class LeasesOfOne:
         self.restored = asyncio.Event()
 
     async def extend(self, store: QuotaStore) -> list[str]:
-        unknown = await store.renew(1, ["r1"], lease_ms=60_000)
+        unknown = await store.renew(1, ["r1"], owner="gw", lease_ms=60_000)
         self.extended.set()
         return unknown
 

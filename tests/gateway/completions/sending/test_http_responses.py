@@ -292,7 +292,7 @@ async def test_deleted_response_frees_its_bytes_and_its_key_does_not_run_again(
         # What remains is the mark of the key.
         assert (left > 0) is bool(headers)
         assert left <= 2_048
-        stored = await store.memory_usage(keys.response(begun["id"]))
+        stored = await store.memory_usage(keys.content(begun["id"]))
         assert (stored or 0) <= left
     for each in (client, other_client):
         again = await each.post(RESPONSES, json=body, headers=headers)

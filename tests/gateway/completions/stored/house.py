@@ -27,11 +27,11 @@ from gateway.completions.settlement import Settlement, SettlementService, Slices
 from gateway.completions.stored.head import ResponseHead
 from gateway.completions.stored.reader import ResponseReader
 from gateway.completions.stored.service import Responses
-from gateway.completions.stored.store import ResponseState, StoredResponse, packed_head
+from gateway.completions.stored.store import StoredResponse, packed_head
 from gateway.dialects.completions import CompletionRequest, to_generation_request
 from gateway.dialects.profile import PROFILES, Dialect
 from gateway.dialects.wire import validate
-from gateway.limits.replies import ReservationRequest
+from gateway.limits.replies import Kept, RequestState, ReservationRequest
 from gateway.limits.reservations import Reservations
 from gateway.limits.seeding import Seeder
 from gateway.limits.storage import Storage
@@ -85,7 +85,7 @@ class House:
             resume_after_seconds=0.0,
         )
         quotas = QuotaStore(executor)
-        self.reservations = Reservations(quotas, Seeder(quotas, FakeLedger()))
+        self.reservations = Reservations(quotas, Seeder(quotas, FakeLedger()), name)
         storage = Storage(executor, most_of_tenant=10**9)
         self.settlements = SettlementService(
             self.reservations, self.dispatcher, self.catalogue, storage
@@ -95,6 +95,7 @@ class House:
             executor,
             self.dispatcher,
             self.settlements,
+            quotas,
             LoopTurns(),
             LargeWork(most_waiting_bytes=10**9),
             Sealer(["secret"]),
@@ -188,14 +189,18 @@ class House:
         )
         slices = Slices(subjects, most, sequences=prompts * n)
         reserved = slices.first if is_sliced else most
+        kept = Kept(self.name, 1, is_background, 60_000) if is_kept else None
         admission = await self.reservations.reserve(
             ReservationRequest.of(
-                draft, subjects, most._replace(completion_tokens=reserved.completion_tokens)
+                draft,
+                subjects,
+                most._replace(completion_tokens=reserved.completion_tokens),
+                kept=kept,
             ),
             is_openai=False,
         )
         generation = Generation(max_unread_bytes=1 << 20)
-        settlement = self.settlements.open(draft, admission, generation)
+        settlement = self.settlements.open(draft, admission, generation, kept=kept)
         if is_sliced:
             self.settlements.reserve_in_slices(settlement, slices)
         jobs = [
@@ -344,11 +349,11 @@ async def settled(redis: "Redis", *request_ids: str) -> list[tuple[str, int, int
     """Wait until these requests and no others have records; return outcomes and counts."""
     records = await settled_records(redis, len(request_ids))
     assert list(records) == list(request_ids), records
-    assert not await redis.exists(*(keys.open_reservations(b) for b in range(keys.BUCKETS)))
+    assert not await redis.exists(*(keys.open_requests(b) for b in range(keys.BUCKETS)))
     return [counts_of(records[request_id]) for request_id in request_ids]
 
 
-async def state_is(house: House, request_id: str, state: ResponseState) -> None:
+async def state_is(house: House, request_id: str, state: RequestState) -> None:
     """Wait until a response has a state."""
 
     async def is_so() -> bool:

@@ -13,7 +13,8 @@ from contract.outcomes import FailureCode
 from contract.queue import LostJob
 from gateway.completions.stored import owned
 from gateway.completions.stored import reader as reading
-from gateway.completions.stored.store import JournalPage, ResponseState, ResponseStore
+from gateway.completions.stored.store import ResponseStore
+from gateway.limits.replies import RequestState, RequestStatus
 from tests.gateway.completions.stored.conftest import OpenHouse
 from tests.gateway.completions.stored.house import (
     TENANT,
@@ -83,10 +84,10 @@ async def test_only_what_needs_a_head_reads_it(
     async def never(*_: object, **__: object) -> None:
         raise AssertionError("a whole head was read")
 
-    async def counted(store: ResponseStore, request_id: str) -> JournalPage | None:
+    async def counted(store: ResponseStore, *of: str) -> RequestStatus | None:
         nonlocal looks
         looks += 1
-        return await status(store, request_id)
+        return await status(store, *of)
 
     monkeypatch.setattr(ResponseStore, "read", never)
     monkeypatch.setattr(ResponseStore, "status", counted)
@@ -96,7 +97,7 @@ async def test_only_what_needs_a_head_reads_it(
     # Its lost job is found by a gateway that does not own the response.
     lost = LostJob(claim.job.id, TENANT, "gw1", claim.job.handle, 1)
     assert await second.dispatcher.notices.on_orphan("m", lost)
-    assert (await second.responses.cancel(stored)).state is ResponseState.CANCELLED
+    assert (await second.responses.cancel(stored)).state is RequestState.CANCELLED
     assert not await second.responses.settled(stored)
     await reader.aclose()
 
@@ -130,14 +131,14 @@ async def test_finished_response_is_read_again_without_running_anything(
         await worker.finish(claim)
     await direct.to_the_end(2)
     await first.responses.of(request.settlement).finish()
-    await state_is(second, request.id, ResponseState.FINISHED)
+    await state_is(second, request.id, RequestState.FINISHED)
     for house in (first, second):
         attachment = await house.attach(request.id)
         reader = await Reader(attachment.generation).to_the_end(2)
         assert plain(reader.replies) == plain(direct.replies)
         await attachment.aclose()
     assert await redis.pttl(keys.journal(request.id)) <= 60_000
-    assert await redis.pttl(keys.response(request.id)) > 0
+    assert await redis.pttl(keys.content(request.id)) > 0
     assert len(await usage_records(redis)) == 1
 
 
@@ -201,7 +202,7 @@ async def test_response_ends_when_its_last_reader_leaves(
     control = keys.control("m", worker.name)
     await eventually(lambda: redis.llen(control), what="the cancellation being sent")
     await worker.drop(claim, tokens=1)
-    await state_is(second, request.id, ResponseState.LEFT)
+    await state_is(second, request.id, RequestState.PAUSED)
 
 
 async def test_failure_reaches_every_reader(
@@ -261,7 +262,7 @@ async def test_discarded_response_is_dropped(
     await present(first.responses.discard(request.id))
 
     async def is_gone() -> bool:
-        return not await redis.exists(keys.response(request.id), keys.journal(request.id))
+        return not await redis.exists(keys.content(request.id), keys.journal(request.id))
 
     await eventually(is_gone, what="the response being dropped")
     # The next journal entry would restore it.

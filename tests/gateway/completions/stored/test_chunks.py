@@ -143,7 +143,7 @@ async def test_another_gateway_resumes_a_stream_with_its_whole_prompt(
     open_house: OpenHouse, first: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
     request, claim = await begun(first, worker, prompt=PROMPT)
-    head = await redis.hget(keys.response(request.id), "head")
+    head = await redis.hget(keys.content(request.id), "head")
     assert head is not None
     assert len(head) < 2_000
     await first.kill()
@@ -173,7 +173,7 @@ async def test_stream_is_stored_again_whole_after_redis_lost_it(
     first: House, second: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
     request, claim = await begun(first, worker, prompt=PROMPT)
-    await redis.delete(*await redis.keys(ALL), keys.response(request.id), keys.journal(request.id))
+    await redis.delete(*await redis.keys(ALL), keys.content(request.id), keys.journal(request.id))
     await worker.say(claim, "b")
 
     async def is_stored() -> bool:

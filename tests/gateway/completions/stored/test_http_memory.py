@@ -129,7 +129,7 @@ async def serving(redis: "Redis") -> AsyncIterator[None]:
 
 async def sizes_of(redis: "Redis", tenant: str, request_id: str) -> tuple[int, int]:
     """Return the bytes that a response has in Redis, and those that count for its tenant."""
-    names = (keys.response(request_id), keys.journal(request_id))
+    names = (keys.content(request_id), keys.journal(request_id))
     stored = [await redis.memory_usage(name, samples=0) or 0 for name in names]
     counts = keys.stored_bytes(keys.bucket_of(tenant), f"t:{tenant}")
     return sum(stored), int(await redis.hget(counts, request_id) or 0)
@@ -257,7 +257,7 @@ async def test_tenants_at_their_limits_leave_memory_for_others(alone: Stack) -> 
         stream = await post(hogs[0], "/v1/completions", {"stream": True})
         assert stream.status_code == 200
         event = json.loads(stream.text.partition("\n")[0].removeprefix("data: "))
-        assert not await redis.exists(keys.response(event["id"]))
+        assert not await redis.exists(keys.content(event["id"]))
         assert (await post(hogs[0], "/v1/completions", {}, is_stored=True)).status_code == 429
 
         # What ends or frees something works even if Redis is full.

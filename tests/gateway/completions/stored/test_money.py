@@ -21,12 +21,13 @@ from contract.tier import ServiceTier
 from gateway.batches.running import BatchState, Line, LineRun, LineRunner
 from gateway.completions.admission.idempotency import EarlierResponses
 from gateway.completions.admission.submit import Submission
-from gateway.completions.idempotency.registry import IdempotencyRegistry
 from gateway.completions.rendering.failures import to_api_error
 from gateway.completions.settlement import Ending
 from gateway.completions.stored.store import StoredResponse
 from gateway.dialects.endpoint import COMPLETIONS
+from gateway.limits.store import QuotaStore
 from gateway.platform.redis_client import MeasuredConnection
+from gateway.platform.settings import Settings
 from gateway.records.batches import Batch
 from gateway.records.errors import (
     ApiError,
@@ -182,7 +183,7 @@ async def test_line_of_a_batch_that_is_cancelled_while_it_ends_is_delivered_if_i
         line = Line(BatchState(Batch(**batch)), number, b'{"custom_id":"a"}')
         stored: Any = await first.find(request.id)
         house = second if is_continued else first
-        services: Any = [*[None] * 7, house.responses, None]
+        services: Any = [*[None] * 6, house.responses, None]
         runner = LineRunner(*services)
         if is_continued:
             first.responses.of(request.settlement).leave()
@@ -214,13 +215,12 @@ async def test_line_that_runs_again_is_paid_once_although_its_first_gateway_dies
     begun = asyncio.Event()
 
     async def run(house: House, error: ApiError | None = None) -> LineRun | None:
-        executor, retention = MeasuredConnection(redis), timedelta(hours=1)
-        registry = IdempotencyRegistry(executor, gateway=house.name, retention=retention)
-        earlier = EarlierResponses(registry, house.responses, house.reservations, house.settlements)
-        services: Any = [*[None] * 5, earlier, registry, house.responses, house.catalogue]
+        requests = QuotaStore(MeasuredConnection(redis))
+        earlier = EarlierResponses(Settings(), requests, house.responses, house.reservations)
+        services: Any = [*[None] * 5, earlier, house.responses, house.catalogue]
         runner: Any = LineRunner(*services)
 
-        async def submit(_call: object, _endpoint: object, request_id: str) -> Any:
+        async def submit(_call: object, _endpoint: object, request_id: str, _key: object) -> Any:
             request = await house.submit(
                 request_id=request_id, line=line.id, stream=False, is_background=True
             )
@@ -245,12 +245,12 @@ async def test_line_that_runs_again_is_paid_once_although_its_first_gateway_dies
     begun.set()
     with pytest.raises(StoreUnavailableError):
         await failing
-    # Another gateway may find the line at the end of a long batch.
-    (entry,) = await redis.keys("*:idempotency:*")
-    assert await redis.ttl(entry) > timedelta(days=7).total_seconds()
+    # The key outlives its request by no moment, and the request the key by none.
+    (entry,), (request,) = await redis.keys("*:idempotency:*"), await redis.keys("*:request:*")
+    assert await redis.ttl(entry) == await redis.ttl(request)
     await first.kill()
     serving = asyncio.create_task(serve())
-    delivered = present(await run(second)).request_id
+    delivered = present(present(await run(second)).head).request_id
     await second.responses.take_over_background()
     await eventually(lambda: not second.responses._owned.by_id, what="the ends")
     await end_task(serving)

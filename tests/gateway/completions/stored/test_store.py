@@ -22,49 +22,44 @@ from gateway.completions.stored.journal import (
 )
 from gateway.completions.stored.store import (
     JournalPage,
-    ResponseState,
-    ResponseStatus,
     ResponseStore,
     WriteResult,
     packed_head,
 )
 from gateway.dialects.profile import Dialect
+from gateway.limits.replies import RequestState, RequestStatus
+from gateway.limits.store import QuotaStore
 from gateway.records.usage_record import Counts
 from tests.gateway.completions.stored.test_head import completion_of, head_of, request_of
 from tests.support.kinds import every_redis
 
 HEAD = head_of(completion_of(request_of(Dialect.VLLM)))
 ID = HEAD.request_id
-RUNNING = ResponseStatus(ResponseState.RUNNING, ID, Counts(), (1, 2))
-FINISHED = RUNNING._replace(state=ResponseState.FINISHED)
+TENANT = HEAD.tenant_id
+RECORD = keys.request(keys.bucket_of(TENANT), ID)
 
 
 @pytest.fixture
 def store(any_redis: "Redis") -> ResponseStore:
     """An empty store."""
-    return ResponseStore(any_redis)
+    return ResponseStore(any_redis, QuotaStore(any_redis))
 
 
 async def opened(store: ResponseStore, *, term: int = 1, **fields: Any) -> bool:
-    known: dict[str, Any] = {"owner": "a", "status": RUNNING, "ttl_ms": 60_000}
-    known |= {"packed": await packed_head(HEAD), "is_background": True}
+    known: dict[str, Any] = {"gateway": "a", "handles": (1, 2), "ttl_ms": 60_000}
+    known |= {"packed": await packed_head(HEAD)}
     return await store.open(ID, term=term, **(known | fields)) is WriteResult.DONE
 
 
 async def appended(
-    store: ResponseStore,
-    *entries: bytes,
-    index: int,
-    term: int = 1,
-    status: ResponseStatus = RUNNING,
+    store: ResponseStore, *entries: bytes, index: int, term: int = 1, **fields: Any
 ) -> WriteResult:
-    return await store.append(
-        ID, term=term, index=index, entries=entries, status=status, ttl_ms=50_000
-    )
+    known: dict[str, Any] = {"gateway": "a", "handles": (1, 2), "ttl_ms": 50_000}
+    return await store.append(ID, term=term, index=index, entries=entries, **(known | fields))
 
 
-async def adopted(store: ResponseStore, *, term: int, state: ResponseState = RUNNING.state) -> int:
-    return await store.adopt(ID, b"", term=term, state=state, owner="b", ttl_ms=70_000)
+async def adopted(store: ResponseStore, *, term: int, packed: bytes = b"") -> bool:
+    return await store.adopt(ID, packed, term=term, ttl_ms=70_000)
 
 
 async def page_of(store: ResponseStore) -> JournalPage:
@@ -77,30 +72,33 @@ async def entries(store: ResponseStore) -> list[bytes]:
 
 @every_redis
 async def test_response_is_read_as_it_was_written(store: ResponseStore, any_redis: "Redis") -> None:
-    assert await store.read(ID) is None
+    assert await store.read(TENANT, ID) is None
+    record = {"owner": "a", "term": 1, "background": 1, "created_ms": 1}
+    await any_redis.hset(RECORD, mapping=record)  # type: ignore[arg-type]
     assert await opened(store)
     assert await appended(store, b"x", b"y", index=0) is WriteResult.DONE
-    status = ResponseStatus(ResponseState.LEFT, f"{ID}.2", Counts(3, 1, 5), (4,))
-    assert await appended(store, b"z", index=2, status=status) is WriteResult.DONE
+    assert await appended(store, b"z", index=2, handles=(4,)) is WriteResult.DONE
 
-    stored = await store.read(ID)
+    stored = await store.read(TENANT, ID)
 
+    status = RequestStatus(RequestState.RUNNING, "a", 1, True, Counts())
     assert stored is not None
     assert (stored.head.request_id, stored.head.jobs) == (ID, HEAD.jobs)
-    assert stored.page == JournalPage("a", 1, True, status, "a", 3, [])
-    assert await store.status(ID) == stored.page
-    assert await entries(store) == [b"x", b"y", b"z"]
-    for key in (keys.response(ID), keys.journal(ID)):
+    assert (stored.status, stored.total_entries) == (status, 3)
+    assert await store.status(TENANT, ID) == status
+    assert await store.read("other", ID) is None
+    assert await page_of(store) == JournalPage("a", (4,), 3, [b"x", b"y", b"z"])
+    for key in (keys.content(ID), keys.journal(ID)):
         assert 0 < await any_redis.pttl(key) <= 50_000
     await store.discard(ID)
-    assert await store.read(ID) is None
+    assert await store.read(TENANT, ID) is None
 
 
 async def test_written_entries_are_not_written_again(store: ResponseStore) -> None:
     await opened(store)
     await appended(store, b"x", index=0)
     assert await appended(store, b"x", b"y", index=0) is WriteResult.DONE
-    assert await appended(store, b"x", b"y", index=0, status=FINISHED) is WriteResult.DONE
+    assert await appended(store, b"x", b"y", index=0, handles=(3,)) is WriteResult.DONE
     assert await entries(store) == [b"x", b"y"]
 
 
@@ -117,66 +115,45 @@ async def test_owner_rewrites_what_redis_lost(store: ResponseStore, any_redis: "
     assert await any_redis.pttl(keys.journal(ID)) > 0
 
 
-async def test_owner_does_not_rewrite_what_a_client_has_deleted(store: ResponseStore) -> None:
-    await opened(store)
-    assert await store.discard(ID, has_key=True) > 0
-    assert await appended(store, b"x", index=0) is WriteResult.MISSING
-    assert await opened(store) is False
-    assert await store.is_deleted(ID)
-
-
-async def test_only_one_candidate_begins_the_next_term(store: ResponseStore) -> None:
-    await opened(store)
-    assert await adopted(store, term=1) == 2
-    assert await adopted(store, term=1) == 0
-    assert await adopted(store, term=2, state=ResponseState.LEFT) == 0
-    assert await adopted(store, term=2) == 3
-    page = await page_of(store)
-    assert (page.owner, page.term) == ("b", 3)
-    assert present(await store.read(ID)).head.jobs == HEAD.jobs
-
-
 async def test_handles_of_the_last_owner_that_wrote_stay_until_the_next_has_written(
     store: ResponseStore,
 ) -> None:
     async def follower() -> tuple[str, tuple[int, ...]]:
-        page = await store.read_page(ID, index=0)
-        assert page is not None
-        return page.follower, page.status.handles
+        page = await page_of(store)
+        return page.gateway, page.handles
 
     await opened(store)
-    await adopted(store, term=1)
-    await adopted(store, term=2)
+    assert await adopted(store, term=2)
+    assert await adopted(store, term=3)
     assert await follower() == ("a", (1, 2))
-    await appended(store, index=0, term=3, status=RUNNING._replace(handles=(7,)))
+    await appended(store, index=0, term=3, gateway="b", handles=(7,))
     assert await follower() == ("b", (7,))
-    await appended(store, index=0, term=3, status=RUNNING._replace(state=ResponseState.LEFT))
-    assert await adopted(store, term=3, state=ResponseState.LEFT) == 4
-    assert await follower() == ("b", ())
+    assert await adopted(store, term=4, packed=await packed_head(HEAD))
+    assert await follower() == ("b", (7,))
 
 
 @every_redis
 async def test_former_owner_changes_nothing(store: ResponseStore) -> None:
     await opened(store)
     await appended(store, b"x", index=0)
-    await adopted(store, term=1)
-    assert await appended(store, b"late", index=1, status=FINISHED) is WriteResult.NOT_OWNER
+    await adopted(store, term=2)
+    assert await appended(store, b"late", index=1) is WriteResult.NOT_OWNER
     assert not await opened(store, entries=[b"late"])
-    page = await page_of(store)
-    assert (page.entries, page.status.state) == ([b"x"], ResponseState.RUNNING)
+    assert not await adopted(store, term=1)
+    assert await entries(store) == [b"x"]
 
 
 async def test_owner_rewrites_everything_if_redis_lost_its_term(store: ResponseStore) -> None:
     await opened(store)
     assert await appended(store, b"x", index=0, term=2) is WriteResult.MISSING
-    assert await opened(store, term=2, owner="b", entries=[b"x"])
+    assert await opened(store, term=2, gateway="b", entries=[b"x"])
     page = await page_of(store)
-    assert (page.owner, page.term, page.entries) == ("b", 2, [b"x"])
-    assert await adopted(store, term=1) == 0
+    assert (page.gateway, page.entries) == ("b", [b"x"])
+    assert await appended(store, b"y", index=1) is WriteResult.NOT_OWNER
 
 
 async def test_unknown_response_cannot_be_adopted(store: ResponseStore, any_redis: "Redis") -> None:
-    assert await adopted(store, term=1) == 0
+    assert not await adopted(store, term=1)
     assert await any_redis.dbsize() == 0
 
 
@@ -185,17 +162,19 @@ async def test_large_heads_and_entries_are_compressed(
 ) -> None:
     large = msgspec.structs.replace(HEAD.jobs[0], prompt_token_ids=packed([7] * 100_000))
     head = msgspec.structs.replace(HEAD, jobs=[large])
+    record = {"owner": "a", "term": 1, "background": 1, "created_ms": 1}
+    await any_redis.hset(RECORD, mapping=record)  # type: ignore[arg-type]
     assert await opened(store, packed=await packed_head(head))
     delta = Delta(1, 1, 0, 0, "a" * 100_000, [1])
     [entry] = encode_entries([encode_message(0, delta)], "1-0")
     await appended(store, entry, index=0)
 
-    stored = await store.read(ID)
+    stored = await store.read(TENANT, ID)
 
     assert stored is not None
     assert stored.head.jobs == [large]
     assert [decode_entry(each) for each in await entries(store)] == [([Received(0, delta)], "1-0")]
-    for key in (keys.response(ID), keys.journal(ID)):
+    for key in (keys.content(ID), keys.journal(ID)):
         assert (await any_redis.memory_usage(key) or 0) < 20_000
 
 
@@ -213,7 +192,7 @@ async def test_a_journal_is_read_in_pages_without_the_head(
         [b"ddd"],
         [],
     ]
-    assert {(page.status, page.total_entries) for page in pages if page} == {(RUNNING, 4)}
+    assert {page.total_entries for page in pages if page} == {4}
 
 
 def test_an_entry_is_read_in_slices_by_its_bytes() -> None:

@@ -12,7 +12,8 @@ from contract.messages import TokenLogprob
 from contract.outcomes import FailureCode
 from contract.queue import JobClaim
 from gateway.completions.stored import owned
-from gateway.completions.stored.store import ResponseState, bytes_of_head
+from gateway.completions.stored.store import bytes_of_head
+from gateway.limits.replies import RequestState
 from gateway.limits.storage import Storage, allocated
 from gateway.records.limits import Limits, LimitScope, SubjectLimits
 from tests.gateway.completions.stored.house import TENANT, House, Reader, begun, settled, state_is
@@ -70,11 +71,11 @@ async def test_output_counts_while_it_runs_and_ends_at_the_limit(
     await worker.drop(claim, tokens=tokens)
     ((outcome, _, charged),) = await settled(redis, request.id)
     assert (outcome, charged) == ("failed", tokens)
-    await state_is(first, request.id, ResponseState.FAILED)
+    await state_is(first, request.id, RequestState.FAILED)
 
     async def is_whole() -> bool:
         (used,) = await storage.used(TENANT, subjects)
-        head: Any = await redis.hget(keys.response(request.id), "head")
+        head: Any = await redis.hget(keys.content(request.id), "head")
         entries = await redis.lrange(keys.journal(request.id), 0, -1)
         return used == bytes_of_head(head) + allocated(map(len, entries))
 

@@ -11,6 +11,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from common.present import present
 from common.tasks import end_task
 from contract import keys
 from contract.affinity import class_affinity
@@ -24,13 +25,14 @@ from gateway.completions.settlement import Ending
 from gateway.completions.stored import history, service
 from gateway.completions.stored.history import frame_messages
 from gateway.completions.stored.owned import OwnedResponse
-from gateway.completions.stored.store import ResponseState
+from gateway.completions.stored.store import ResponseStore
 from gateway.dialects.endpoint import CHATS
+from gateway.limits.replies import RequestEnd, RequestState
 from gateway.limits.store import QuotaStore
 from gateway.platform.redis_client import MeasuredConnection
 from gateway.records.errors import RateLimitError, StoreUnavailableError, queue_unavailable
 from gateway.records.limits import Limits
-from gateway.records.usage_record import Outcome, UsageRecord
+from gateway.records.usage_record import Outcome
 from tests.gateway.completions.stored.conftest import OpenHouse
 from tests.gateway.completions.stored.house import (
     PROMPT,
@@ -84,7 +86,7 @@ async def test_response_continues_at_another_gateway_when_its_owner_dies(
     assert await settled(redis, request.id) == [("finished", 3, 4)]
     (record,) = (await usage_records(redis)).values()
     assert (record.exactness_class, record.class_crossings) == ("class, unknown", 1)
-    await state_is(second, request.id, ResponseState.FINISHED)
+    await state_is(second, request.id, RequestState.FINISHED)
     assert await nothing_left(redis, "m")
 
 
@@ -96,8 +98,8 @@ async def test_takeover_that_failed_halfway_loses_no_reply(
     request, _ = await begun(houses["gw1"], worker, "a", "b")
     await houses["gw1"].kill()
     with monkeypatch.context() as patch:
-        patch.setattr(QuotaStore, "take_over", AsyncMock(side_effect=RedisConnectionError))
-        with pytest.raises(StoreUnavailableError):
+        patch.setattr(ResponseStore, "adopt", AsyncMock(side_effect=RedisConnectionError))
+        with pytest.raises(RedisConnectionError):
             await houses["gw2"].attach(request.id)
     if at == "gw3":
         await houses["gw2"].kill()
@@ -152,7 +154,7 @@ async def test_end_that_the_owner_did_not_write_is_delivered_and_settled(
 
     assert reader.text == "ab"
     assert await settled(redis, request.id) == [("finished", 3, 2)]
-    await state_is(second, request.id, ResponseState.FINISHED)
+    await state_is(second, request.id, RequestState.FINISHED)
 
 
 async def test_line_of_a_batch_ends_when_its_settlement_is_confirmed(
@@ -161,16 +163,16 @@ async def test_line_of_a_batch_ends_when_its_settlement_is_confirmed(
     first, second = await open_house("gw1", journal_seconds=LATE), await open_house("gw2")
     request = await first.submit(line="batch_1:1")
     reader = Reader(request.generation)
-    settle, is_journal_complete = QuotaStore.settle, list[bool]()
+    end, is_journal_complete = QuotaStore.end, list[bool]()
 
-    async def fail(self: QuotaStore, record: UsageRecord, **options: Any) -> bool:
-        if record.gateway == "gw1":
+    async def fail(self: QuotaStore, ending: RequestEnd) -> bool:
+        if ending.record is not None and ending.record.gateway == "gw1":
             # Otherwise the next gateway would run the line again, and charge it twice.
             is_journal_complete.append((await first.find(request.id)).has_begun)
             raise RedisConnectionError
-        return await settle(self, record, **options)
+        return await end(self, ending)
 
-    monkeypatch.setattr(QuotaStore, "settle", fail)
+    monkeypatch.setattr(QuotaStore, "end", fail)
     await worker.conclude(await worker.claim_one(), "a", "b")
     await reader.to_the_end()
     finishing = asyncio.create_task(first.responses.of(request.settlement).finish())
@@ -181,18 +183,30 @@ async def test_line_of_a_batch_ends_when_its_settlement_is_confirmed(
     assert set(is_journal_complete) == {True}
     assert not finishing.done()
     assert not waiting.done()
-    assert (await second.find(request.id)).state is ResponseState.RUNNING
+    assert (await second.find(request.id)).state is RequestState.RUNNING
     await first.kill()
     await end_task(finishing)
-    # Since no gateway renews it, the sweep releases the reservation without a record.
-    await QuotaStore(MeasuredConnection(redis)).release(TENANT, request.id)
+    # Since no gateway renews it, the sweep pauses the request without a record.
+    await paused_by_the_sweep(redis, request.id)
     await waiting
     assert await settled(redis, request.id) == [("finished", 3, 2)]
-    await state_is(second, request.id, ResponseState.FINISHED)
+    await state_is(second, request.id, RequestState.FINISHED)
     stored = await second.find(request.id)
-    await second.responses.forget(request.id)
+    await second.responses.forget(stored.head)
     with pytest.raises(StoreUnavailableError):
         await second.responses.settled(stored)
+
+
+async def paused_by_the_sweep(redis: "Redis", request_id: str) -> None:
+    """End a request whose gateway is dead as the sweep ends a line: it holds and costs nothing."""
+    lease = present(await redis.zscore(keys.open_requests(keys.bucket_of(TENANT)), request_id))
+    paused = RequestEnd(
+        tenant_id=TENANT,
+        request_id=request_id,
+        state=RequestState.PAUSED,
+        expired_ms=int(lease),
+    )
+    assert await QuotaStore(MeasuredConnection(redis)).end(paused)
 
 
 async def test_line_that_is_reserved_again_keeps_its_id_and_time(
@@ -200,7 +214,7 @@ async def test_line_that_is_reserved_again_keeps_its_id_and_time(
 ) -> None:
     request, _ = await begun(first, worker, line="batch_1:1")
     await first.kill()
-    await QuotaStore(MeasuredConnection(redis)).release(TENANT, request.id)
+    await paused_by_the_sweep(redis, request.id)
     attachment = await second.attach(request.id)
     await worker.conclude(await worker.claim_one(), "b")
     await Reader(attachment.generation).to_the_end()
@@ -227,7 +241,7 @@ async def test_concurrent_readers_take_a_response_over_once(
         await reader.to_the_end()
         assert reader.text == "ab"
     assert await settled(redis, request.id) == [("finished", 3, 2)]
-    assert (await others[0].find(request.id)).page.term == 2
+    assert (await others[0].find(request.id)).status.term == 2
 
 
 async def test_response_can_be_taken_over_repeatedly(
@@ -319,9 +333,9 @@ async def taken_over(first: House, second: House, worker: FakeWorker) -> OwnedRe
     request = await first.submit()
     await worker.claim_one()
     await first.kill()
-    page = await second.responses.store.status(request.id)
+    page = await second.responses.store.status(TENANT, request.id)
     assert page is not None
-    assert await second.responses._takeovers.keep_running(request.id, page) == "gw2"
+    assert await second.responses._takeovers.keep_running(TENANT, request.id, page) == "gw2"
     return second.responses._owned.by_id[request.id]
 
 
@@ -345,7 +359,7 @@ async def left(first: House, worker: FakeWorker, redis: "Redis", **parameters: A
     await eventually(lambda: redis.llen(control), what="the cancellation being sent")
     # The engine had sampled one more token when it received the cancellation.
     await worker.drop(claim, tokens=3)
-    await state_is(first, request.id, ResponseState.LEFT)
+    await state_is(first, request.id, RequestState.PAUSED)
     return request
 
 
@@ -404,7 +418,7 @@ async def test_response_whose_followers_died_resumes_without_a_second_prompt(
     control = keys.control("m", worker.name)
     await eventually(lambda: redis.llen(control), what="the cancellation being sent")
     await worker.drop(claim, tokens=2, cached=1)
-    await state_is(first, request.id, ResponseState.LEFT)
+    await state_is(first, request.id, RequestState.PAUSED)
 
     again = await first.attach(request.id)
     reader = await Reader(again.generation).until_text("ab")
@@ -450,7 +464,7 @@ async def test_abandoned_response_refused_by_limits_can_resume_later(
     other = await first.submit(limits=limits)
     with pytest.raises(RateLimitError):
         await second.attach(request.id)
-    await state_is(second, request.id, ResponseState.LEFT)
+    await state_is(second, request.id, RequestState.PAUSED)
     first.responses.of(other.settlement).leave()
 
     async def has_resumed() -> bool:
@@ -480,7 +494,7 @@ async def test_response_abandoned_before_tokens_is_charged_its_prompt_when_it_re
 ) -> None:
     request = await first.submit()
     first.responses.of(request.settlement).leave()
-    await state_is(second, request.id, ResponseState.LEFT)
+    await state_is(second, request.id, RequestState.PAUSED)
     assert await settled(redis, request.id) == [("cancelled", 0, 0)]
 
     reader = Reader((await second.attach(request.id)).generation)
@@ -588,7 +602,7 @@ async def test_background_response_that_ended_after_its_gateway_died_is_settled(
     await second.responses.take_over_background()
 
     assert await settled(redis, request.id) == [("finished", 3, 1)]
-    await state_is(second, request.id, ResponseState.FINISHED)
+    await state_is(second, request.id, RequestState.FINISHED)
     assert not await redis.exists(keys.background_responses("gw1"))
     assert not await redis.sismember(keys.BACKGROUND_OWNERS, "gw1")
 
@@ -610,7 +624,7 @@ async def test_background_request_without_a_queue_runs_for_the_client_that_repea
     assert msgspec.json.decode(shown.body)["status"] == "queued"
 
     await worker.conclude(await worker.claim_one(), "a")
-    await state_is(second, request.id, ResponseState.FINISHED)
+    await state_is(second, request.id, RequestState.FINISHED)
 
 
 @pytest.mark.slow
@@ -622,7 +636,7 @@ async def test_background_response_outlives_all_gateways(
     await redis.delete(keys.leases("m"), keys.job("m", f"{request.id}-0"))
 
     second = await open_house("gw2")
-    assert (await second.find(request.id)).state is ResponseState.RUNNING
+    assert (await second.find(request.id)).state is RequestState.RUNNING
     again = await worker.claim_one()
     await worker.conclude(again, "b")
     assert await settled(redis, request.id) == [("finished", 3, 2)]
@@ -684,7 +698,7 @@ async def test_cancelled_response_ends_for_every_reader_and_cannot_resume(
     house = first if at == "gw1" else second
 
     answer = await house.responses.cancel(await house.find(request.id))
-    assert answer.state is ResponseState.CANCELLED
+    assert answer.state is RequestState.CANCELLED
     await worker.drop(claim, tokens=2)
 
     for generation in (
@@ -697,7 +711,7 @@ async def test_cancelled_response_ends_for_every_reader_and_cannot_resume(
         assert reader.failure.code is FailureCode.CANCELLED
     assert await settled(redis, request.id) == [("cancelled", 3, 2)]
     again = await second.responses.cancel(await second.find(request.id))
-    assert again.state is ResponseState.CANCELLED
+    assert again.state is RequestState.CANCELLED
     assert await nothing_left(redis, "m")
 
 
@@ -710,7 +724,7 @@ async def test_head_of_a_response_is_read_once_a_second_until_it_is_cancelled(
     first.dispatcher.notices.on_cancel = lambda _: None
     read = AsyncMock(wraps=second.responses.store.read)
     monkeypatch.setattr(second.responses.store, "read", read)
-    assert (await second.responses.cancel(response)).state is ResponseState.RUNNING
+    assert (await second.responses.cancel(response)).state is RequestState.RUNNING
     assert read.await_count <= 3
 
 
@@ -722,7 +736,7 @@ async def test_response_of_a_dead_gateway_can_be_cancelled(
 
     answer = await second.responses.cancel(await second.find(request.id))
 
-    assert answer.state is ResponseState.CANCELLED
+    assert answer.state is RequestState.CANCELLED
     await worker.drop(claim, tokens=1)
     assert await settled(redis, request.id) == [("cancelled", 3, 1)]
 
@@ -734,7 +748,7 @@ async def test_abandoned_response_can_be_cancelled_and_is_not_settled_again(
 
     answer = await second.responses.cancel(await second.find(request.id))
 
-    assert answer.state is ResponseState.CANCELLED
+    assert answer.state is RequestState.CANCELLED
     reader = await Reader((await second.attach(request.id)).generation).to_the_end()
     assert reader.text == "ab"
     assert reader.failure is not None
@@ -748,8 +762,8 @@ async def test_finished_response_cannot_be_cancelled(first: House, worker: FakeW
     await worker.conclude(claim, "a")
     await Reader(request.generation).to_the_end()
     await first.responses.of(request.settlement).finish()
-    await state_is(first, request.id, ResponseState.FINISHED)
+    await state_is(first, request.id, RequestState.FINISHED)
 
     answer = await first.responses.cancel(await first.find(request.id))
 
-    assert answer.state is ResponseState.FINISHED
+    assert answer.state is RequestState.FINISHED

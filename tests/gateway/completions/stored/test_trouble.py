@@ -15,11 +15,11 @@ from gateway.billing.ledger.sweep import Sweep
 from gateway.completions.queue.generation import REPLIES_AT_ONCE, Generation
 from gateway.completions.stored import reader as reading
 from gateway.completions.stored.owned import OwnedState
-from gateway.completions.stored.store import ResponseState, ResponseStore
+from gateway.completions.stored.store import ResponseStore
+from gateway.limits.replies import RequestEnd, RequestState
 from gateway.limits.store import QuotaStore
 from gateway.records.errors import SlowReaderError, StoreUnavailableError
-from gateway.records.limits import Limits
-from gateway.records.usage_record import Outcome, UsageRecord, decode_usage
+from gateway.records.usage_record import UsageRecord, decode_usage
 from tests.gateway.completions.stored.conftest import OpenHouse
 from tests.gateway.completions.stored.house import (
     MODEL,
@@ -30,7 +30,6 @@ from tests.gateway.completions.stored.house import (
     begun,
     counts_of,
     settled,
-    settled_records,
     state_is,
     usage_records,
 )
@@ -48,7 +47,7 @@ async def test_response_that_redis_lost_is_restored(
     attachment = await second.attach(request.id)
     reader = await Reader(attachment.generation).until_text("ab")
 
-    await redis.delete(keys.response(request.id), keys.journal(request.id))
+    await redis.delete(keys.content(request.id), keys.journal(request.id))
     await worker.say(claim, "c")
     await reader.until_text("abc")
 
@@ -67,7 +66,7 @@ async def test_background_response_that_a_failover_lost_is_written_again(
         await eventually(lambda: not first.responses._owned.by_id, what="the end")
     await first.responses._owned.write()
 
-    await redis.delete(keys.response(request.id), keys.journal(request.id))
+    await redis.delete(keys.content(request.id), keys.journal(request.id))
     presence = second.dispatcher.presence
     presence.note_outage()
     await second.responses.require_intact()
@@ -76,13 +75,13 @@ async def test_background_response_that_a_failover_lost_is_written_again(
         await second.responses.require_intact()
 
     first.dispatcher.presence.note_outage()
-    state = ResponseState.FINISHED if has_ended else ResponseState.RUNNING
+    state = RequestState.FINISHED if has_ended else RequestState.RUNNING
     await eventually(lambda: _is_stored(redis, request.id), what="the response")
     await state_is(second, request.id, state)
 
 
 async def _is_stored(redis: "Redis", request_id: str) -> bool:
-    return bool(await redis.exists(keys.response(request_id)))
+    return bool(await redis.exists(keys.content(request_id)))
 
 
 async def test_owned_response_never_returns_to_an_earlier_state(first: House) -> None:
@@ -109,7 +108,7 @@ async def test_background_response_that_is_not_stored_runs_only_if_its_client_ca
             await first.responses.require_stored(request.id, is_findable=is_findable)
     await first.responses.require_stored(request.id, is_findable=is_findable)
     await state_is(
-        first, request.id, ResponseState.RUNNING if is_findable else ResponseState.CANCELLED
+        first, request.id, RequestState.RUNNING if is_findable else RequestState.CANCELLED
     )
     if not is_findable:
         assert await settled(redis, request.id) == [("cancelled", 0, 0)]
@@ -123,7 +122,7 @@ async def test_reader_of_a_lost_response_gets_an_error(
     await worker.claim_one()
     attachment = await second.attach(request.id)
     await first.kill()
-    await redis.delete(keys.response(request.id), keys.journal(request.id))
+    await redis.delete(keys.content(request.id), keys.journal(request.id))
 
     assert (await Reader(attachment.generation).to_the_end()).failure is not None
 
@@ -156,7 +155,7 @@ async def test_response_continues_after_a_redis_outage(
     await first.responses.of(request.settlement).finish()
     await reader.to_the_end()
     assert (direct.text, reader.text) == ("ab", "ab")
-    await state_is(second, request.id, ResponseState.FINISHED)
+    await state_is(second, request.id, RequestState.FINISHED)
 
 
 async def test_owner_whose_heartbeat_a_failover_lost_is_not_taken_for_dead(
@@ -169,11 +168,11 @@ async def test_owner_whose_heartbeat_a_failover_lost_is_not_taken_for_dead(
     await redis.delete(keys.gateway_alive("gw1"))
 
     await second.responses.take_over_background()
-    assert (await second.find(request.id)).page.owner == "gw1"
+    assert (await second.find(request.id)).status.owner == "gw1"
 
     presence._steady_since = -math.inf
     await second.responses.take_over_background()
-    assert (await second.find(request.id)).page.owner == "gw2"
+    assert (await second.find(request.id)).status.owner == "gw2"
 
 
 async def test_background_response_continues_without_its_slow_reader(
@@ -224,7 +223,7 @@ async def test_idle_reader_keeps_the_response_and_uses_no_memory(
 
 async def expire(redis: "Redis", request_id: str) -> None:
     """Expire the lease of a reservation."""
-    await redis.zadd(keys.open_reservations(BUCKET), {request_id: 1000})
+    await redis.zadd(keys.open_requests(BUCKET), {request_id: 1000})
 
 
 async def abandoned(house: House, worker: FakeWorker, redis: "Redis") -> Submitted:
@@ -241,15 +240,15 @@ async def test_sweep_does_not_settle_a_response_that_another_gateway_continues(
 ) -> None:
     request = await abandoned(first, worker, redis)
     taken: list[Reader] = []
-    settle = QuotaStore.settle
+    end = QuotaStore.end
 
-    async def taken_over_first(store: QuotaStore, record: UsageRecord, **options: Any) -> bool:
+    async def taken_over_first(store: QuotaStore, ending: RequestEnd) -> bool:
         """Let the sweep settle after another gateway has taken the response over."""
-        if record.outcome is Outcome.LOST:
+        if ending.expired_ms is not None:
             taken.append(Reader((await second.attach(request.id)).generation))
-        return await settle(store, record, **options)
+        return await end(store, ending)
 
-    monkeypatch.setattr(QuotaStore, "settle", taken_over_first)
+    monkeypatch.setattr(QuotaStore, "end", taken_over_first)
     assert await Sweep(redis).run() == 0
     (reader,) = taken
     again = await worker.claim_one()
@@ -274,76 +273,51 @@ async def test_response_settled_by_the_sweep_resumes_with_a_new_reservation(
     again = await worker.claim_one()
     await worker.say(again, "b")
     await reader.until_text("ab")
-    assert await redis.zrange(keys.open_reservations(BUCKET), 0, -1) == [f"{request.id}.2".encode()]
+    assert await redis.zrange(keys.open_requests(BUCKET), 0, -1) == [request.id.encode()]
 
     await second.kill()
     await worker.lose(again, tokens=2)
     await eventually(lambda: _has_ended(redis, f"{request.id}-0"), what="the job being taken back")
-    await expire(redis, f"{request.id}.2")
+    await expire(redis, request.id)
     assert await Sweep(redis).run() == 1
     reader = Reader((await third.attach(request.id)).generation)
     await worker.conclude(await worker.claim_one(), "c")
     await reader.to_the_end()
 
     assert reader.text == "abc"
+    # Each has what the earlier ones have not.
     assert await settlements(redis, 3) == [
         (request.id, ("lost", 3, 1) if is_kept else ("lost", 0, 0)),
-        (request.id, ("lost", 3, 2)),
-        (request.id, ("finished", 3, 3)),
+        (f"{request.id}.2", ("lost", 0, 1) if is_kept else ("lost", 3, 2)),
+        (f"{request.id}.3", ("finished", 0, 1)),
     ]
-    assert len({each.created_ms for each in await all_records(redis)}) == 1
-    assert await redis.zrange(keys.open_reservations(BUCKET), 0, -1) == []
+    assert await redis.zrange(keys.open_requests(BUCKET), 0, -1) == []
 
 
-async def test_running_response_resumes_although_no_limit_allows_a_new_reservation(
-    first: House, second: House, worker: FakeWorker, redis: "Redis"
-) -> None:
-    limits = Limits(concurrent_requests=1)
-    request, claim = await begun(first, worker, limits=limits)
-    await first.kill()
-    await worker.lose(claim, tokens=1)
-    await expire(redis, request.id)
-    assert await Sweep(redis).run() == 1
-    await second.submit(limits=limits)
-    await worker.claim_one()
-
-    reader = Reader((await second.attach(request.id)).generation)
-    await worker.conclude(await worker.claim_one(), "b")
-    await reader.to_the_end()
-
-    assert reader.text == "ab"
-    assert (await settlements(redis, 2))[1] == (request.id, ("finished", 3, 2))
-
-
-async def test_response_that_a_living_owner_has_settled_is_settled_under_the_same_id(
+async def test_reader_of_a_settled_response_waits_for_the_end_that_redis_lacks(
     first: House, second: House, worker: FakeWorker, redis: "Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A failover has lost its end, its replies and the heartbeat of its owner."""
+    """Its owner settles it while the server with its journal does not respond."""
 
     async def fail(*_: Any, **__: Any) -> None:
         raise RedisConnectionError
 
+    async def has_begun() -> bool:
+        return (await second.find(request.id)).has_begun
+
     request, claim = await begun(first, worker, is_background=True)
+    await eventually(has_begun, what="the first token in the journal")
     with monkeypatch.context() as patch:
         patch.setattr(ResponseStore, "append", fail)
         first.responses.of(request.settlement).leave()
         await worker.conclude(claim, "b")
-        await settled_records(redis, 1)
+        await state_is(second, request.id, RequestState.FINISHED)
+        reader = Reader((await second.attach(request.id)).generation)
+        await reader.until_text("a")
     await redis.delete(keys.replies("gw1"), keys.gateway_alive("gw1"))
 
-    reader = Reader((await second.attach(request.id)).generation)
-    again = await worker.claim_one()
-    await worker.say(again, "a")
-    await worker.conclude(again, "b")
-    await reader.to_the_end()
-
-    assert reader.text == "ab"
-    assert await settlements(redis, 2) == [
-        (request.id, ("finished", 3, 2)),
-        (request.id, ("finished", 3, 2)),
-    ]
-    first_record, second_record = await all_records(redis)
-    assert first_record.created_ms == second_record.created_ms
+    assert (await reader.to_the_end()).text == "ab"
+    assert await settled(redis, request.id) == [("finished", 3, 2)]
 
 
 async def test_prompt_of_a_lost_request_that_received_nothing_is_paid_once(
@@ -385,10 +359,10 @@ async def test_response_whose_receipt_was_lost_is_charged_although_the_sweep_was
     reader = await Reader((await second.attach(request.id)).generation).to_the_end()
 
     assert reader.text == "ab"
-    await state_is(second, request.id, ResponseState.FINISHED)
+    await state_is(second, request.id, RequestState.FINISHED)
     assert await settlements(redis, 2) == [
         (request.id, ("lost", 0, 0)),
-        (request.id, ("finished", 3, 2)),
+        (f"{request.id}.2", ("finished", 3, 2)),
     ]
 
 
@@ -396,14 +370,14 @@ async def test_whole_response_that_is_read_after_its_gateway_died_is_charged(
     first: House, second: House, worker: FakeWorker, redis: "Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its gateway dies after all tokens are stored, before Redis confirms the settlement."""
-    settle = QuotaStore.settle
+    end = QuotaStore.end
 
-    async def fail(self: QuotaStore, record: UsageRecord, **options: Any) -> bool:
-        if record.gateway == "gw1" and record.outcome is Outcome.FINISHED:
+    async def fail(self: QuotaStore, ending: RequestEnd) -> bool:
+        if ending.state is RequestState.FINISHED and ending.record.gateway == "gw1":  # type: ignore[union-attr]
             raise RedisConnectionError
-        return await settle(self, record, **options)
+        return await end(self, ending)
 
-    monkeypatch.setattr(QuotaStore, "settle", fail)
+    monkeypatch.setattr(QuotaStore, "end", fail)
     request = await first.submit(stream=False)
     await worker.conclude(await worker.claim_one(), "a", "b")
     await Reader(request.generation).to_the_end()
@@ -417,10 +391,10 @@ async def test_whole_response_that_is_read_after_its_gateway_died_is_charged(
     reader = await Reader((await second.attach(request.id)).generation).to_the_end()
 
     assert reader.text == "ab"
-    await state_is(second, request.id, ResponseState.FINISHED)
+    await state_is(second, request.id, RequestState.FINISHED)
     assert await settlements(redis, 2) == [
         (request.id, ("lost", 3, 2)),
-        (request.id, ("finished", 3, 2)),
+        (f"{request.id}.2", ("finished", 3, 2)),
     ]
     _, delivered = await all_records(redis)
     assert (lost.cost_micros, delivered.cost_micros) == (0, 5)
@@ -450,7 +424,7 @@ async def test_sweep_settles_only_the_unsettled_part_of_a_resumed_response(
     first, second = await open_house("gw1"), await open_house("gw2")
     request = await first.submit()
     first.responses.of(request.settlement).leave()
-    await state_is(first, request.id, ResponseState.LEFT)
+    await state_is(first, request.id, RequestState.PAUSED)
     reader = Reader((await second.attach(request.id)).generation)
     claim = await worker.claim_one()
     await worker.say(claim, "a", "b")
@@ -458,7 +432,7 @@ async def test_sweep_settles_only_the_unsettled_part_of_a_resumed_response(
     await second.kill()
     await worker.lose(claim, tokens=2)
     await eventually(lambda: _has_ended(redis, f"{request.id}-0"), what="the job being taken back")
-    await expire(redis, f"{request.id}.2")
+    await expire(redis, request.id)
 
     assert await Sweep(redis).run() == 1
 

@@ -2,11 +2,11 @@
 -- admitted if every limit of its subjects allows it. It reserves in all limits or in none.
 --
 -- For a request that is already admitted, nothing changes and the reply is that of the first call.
--- If the call `extends` an open reservation, it becomes as large as asked for, or stays as it is. What
--- is added counts in the current slot of a minute, and in the day and month of the admission.
+-- If the call `extends` a running request, it holds as much as asked for, or stays as it is. What is
+-- added counts in the current slot of a minute, and in the day and month of the admission.
 -- If the counters of an account are incomplete, the script reports it before any decision.
 --
--- KEYS open_reservations, then the reservation of each request
+-- KEYS open_requests, then the record of each request
 -- ARGV lease_ms: lease in milliseconds  extends: 1 or 0
 --   described: msgpack: 1. the names of the subjects  2. `1` for each subject with limits per minute,
 --     else `0`  3. the same for subjects with limits per day, a budget or credit  4. the same for
@@ -15,23 +15,25 @@
 --     tokens, prompt tokens and completion tokens per minute; requests, tokens and seconds of audio
 --     per day; concurrent requests; budget
 --   then for each request: id, prompt tokens, completion tokens, seconds of audio, cost in
---     micro-dollars, draft of the usage record
+--     micro-dollars, draft of the usage record, msgpack of {owner, term, background: 0 or 1,
+--     milliseconds after its end for which the response is kept, entry of its Idempotency-Key or
+--     empty, digest of its body}, empty if it is not kept
 -- Output for each request {1, ms, remaining...} admitted;
 --   {-1, ms, limit (1 to 9, or 10: credit), subject, its value, used, ms until it allows the request
 --   or -1, remaining...} rejected;
 --   {0, subject...} must be seeded first;
---   {-2} nothing to extend, released before it arrived, or ended by another process (see quota_end).
+--   {-2} not a transition: nothing to extend, released before, ended, or of another term
 --   `ms` is Unix time; `remaining` has for each subject the four per-minute values, budget and
 --   credit, -1 where there is no limit
--- @include server
+-- @include states
 -- @include limits
 -- @include slices
-local open_reservations = unpack(KEYS, 1, 1)
+local open_requests = unpack(KEYS, 1, 1)
 local lease_ms, extends, window_prefix, running_prefix, account_prefix, described = unpack(ARGV, 1, 6)
 -- Globals are slow to look up, and `ipairs` to iterate with.
 local format, byte, ONE = string.format, string.byte, string.byte('1')
 local names, windows, held, slots_held, is_prepaid = unpack(cmsgpack.unpack(described))
-local first_limits, fields, requests = 7, 6, #KEYS - 1
+local first_limits, fields, requests = 7, 7, #KEYS - 1
 local first_request = first_limits + #names
 local now = now_ms()
 local slot, day = math.floor(now / SLOT_MS), math.floor(now / DAY_MS)
@@ -84,8 +86,8 @@ local known, has_audio = {}, false
 -- One command for keys that usually are absent.
 local are_known = call('EXISTS', unpack(KEYS, 2)) > 0
 for i = 1, requests do
-  known[i] = are_known
-    and call('HMGET', KEYS[i + 1], 'created_ms', 'released', extends == '1' and 'amounts' or '') or {}
+  known[i] = are_known and call('HMGET', KEYS[i + 1], 'created_ms', 'state', 'term', 'key',
+    extends == '1' and 'amounts' or '') or {}
   has_audio = has_audio or tonumber(ARGV[first_request + (i - 1) * fields + 3]) > 0
 end
 local subjects, unseeded, leases, written, admitted = {}, {0}, {}, {}, {}
@@ -97,10 +99,20 @@ end
 -- Decide on a request. What it takes of requests and of prompt tokens is 0 if it is extended.
 local function decide(i)
   local at = first_request + (i - 1) * fields
-  local id, prompt, completion, audio, cost, record = unpack(ARGV, at, at + fields - 1)
-  local created_ms, released, amounts = unpack(known[i])
-  if released or extends == '1' and not created_ms then return {-2} end
-  created_ms = created_ms or admitted[id]
+  local id, prompt, completion, audio, cost, record, kept = unpack(ARGV, at, at + fields - 1)
+  local created_ms, state, known_term, index, amounts = unpack(known[i])
+  kept = kept ~= '' and cmsgpack.unpack(kept)
+  local term = kept and tostring(kept[2])
+  state = state_of(created_ms, state)
+  if extends == '1' then
+    if not may('extend', state, known_term, term) then return {-2} end
+  elseif state == RUNNING then
+    if known_term ~= (term or false) then return {-2} end
+  elseif not may('admit', state) or state == PAUSED and known_term ~= tostring(term and term - 1) then
+    return {-2}
+  else
+    created_ms = admitted[id]
+  end
   prompt, completion, audio, cost = tonumber(prompt), tonumber(completion), tonumber(audio),
     tonumber(cost)
   local tokens, held_day, held_month, earlier, is_extended = prompt + completion, day, month, '', false
@@ -125,7 +137,8 @@ local function decide(i)
       end
       admitted[id], leases[#leases + 1], leases[#leases + 2] = now, expiry, id
       written[#written + 1] = {KEYS[i + 1], created_ms or format('%d', now), record,
-        struct.pack(AMOUNTS, slot, held_day, held_month, prompt, completion, cost, audio) .. earlier}
+        struct.pack(AMOUNTS, slot, held_day, held_month, prompt, completion, cost, audio) .. earlier,
+        not is_extended and kept, state, index, id}
     end
   end
   for number = 1, #subjects do append_remaining(out, subjects[number]) end
@@ -147,9 +160,25 @@ for number = 1, #subjects do
   end
 end
 for i = 1, #written do
-  local key, created_ms, record, amounts = unpack(written[i])
+  local key, created_ms, record, amounts, kept, state, index, id = unpack(written[i])
   call('HSET', key, 'created_ms', created_ms, 'request', described, 'amounts', amounts, 'record',
     record)
+  if kept then
+    local owner, term, background, retention_ms, entry, body = unpack(kept)
+    call('HSET', key, 'owner', owner, 'term', term, 'background', background, 'retention',
+      retention_ms)
+    if state == ABSENT and entry ~= '' and call('HSETNX', entry, 'request', id) == 1 then
+      -- Redis has lost both.
+      call('HSET', entry, 'body', body)
+      call('HSET', key, 'key', entry)
+    end
+  end
+  if state == CLAIMED or state == PAUSED then
+    -- It stays until it ends, however long that takes.
+    call('HDEL', key, 'state')
+    call('PERSIST', key)
+    if index then call('PERSIST', index) end
+  end
 end
-if #leases > 0 then call('ZADD', open_reservations, unpack(leases)) end
+if #leases > 0 then call('ZADD', open_requests, unpack(leases)) end
 return replies

@@ -1,61 +1,71 @@
--- End reservations of a tenant: settle each with the actual usage, or release it as if it had never
+-- End requests of a tenant: settle each with the actual usage, or release it as if it had never
 -- existed.
 --
--- The first end wins. A settlement that finds no reservation (Redis lost it, or it has ended) still
--- appends its record; the ledger counts each request once. Since the counters may or may not
--- include that request, the subjects' accounts must be derived again. This also holds for a release
--- with the record of a request that may have been settled before. A release that finds no
--- reservation leaves a mark for a while. The mark rejects a reservation that arrives after its
--- release. An end by any process but the gateway that reserved leaves the mark too, because that
--- gateway may come back and restore a reservation that it considers lost.
+-- The first end wins. A settlement of a request that Redis has lost, or that the sweep has ended, still
+-- appends its usage record; the ledger counts each request once. Since the counters may or may not
+-- include that request, the subjects' accounts must be derived again. A release of an unknown request
+-- leaves a mark for a while, which rejects the request if it arrives after its release.
 --
--- KEYS open_reservations, usage_records, then the reservation of each request
+-- The record of a request that is kept stays as long as its response, and so does the entry of its
+-- Idempotency-Key; a release frees the key. An end by the sweep leaves the record, because the owner may
+-- come back.
+--
+-- KEYS open_requests, usage_records, then the record of each request
 -- ARGV window_prefix, running_prefix, account_prefix, then for each request:
---   id  expired_at: expiry of the lease, to end the reservation only if it is still open and was not
---     renewed since; or empty
---   requests: 1 to settle, 0 to release  prompt, completion: tokens  audio: its seconds
---   cost: in micro-dollars; all 0 to release  record: usage record; empty if there is none
+--   id  expired_at: expiry of the lease, to end the request only if it is still running and was not
+--     renewed since; or empty  event: `settle`, `release`, or `cancel` for a paused one
+--   prompt, completion: tokens  audio: its seconds  cost: in micro-dollars; all 0 to release
+--   record: usage record; empty if there is none
 --   owners: msgpack: the names of the subjects whose accounts may have to be derived again
--- Output for each request 1 if the reservation was open, else 0
--- @include server
+--   state: which the record has then; empty to remove it  settled: what is charged, of a paused one
+--   kept: as for `request_admit`, if the owner ends the request
+-- Output for each request 1 if it was running, 0 if not, -1 if it is of another term
+-- @include states
 -- @include accounts
 -- @include audio
 -- @include slices
-local open_reservations, usage_records = unpack(KEYS, 1, 2)
+local open_requests, usage_records = unpack(KEYS, 1, 2)
 local window_prefix, running_prefix, account_prefix = unpack(ARGV, 1, 3)
-local first_key, first_argument, fields, RELEASED_MS, ENDED_MS = 2, 4, 9, 120000, 3600000
+local first_key, first_argument, fields, RELEASED_MS, ENDED_MS = 2, 4, 12, 120000, 3600000
 local byte, ONE = string.byte, string.byte('1')
 local replies, ends, accounts, names_of, seen = {}, {}, {}, {}, {}
-local gone, gone_ids, marks, unknown, decoded = {}, {}, {}, {}, {}
+local gone, gone_ids, ended, unknown, decoded = {}, {}, {}, {}, {}
 
--- Reads come first, so that an error in one of the reservations changes nothing.
+-- Reads come first, so that an error in one of the records changes nothing.
 for i = 1, #KEYS - first_key do
-  local at = first_argument + (i - 1) * fields
-  local id, expired_at, requests, prompt, completion, audio, cost, record, owners = unpack(ARGV, at,
-    at + fields - 1)
-  replies[i] = 0
-  if expired_at == ''
-    or tonumber(call('ZSCORE', open_reservations, id) or '0') == tonumber(expired_at) then
-    local key, is_settle = KEYS[i + first_key], requests == '1'
-    local created_ms, request, amounts, taken = unpack(
-      call('HMGET', key, 'created_ms', 'request', 'amounts', 'taken'))
-    -- A reservation of an earlier release has no packed amounts.
-    local is_open = amounts and not seen[id]
-    if created_ms and not seen[id] then gone[#gone + 1], gone_ids[#gone_ids + 1] = key, id end
-    seen[id] = true
+  local at, key = first_argument + (i - 1) * fields, KEYS[i + first_key]
+  local id, expired_at, event, prompt, completion, audio, cost, record, owners, new_state, settled,
+    kept = unpack(ARGV, at, at + fields - 1)
+  local created_ms, request, amounts, state, ends_as, term, index, retention = unpack(call('HMGET',
+    key, 'created_ms', 'request', 'amounts', 'state', 'ends_as', 'term', 'key', 'retention'))
+  kept = kept ~= '' and cmsgpack.unpack(kept)
+  state = seen[id] or state_of(created_ms, state)
+  local is_of_term = may(event, state, term, kept and tostring(kept[2]))
+  replies[i] = TRANSITIONS[event][state] and not is_of_term and -1 or 0
+  local is_expired = expired_at == ''
+    or tonumber(call('ZSCORE', open_requests, id) or '0') == tonumber(expired_at)
+  if is_of_term and is_expired then
+    local is_settle, is_open = event == 'settle', state == RUNNING
     if is_open then
       -- Requests of one key have the same subjects.
       decoded[request] = decoded[request] or cmsgpack.unpack(request)
       replies[i] = 1
-      if taken or expired_at ~= '' then marks[#marks + 1] = {key, ENDED_MS} end
-    elseif record == '' then
-      marks[#marks + 1] = {key, RELEASED_MS}
+      gone_ids[#gone_ids + 1] = id
+    elseif event == 'release' then
+      new_state = RELEASED
     end
-    if record ~= '' and not (is_open and is_settle) then
-      unknown[#unknown + 1] = cmsgpack.unpack(owners)
+    if ends_as and expired_at ~= '' then new_state = ends_as end
+    if new_state == '' then
+      gone[#gone + 1] = key
+    else
+      ended[#ended + 1] = {key, new_state, settled, kept, created_ms,
+        new_state == RELEASED and RELEASED_MS or kept and kept[4] or retention or ENDED_MS, index}
     end
+    if index and (new_state == '' or new_state == RELEASED) then gone[#gone + 1] = index end
+    seen[id] = new_state == '' and ABSENT or new_state
+    if record ~= '' and not is_open then unknown[#unknown + 1] = cmsgpack.unpack(owners) end
     ends[#ends + 1] = {
-      id = id, is_settle = is_settle, requests = tonumber(requests), prompt = tonumber(prompt),
+      id = id, is_settle = is_settle, requests = is_settle and 1 or 0, prompt = tonumber(prompt),
       completion = tonumber(completion), audio = tonumber(audio), cost = tonumber(cost),
       record = record, amounts = amounts, held = is_open and {read_amounts(amounts)},
       request = is_open and decoded[request]
@@ -104,7 +114,7 @@ local function end_in_subject(e, name, is_windowed, is_held, is_prepaid)
   end
 end
 
-write_if_full(open_reservations)
+write_if_full(open_requests)
 for _, e in ipairs(ends) do
   if e.record ~= '' then call('XADD', usage_records, '*', 'u', e.record) end
   if e.held then
@@ -133,13 +143,19 @@ for _, name in ipairs(names_of) do
   end
   if s.expires then call('PEXPIRE', s.key, ACCOUNT_MS) end
 end
-if #gone > 0 then
-  call('DEL', unpack(gone))
-  call('ZREM', open_reservations, unpack(gone_ids))
-end
-for _, mark in ipairs(marks) do
-  call('HSET', mark[1], 'released', 1)
-  call('PEXPIRE', mark[1], mark[2])
+if #gone > 0 then call('DEL', unpack(gone)) end
+if #gone_ids > 0 then call('ZREM', open_requests, unpack(gone_ids)) end
+for _, e in ipairs(ended) do
+  local key, state, settled, kept, created_ms, stays_ms, index = unpack(e)
+  if created_ms then
+    call('HDEL', key, 'request', 'amounts', 'record', 'ends_as', state == RELEASED and 'key' or '')
+  elseif kept then
+    call('HSET', key, 'created_ms', string.format('%d', now_ms()), 'owner', kept[1], 'term', kept[2],
+      'background', kept[3])
+  end
+  call('HSET', key, 'state', state, 'settled', settled)
+  call('PEXPIRE', key, stays_ms)
+  if index and state ~= RELEASED then call('PEXPIRE', index, stays_ms) end
 end
 for _, owners in ipairs(unknown) do
   for _, name in ipairs(owners) do

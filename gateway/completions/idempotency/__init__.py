@@ -1,1 +1,0 @@
-"""Idempotency-Keys: map each key to the request that it belongs to."""

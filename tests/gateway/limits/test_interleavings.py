@@ -1,0 +1,575 @@
+"""The life of a request, explored: the scripts in a real Redis, through every interleaving.
+
+Two gateways, a client that repeats its key and deletes, and the sweep are programs of steps, each
+of which is one script. Between any two steps, a lease may expire, a gateway may die, or a reply may
+be lost, so that its step is repeated. From each state every step is taken; a state that was reached
+before, by its content in Redis and in the programs, is not explored again.
+"""
+
+import copy
+import hashlib
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from contract import keys
+from gateway.completions.stored.store import ResponseStore, WriteResult
+from gateway.limits import store as store_module
+from gateway.limits.replies import Admitted, Kept, RequestEnd, RequestState, ReservationRequest
+from gateway.limits.store import QuotaStore
+from gateway.records.usage_record import Counts, Outcome, UsageRecord, decode_usage
+from tests.gateway.limits.building import (
+    BUCKET,
+    LEASE_MS,
+    NOON,
+    SCRIPTS,
+    TENANT,
+    TestClock,
+    kept,
+    key_of,
+    record,
+    seed,
+    tenant_of,
+)
+
+logger = logging.getLogger(__name__)
+
+ID, OTHER_ID = "r1", "r2"
+SUBJECTS = (key_of(), tenant_of(tokens_per_day=10**6, concurrent_requests=9))
+TOKENS = (b"1", b"2")
+"""The journal of a whole response. Its last entry ends it."""
+EXPIRED_MS = 1000
+LOCAL = ("receive", "leave", "cancel")
+"""Steps that send nothing to Redis."""
+DEPTH, PLANTED_DEPTH, LONG_DEPTH = 10, 13, 18
+CANCELLED = f"{keys.bucket_prefix(BUCKET)}test-cancelled"
+"""Exists once the sweep has cancelled the job of the first gateway."""
+MADE = f"{keys.bucket_prefix(BUCKET)}test-made"
+"""Tokens that the engine has made. A client has them, or the reply stream of a gateway."""
+EVENTS = ("admit", "extend", "renew", "adopt", "stop", "settle")
+
+
+class Programs(NamedTuple):
+    """Where each program is. An empty string is one that takes no part, or has ended."""
+
+    first: str = ""
+    """The gateway that begins the request."""
+    second: str = ""
+    """A gateway that takes the request over or resumes it, even if the first one lives."""
+    client: str = ""
+    """A client that repeats the request at a third gateway, or deletes the response."""
+    sweep: str = ""
+    expiries: int = 0
+    """How often a lease may still expire."""
+    deaths: int = 0
+    lost_replies: int = 0
+    late: tuple[str, ...] = ()
+    """What other tasks of the first gateway may still send, whatever has happened meanwhile."""
+
+
+Step = tuple[str, Callable[[], Awaitable[str]]]
+"""The name of a program, and what it does; it returns where the program is then."""
+
+
+@dataclass
+class World:
+    """Everything outside the programs, and what they may do."""
+
+    redis: Any
+    store: QuotaStore
+    responses: ResponseStore
+    seen: set[Any] = field(default_factory=set)
+    steps: int = 0
+    violations: list[str] = field(default_factory=list)
+
+    # -- programs --------------------------------------------------------------------------------
+
+    def steps_of(self, at: Programs) -> Iterator[Step]:
+        """Return the steps that the programs may take now."""
+        for name in ("first", "second", "client", "sweep"):
+            place, _, rest = getattr(at, name).partition(" ")
+            for method in getattr(self, f"_{name}_{place}", lambda _: ())(rest) if place else ():
+                yield name, method
+
+    def _first_new(self, _: str) -> Iterator[Callable[[], Awaitable[str]]]:
+        async def claim() -> str:
+            claim = await self.store.claim(TENANT, ID, _kept(1, key="k"))
+            return "claimed" if claim.request_id == ID else ""
+
+        yield claim
+
+    def _first_claimed(self, _: str) -> Iterator[Callable[[], Awaitable[str]]]:
+        async def admit() -> str:
+            request = _request(ID, _kept(1, key="k"))
+            reply = await self.store.reserve(request, lease_ms=LEASE_MS)
+            return "admitted" if isinstance(reply, Admitted) else ""
+
+        async def refuse() -> str:
+            await self.store.end(_end(ID, _kept(1)))
+            return ""
+
+        yield admit
+        yield refuse
+
+    def _first_admitted(self, _: str) -> Iterator[Callable[[], Awaitable[str]]]:
+        async def open_() -> str:
+            opened = await self.responses.open(
+                ID, b"head", term=1, gateway="g1", handles=(1,), ttl_ms=60_000
+            )
+            return "streaming 0 0" if opened is WriteResult.DONE else ""
+
+        yield open_
+
+    def _first_streaming(self, rest: str) -> Iterator[Callable[[], Awaitable[str]]]:
+        written, received = map(int, rest.split(" "))
+
+        async def receive() -> str:
+            # The sweep has cancelled its job, and counted what the engine has made.
+            if await self.redis.exists(CANCELLED):
+                return f"streaming {written} {received}"
+            await self.redis.set(MADE, max(received + 1, await self._made()))
+            return f"streaming {written} {received + 1}"
+
+        async def append() -> str:
+            done = await self._append(1, "g1", written, TOKENS[written:received])
+            return f"streaming {received} {received}" if done else ""
+
+        async def leave() -> str:
+            return f"pausing {received}"
+
+        async def cancel() -> str:
+            return f"cancelling {received}"
+
+        async def finish() -> str:
+            await self._settle(1, received, RequestState.FINISHED)
+            return ""
+
+        if written < received:
+            yield append
+        elif received < len(TOKENS):
+            yield from (receive, leave, cancel)
+        else:
+            yield finish
+
+    def _first_pausing(self, rest: str) -> Iterator[Callable[[], Awaitable[str]]]:
+        async def pause() -> str:
+            await self._settle(1, int(rest), RequestState.PAUSED)
+            return ""
+
+        yield pause
+
+    def _first_cancelling(self, rest: str) -> Iterator[Callable[[], Awaitable[str]]]:
+        async def stop() -> str:
+            await self.store.stop(TENANT, ID, 1, RequestState.CANCELLED)
+            return f"stopping {rest}"
+
+        yield stop
+
+    def _first_stopping(self, rest: str) -> Iterator[Callable[[], Awaitable[str]]]:
+        async def settle() -> str:
+            await self._settle(1, int(rest), RequestState.CANCELLED)
+            return ""
+
+        yield settle
+
+    def _second_idle(self, _: str) -> Iterator[Callable[[], Awaitable[str]]]:
+        async def look() -> str:
+            status = await self.store.read(TENANT, ID)
+            if status is None or status.state not in (RequestState.RUNNING, RequestState.PAUSED):
+                return ""
+            return f"found {status.state} {status.term} {status.settled.completion_tokens}"
+
+        yield look
+
+    def _second_found(self, rest: str) -> Iterator[Callable[[], Awaitable[str]]]:
+        state, term, settled = rest.split(" ")
+        next_term = _kept(int(term) + 1, owner="g2")
+
+        async def adopt() -> str:
+            adopted = await self.store.adopt(_request(ID, next_term), next_term, lease_ms=LEASE_MS)
+            return "" if adopted is None else f"owner {next_term.term} {settled} 0"
+
+        async def resume() -> str:
+            request = _request(f"{ID}.{next_term.term}", next_term, settled=int(settled))
+            reply = await self.store.reserve(request, lease_ms=LEASE_MS)
+            resumes = isinstance(reply, Admitted)
+            return f"owner {next_term.term} {settled} 1" if resumes else ""
+
+        yield adopt if state == RequestState.RUNNING else resume
+
+    def _second_owner(self, rest: str) -> Iterator[Callable[[], Awaitable[str]]]:
+        async def raise_term() -> str:
+            term = int(rest.partition(" ")[0])
+            await self.responses.adopt(ID, b"", term=term, ttl_ms=60_000)
+            return f"raised {rest}"
+
+        yield raise_term
+
+    def _second_raised(self, rest: str) -> Iterator[Callable[[], Awaitable[str]]]:
+        async def read() -> str:
+            return f"read {rest} {len(await self._journal())}"
+
+        yield read
+
+    def _second_read(self, rest: str) -> Iterator[Callable[[], Awaitable[str]]]:
+        term, settled, resumed, written = map(int, rest.split())
+
+        async def append() -> str:
+            done = await self._append(term, "g2", written, TOKENS[written:])
+            if done:
+                await self.redis.set(MADE, len(TOKENS))
+            return f"read {term} {settled} {resumed} {len(TOKENS)}" if done else ""
+
+        async def finish() -> str:
+            await self._settle(
+                term,
+                written - settled,
+                RequestState.FINISHED,
+                request_id=f"{ID}.{term}" if resumed else ID,
+            )
+            return ""
+
+        # A response that Redis does not have is not finished.
+        yield append if written < len(TOKENS) else finish
+
+    def _client_idle(self, _: str) -> Iterator[Callable[[], Awaitable[str]]]:
+        async def repeat() -> str:
+            own = _kept(1, owner="g3", key="k")
+            claim = await self.store.claim(TENANT, OTHER_ID, own)
+            return "runs" if claim.request_id == OTHER_ID else ""
+
+        async def look() -> str:
+            status = await self.store.read(TENANT, ID)
+            if status is None or status.state is RequestState.RELEASED:
+                return ""
+            return "deletes" if status.state.is_end else ""
+
+        yield repeat
+        yield look
+
+    def _client_runs(self, _: str) -> Iterator[Callable[[], Awaitable[str]]]:
+        async def run() -> str:
+            own = _kept(1, owner="g3", key="k")
+            reply = await self.store.reserve(_request(OTHER_ID, own), lease_ms=LEASE_MS)
+            if isinstance(reply, Admitted):
+                used = record(OTHER_ID, completion_tokens=1)
+                await self.store.end(_end(OTHER_ID, own, used, RequestState.FINISHED))
+            return ""
+
+        yield run
+
+    def _client_deletes(self, _: str) -> Iterator[Callable[[], Awaitable[str]]]:
+        async def forget() -> str:
+            forgotten = await self.store.forget(TENANT, ID)
+            return "discards" if forgotten else ""
+
+        yield forget
+
+    def _client_discards(self, _: str) -> Iterator[Callable[[], Awaitable[str]]]:
+        async def discard() -> str:
+            await self.responses.discard(ID)
+            return ""
+
+        yield discard
+
+    def _sweep_idle(self, _: str) -> Iterator[Callable[[], Awaitable[str]]]:
+        async def look() -> str:
+            expired = await self.store.expired(BUCKET)
+            return f"found {expired[0].expired_ms}" if expired else "idle"
+
+        yield look
+
+    def _sweep_found(self, rest: str) -> Iterator[Callable[[], Awaitable[str]]]:
+        async def settle() -> str:
+            draft = await self.store.draft(TENANT, ID)
+            if draft is not None:
+                content = await self.redis.hget(keys.request(BUCKET, ID), "record")
+                draft = decode_usage(content)
+                used = max(await self._made() - draft.completion_tokens, 0)
+                ended = record(draft.request_id, completion_tokens=used, outcome=Outcome.LOST)
+                settled = Counts(completion_tokens=used + draft.completion_tokens)
+                end = _end(ID, None, ended, RequestState.PAUSED, settled)
+                await self.store.end(_with_expiry(end, int(rest)))
+                await self.redis.set(CANCELLED, 1)
+            return "idle"
+
+        yield settle
+
+    async def _late_renew(self) -> None:
+        await self.store.renew(BUCKET, [ID], owner="g1", lease_ms=LEASE_MS)
+
+    async def _late_extend(self) -> None:
+        request = _request(ID, _kept(1), completion=40)
+        await self.store.reserve(request, lease_ms=LEASE_MS, extends=True)
+
+    async def _late_stop(self) -> None:
+        await self.store.stop(TENANT, ID, 1, RequestState.CANCELLED)
+
+    async def _append(self, term: int, gateway: str, index: int, entries: Any) -> bool:
+        done = await self.responses.append(
+            ID,
+            term=term,
+            index=index,
+            entries=entries,
+            gateway=gateway,
+            handles=(term,),
+            ttl_ms=60_000,
+        )
+        return done is WriteResult.DONE
+
+    async def _settle(
+        self, term: int, tokens: int, state: RequestState, *, request_id: str = ID
+    ) -> None:
+        used = record(request_id, completion_tokens=tokens)
+        settled = Counts(completion_tokens=tokens)
+        await self.store.end(_end(ID, _kept(term), used, state, settled))
+
+    async def _made(self) -> int:
+        return int(await self.redis.get(MADE) or 0)
+
+    async def _journal(self) -> list[bytes]:
+        page = await self.responses.read_page(ID, index=0)
+        return [] if page is None else page.entries
+
+    # -- exploration -----------------------------------------------------------------------------
+
+    async def explore(self, at: Programs, *, depth: int, path: tuple[str, ...] = ()) -> None:
+        """Take every step from here, to a depth."""
+        content, saved = await self._content()
+        if (at, content) in self.seen or self.violations:
+            return
+        self.seen.add((at, content))
+        await self._check(path)
+        if depth == 0:
+            return
+        for name, step in [*self.steps_of(at)]:
+            may_be_lost = at.lost_replies > 0 and name != "sweep" and step.__name__ not in LOCAL
+            for is_lost in (False, True)[: 1 + may_be_lost]:
+                await self._restore(saved)
+                place = await step()
+                self.steps += 1
+                now = at._replace(**{name: place})  # type: ignore[arg-type]
+                label = f"{name} {step.__name__}"
+                if is_lost:
+                    # The program does not know that it has happened.
+                    now, label = at._replace(lost_replies=at.lost_replies - 1), f"{label} (lost)"
+                await self.explore(now, depth=depth - 1, path=(*path, label))
+        if at.expiries and await self.redis.zscore(keys.open_requests(BUCKET), ID):
+            await self._restore(saved)
+            await self.redis.zadd(keys.open_requests(BUCKET), {ID: EXPIRED_MS})
+            now = at._replace(expiries=at.expiries - 1)
+            await self.explore(now, depth=depth - 1, path=(*path, "the lease expires"))
+        for number, what in enumerate(at.late):
+            await self._restore(saved)
+            await getattr(self, f"_late_{what}")()
+            self.steps += 1
+            now = at._replace(late=at.late[:number] + at.late[number + 1 :])
+            await self.explore(now, depth=depth - 1, path=(*path, f"a late {what}"))
+        if at.deaths and at.first:
+            await self._restore(saved)
+            now = at._replace(first="", deaths=at.deaths - 1)
+            await self.explore(now, depth=depth - 1, path=(*path, "the first gateway dies"))
+        if not (at.first or at.second or at.client):
+            await self._restore(saved)
+            await self._check_end(path)
+
+    async def _content(self) -> tuple[Any, list[tuple[bytes, bytes, int]]]:
+        names = sorted(await self.redis.keys("*"))
+        pipeline = self.redis.pipeline(transaction=False)
+        for name in names:
+            pipeline.dump(name)
+            pipeline.pttl(name)
+        found = await pipeline.execute()
+        saved = list(zip(names, found[::2], found[1::2], strict=True))
+        usage = tuple(
+            sorted((each.request_id, each.completion_tokens) for each in await self._usage())
+        )
+        # Ids of stream entries, and what is left of lifetimes, are times.
+        own = tuple(
+            (name, content, ttl < 0)
+            for name, content, ttl in saved
+            if name != keys.usage(BUCKET).encode()
+        )
+        return (own, usage), saved
+
+    async def _restore(self, saved: list[tuple[bytes, bytes, int]]) -> None:
+        pipeline = self.redis.pipeline(transaction=False)
+        pipeline.flushdb()
+        for name, content, ttl in saved:
+            pipeline.restore(name, max(ttl, 0), content)
+        await pipeline.execute()
+
+    # -- invariants ------------------------------------------------------------------------------
+
+    async def _usage(self) -> list[UsageRecord]:
+        entries = await self.redis.xrange(keys.usage(BUCKET))
+        return [decode_usage(fields[b"u"]) for _, fields in entries]
+
+    async def _charged(self) -> int:
+        """Return the tokens in the ledger: of several rows of one id, the largest counts."""
+        rows: dict[str, int] = {}
+        for each in await self._usage():
+            if each.admitted_id == ID:
+                known = rows.get(each.request_id, 0)
+                rows[each.request_id] = max(known, each.completion_tokens)
+        return sum(rows.values())
+
+    async def _check(self, path: tuple[str, ...]) -> None:
+        fields = await self.redis.hgetall(keys.request(BUCKET, ID))
+        is_open = await self.redis.zscore(keys.open_requests(BUCKET), ID) is not None
+        state = fields.get(b"state")
+        has_ended = state is not None and state != b"claimed"
+        holds = b"amounts" in fields
+        _, status = await self.store.status(TENANT, SUBJECTS)
+        is_unseeded = not status.is_seeded
+        journal = await self._journal()
+        charged, made = await self._charged(), await self._made()
+        entry = await self.redis.hget(_kept(1, key="k").entry, "request")
+        kept_key = fields.get(b"key")
+        for is_wrong, what in (
+            (holds is not is_open, "what holds has a lease, and the reverse"),
+            (has_ended and holds, "nothing is held after the end"),
+            ("first refuse" in path and holds, "a refused request holds nothing"),
+            (b"ends_as" in fields and not holds, "only what runs is shown as ended"),
+            (bool(status.concurrent_requests) is not holds, "concurrent requests are those open"),
+            (journal != [*TOKENS[: len(journal)]], "at most one owner writes"),
+            (charged > made, "no more is charged than delivered"),
+            (
+                kept_key is not None and entry not in (ID.encode(), OTHER_ID.encode()),
+                "a record with a key has it",
+            ),
+            (
+                entry == ID.encode() and not fields,
+                "a key stands for no request that does not exist",
+            ),
+        ):
+            if is_wrong:
+                self.violations.append(f"{what}: {' > '.join(path)} ({fields}, {is_unseeded})")
+
+    async def _check_end(self, path: tuple[str, ...]) -> None:
+        """Once all programs have ended, time alone ends the request, and all of it is charged."""
+        if await self.redis.zscore(keys.open_requests(BUCKET), ID):
+            await self.redis.zadd(keys.open_requests(BUCKET), {ID: EXPIRED_MS})
+            [settle] = self._sweep_found(str(EXPIRED_MS))
+            await settle()
+        fields = await self.redis.hgetall(keys.request(BUCKET, ID))
+        state, journal, made = fields.get(b"state"), await self._journal(), await self._made()
+        charged, rows = await self._charged(), [each.request_id for each in await self._usage()]
+        for is_wrong, what in (
+            (b"amounts" in fields, "every admitted request reaches an end"),
+            (
+                state in (b"finished", b"paused", b"cancelled", b"deleted") and charged != made,
+                "charged is delivered",
+            ),
+            (state == b"finished" and journal != [*TOKENS], "what is finished is whole"),
+            (
+                state == b"deleted"
+                and bool(await self.redis.exists(keys.content(ID)))
+                and path[-1] == "client discard",
+                "no bytes after forgetting",
+            ),
+            (
+                OTHER_ID in rows and charged > 0 and state not in (b"released", None),
+                "a key runs once",
+            ),
+        ):
+            if is_wrong:
+                self.violations.append(f"{what}: {' > '.join(path)} ({fields}, {rows}, {journal})")
+
+
+def _kept(term: int, *, owner: str = "g1", key: str = "") -> Kept:
+    return kept(term, owner=owner, key=key)
+
+
+def _request(
+    request_id: str, own: Kept, *, completion: int = 20, settled: int = 0
+) -> ReservationRequest:
+    draft = record(request_id, created_ms=NOON, completion_tokens=settled)
+    most = Counts(prompt_tokens=10, completion_tokens=completion)
+    return ReservationRequest.of(draft, SUBJECTS, most, kept=own)
+
+
+def _end(
+    request_id: str,
+    own: Kept | None,
+    used: UsageRecord | None = None,
+    state: RequestState | None = None,
+    settled: Counts = Counts(),  # noqa: B008 - immutable
+) -> RequestEnd:
+    return RequestEnd(
+        tenant_id=TENANT,
+        request_id=request_id,
+        record=used,
+        kept=own,
+        state=state,
+        settled=settled if state is RequestState.PAUSED else Counts(),
+    )
+
+
+def _with_expiry(end: RequestEnd, expired_ms: int) -> RequestEnd:
+    return msgspec.structs.replace(end, expired_ms=expired_ms)
+
+
+SCENARIOS = {
+    "two gateways": Programs("new", second="idle", late=("extend", "renew")),
+    "sweep": Programs("new", second="idle", sweep="idle", expiries=1, deaths=1),
+    "client": Programs("new", client="idle", lost_replies=1, late=("stop",)),
+}
+
+
+async def explored(redis: "Redis", clock: TestClock, start: Programs, *, depth: int) -> World:
+    """Explore one scenario from an empty Redis."""
+    store = QuotaStore(redis)
+    await redis.flushdb()
+    await clock.set(clock.now_ms)
+    for one in SUBJECTS:
+        await seed(store, one)
+    world = World(redis, store, ResponseStore(redis, store))
+    await world.explore(start, depth=depth)
+    return world
+
+
+@pytest.mark.parametrize(
+    "depth", [DEPTH, pytest.param(LONG_DEPTH, marks=pytest.mark.long)], ids=["short", "long"]
+)
+@pytest.mark.parametrize("scenario", SCENARIOS)
+async def test_every_interleaving_keeps_the_invariants(
+    any_redis: "Redis", clock: TestClock, scenario: str, depth: int
+) -> None:
+    world = await explored(any_redis, clock, SCENARIOS[scenario], depth=depth)
+    assert not world.violations, world.violations[0]
+    logger.info("%s: %d states, %d steps", scenario, len(world.seen), world.steps)
+
+
+PLANTS = {
+    **{event: f"if event == '{event}' then return true end" for event in EVENTS},
+    "term": "known_term = nil",
+}
+"""What removes the guard of one kind of event, or that of terms, at the beginning of `may`."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plant", PLANTS)
+async def test_missing_guard_is_found(
+    any_redis: "Redis", clock: TestClock, monkeypatch: pytest.MonkeyPatch, plant: str
+) -> None:
+    head = b"local function may(event, state, known_term, term)\n"
+    for name in SCRIPTS:
+        script = copy.copy(getattr(store_module, name))
+        script.source = script.source.replace(head, head + PLANTS[plant].encode() + b"\n")
+        script.digest = hashlib.sha1(script.source).hexdigest()
+        monkeypatch.setattr(store_module, name, script)
+    for start in SCENARIOS.values():
+        try:
+            world = await explored(any_redis, clock, start, depth=PLANTED_DEPTH)
+        except ResponseError:
+            return
+        if world.violations:
+            return
+    pytest.fail(f"no interleaving shows that {plant} has no guard")
