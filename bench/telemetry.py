@@ -25,7 +25,7 @@ EVERY: Final = "every request traced"
 NONE: Final = "no telemetry"
 BEFORE: Final = "the earlier checkout"
 
-_CHARTS_RATIO: Final = "0.1"
+_CHARTS_RATIO: Final = "0.01"
 _READY_SECONDS: Final = 20.0
 # Short rounds, but many: on a shared machine, the speed changes over time.
 _SCENARIOS: Final = (

@@ -7,8 +7,10 @@ lost, but requests are not affected.
 """
 
 import logging
+import os
 import threading
 import time
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
@@ -78,6 +80,11 @@ GEN_AI_USAGE_OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
 TEXT_COMPLETION: Final = "text_completion"
 CHAT: Final = "chat"
 
+DEFAULT_RATIO: Final = 0.01
+"""Share of the requests that are traced if neither an operator nor a client decides.
+
+A traced request may cost a gateway more CPU than its other work (docs/traces.md).
+"""
 FLUSH_SECONDS: Final = 3.0
 """Longest time that the export of spans may take at shutdown."""
 COMPLAINT_SECONDS: Final = 60.0
@@ -88,47 +95,47 @@ _EXPORTER: Final = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 PROPAGATOR: Final = TraceContextTextMapPropagator()
 
 
-def open_provider(
-    service: str, *, instance: str = "", sampler: "Sampler | None" = None
-) -> "TracerProvider":
-    """Return a provider that creates and exports spans; close it with `close_provider`.
+@dataclass(slots=True)
+class Tracing:
+    """The spans of this process, from `start` until `stop`."""
 
-    `service` and `instance` name this process, unless OTEL_SERVICE_NAME and
-    OTEL_RESOURCE_ATTRIBUTES do. Without a `sampler`, OTEL_TRACES_SAMPLER applies. Raises ValueError
-    for invalid variables.
-    """
-    from opentelemetry.sdk.resources import OTELResourceDetector, Resource
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    tracer: Tracer | None = None
+    """Creates spans; None while traces are off."""
+    provider: "TracerProvider | None" = None
 
-    from common.spans import LightExporter
+    def start(self, service: str, *, instance: str = "", sampler: "Sampler | None" = None) -> None:
+        """Create and export spans from now on.
 
-    names = {"service.name": service, "service.version": version("sluice")}
-    if instance:
-        names["service.instance.id"] = instance
-    resource = Resource.create(names).merge(OTELResourceDetector().detect())
-    # A shutdown at exit could delay the exit by half a minute.
-    provider = TracerProvider(sampler=sampler, resource=resource, shutdown_on_exit=False)
-    logging.getLogger(_EXPORTER).addFilter(_Seldom())
-    provider.add_span_processor(BatchSpanProcessor(LightExporter(resource, INSTRUMENTATION)))
-    return provider
+        `service` and `instance` name this process, unless OTEL_SERVICE_NAME and
+        OTEL_RESOURCE_ATTRIBUTES do. Without a `sampler`, OTEL_TRACES_SAMPLER applies; without this
+        variable, `DEFAULT_RATIO`. Raises ValueError for invalid variables.
+        """
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.environment_variables import OTEL_TRACES_SAMPLER
+        from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 
+        if sampler is None and not os.environ.get(OTEL_TRACES_SAMPLER):  # noqa: TID251 - the SDK's
+            sampler = ParentBasedTraceIdRatio(DEFAULT_RATIO)
+        names = {"service.name": service, "service.version": version("sluice")}
+        if instance:
+            names["service.instance.id"] = instance
+        resource = Resource.create(names).merge(OTELResourceDetector().detect())
+        # A shutdown at exit could delay the exit by half a minute.
+        provider = TracerProvider(sampler=sampler, resource=resource, shutdown_on_exit=False)
+        logging.getLogger(_EXPORTER).addFilter(_Seldom())
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        self.provider, self.tracer = provider, provider.get_tracer(INSTRUMENTATION)
 
-def tracer_of(provider: "TracerProvider") -> Tracer:
-    """Return a tracer for spans that cost little; it creates none if OTEL_SDK_DISABLED is set."""
-    from opentelemetry.sdk.trace import Tracer as SdkTracer
-
-    from common.spans import LightTracer
-
-    tracer = provider.get_tracer(INSTRUMENTATION)
-    return LightTracer(tracer) if isinstance(tracer, SdkTracer) else tracer
-
-
-def close_provider(provider: "TracerProvider") -> None:
-    """Export queued spans for at most `FLUSH_SECONDS`, and drop the rest if the collector hangs."""
-    closing = threading.Thread(target=provider.shutdown, name="close-traces", daemon=True)
-    closing.start()
-    closing.join(FLUSH_SECONDS)
+    def stop(self) -> None:
+        """Export queued spans for at most `FLUSH_SECONDS`; drop the rest if the collector hangs."""
+        provider, self.provider, self.tracer = self.provider, None, None
+        if provider is not None:
+            closing = threading.Thread(target=provider.shutdown, name="close-traces", daemon=True)
+            closing.start()
+            closing.join(FLUSH_SECONDS)
 
 
 def traceparent_of(span: SpanContext) -> str:

@@ -67,7 +67,7 @@ def traced(app: ASGIApp, scope: Scope) -> ASGIApp:
         for name, value in scope["headers"]
         if name in _PROPAGATED
     }
-    started = tracing.request_span(scope["method"], headers, _described(scope))
+    started = tracing.request_span(scope["method"], headers)
     return app if started is tracing.NO_SPAN else partial(_serve_traced, app, started)
 
 
@@ -79,6 +79,7 @@ async def _serve_traced(
     send: Send,
 ) -> None:
     with started as span:
+        span.set_attributes(_described(scope))
 
         def note_and_send(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":

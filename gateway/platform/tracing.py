@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from opentelemetry.context import Context, get_current
 from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE
@@ -20,7 +20,6 @@ from opentelemetry.trace import (
     SpanContext,
     SpanKind,
     StatusCode,
-    Tracer,
     format_span_id,
     format_trace_id,
     get_current_span,
@@ -31,9 +30,6 @@ from common import tracing
 from gateway.platform.settings import Settings
 from gateway.records.errors import ApiError
 
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import TracerProvider
-
 SERVICE: Final = "sluice-gateway"
 MOST_CONTENT: Final = 16_384
 """Maximum characters of content in one attribute; longer content is truncated."""
@@ -42,11 +38,7 @@ Attributes = Mapping[str, str | bool | int | float]
 
 
 @dataclass(slots=True)
-class _Tracing:
-    """State for creating spans while traces are on."""
-
-    provider: "TracerProvider | None" = None
-    tracer: Tracer | None = None
+class _Tracing(tracing.Tracing):
     shows_content: bool = False
 
 
@@ -56,18 +48,14 @@ _tracing = _Tracing()
 def start(settings: Settings) -> None:
     """Start creating spans, if enabled. Raises ValueError for an invalid `OTEL_` variable."""
     if settings.traces:
-        provider = tracing.open_provider(SERVICE)
-        _tracing.provider = provider
-        _tracing.tracer = tracing.tracer_of(provider)
+        _tracing.start(SERVICE)
         _tracing.shows_content = settings.trace_content
 
 
 def stop() -> None:
     """Stop creating spans, and export pending ones within seconds."""
-    provider = _tracing.provider
-    _tracing.provider, _tracing.tracer, _tracing.shows_content = None, None, False
-    if provider is not None:
-        tracing.close_provider(provider)
+    _tracing.shows_content = False
+    _tracing.stop()
 
 
 def is_on() -> bool:
@@ -104,9 +92,7 @@ def span_in(context: Context | None, name: str) -> AbstractContextManager[Span]:
     return _current(_tracing.tracer.start_span(name, context))
 
 
-def request_span(
-    method: str, headers: Mapping[str, str], attributes: Attributes
-) -> AbstractContextManager[Span]:
+def request_span(method: str, headers: Mapping[str, str]) -> AbstractContextManager[Span]:
     """Return the context manager for a whole HTTP request; it continues any trace of the client.
 
     Returns NO_SPAN for a request that is not sampled, which then creates no other spans either.
@@ -114,7 +100,7 @@ def request_span(
     if _tracing.tracer is None:
         return NO_SPAN
     context = tracing.PROPAGATOR.extract(headers, Context())
-    span = _tracing.tracer.start_span(method, context, SpanKind.SERVER, attributes=attributes)
+    span = _tracing.tracer.start_span(method, context, SpanKind.SERVER)
     return _current(span) if span.is_recording() else NO_SPAN
 
 
@@ -136,8 +122,8 @@ def attempt_span(
 
 def note(attributes: Attributes) -> None:
     """Set attributes of the current span."""
-    if _tracing.tracer is not None:
-        get_current_span().set_attributes(attributes)
+    if _tracing.tracer is not None and (span := get_current_span()).is_recording():
+        span.set_attributes(attributes)
 
 
 def note_in(context: Context | None, attributes: Attributes) -> None:

@@ -12,55 +12,39 @@ costs nothing. A job is traced if its gateway traces it; the gateway decides the
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from opentelemetry.context import Context
 from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE
 from opentelemetry.trace import Link, SpanKind, StatusCode, Tracer, set_span_in_context
 
 from common import tracing as names
-from common.tracing import close_provider, context_of, open_provider, span_of, tracer_of
+from common.tracing import Tracing, context_of, span_of
 from contract.outcomes import FailureCode
 from worker.execution.generation import RunningJob
 from worker.settings import WorkerSettings
 
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import TracerProvider
-
 SERVICE: Final = "sluice-worker"
 
 
-@dataclass(slots=True)
-class Tracing:
-    """Tracing state; used while tracing is on."""
-
-    provider: "TracerProvider | None" = None
-    tracer: Tracer | None = None
-    worker: str = ""
-    model: str = ""
-
-
-state: Final = Tracing()
+_tracing: Final = Tracing()
+_about: Final[dict[str, str]] = {}
+"""Attributes of this worker."""
 
 
 def start(settings: WorkerSettings) -> None:
     """Start tracing if the settings enable it. Raises ValueError for a bad `OTEL_` variable."""
-    if not settings.traces:
-        return
-    from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
+    if settings.traces:
+        from opentelemetry.sdk.trace.sampling import DEFAULT_OFF
 
-    provider = open_provider(SERVICE, instance=settings.worker_id, sampler=ParentBased(ALWAYS_OFF))
-    state.provider = provider
-    state.tracer = tracer_of(provider)
-    state.worker, state.model = settings.worker_id, settings.served_name
+        _tracing.start(SERVICE, instance=settings.worker_id, sampler=DEFAULT_OFF)
+        _about[names.WORKER_ID] = settings.worker_id
+        _about[names.GEN_AI_REQUEST_MODEL] = settings.served_name
 
 
 def stop() -> None:
     """Stop tracing, and export pending spans within a few seconds."""
-    provider = state.provider
-    state.provider, state.tracer = None, None
-    if provider is not None:
-        close_provider(provider)
+    _tracing.stop()
 
 
 # Outcomes of attempts, beside the codes of failures.
@@ -79,7 +63,7 @@ _FAILURES: Final = frozenset({LOST, *FailureCode}) - {FailureCode.CANCELLED}
 
 def attempt_ended(generation: RunningJob, outcome: str) -> None:
     """Create the spans of an attempt that has left this worker."""
-    tracer, job = state.tracer, generation.job
+    tracer, job = _tracing.tracer, generation.job
     if tracer is None or not job.traceparent:
         return
     attempt = span_of(job.traceparent)
@@ -95,15 +79,14 @@ def attempt_ended(generation: RunningJob, outcome: str) -> None:
         start_time=times.asked,
         links=[] if earlier is None else [Link(earlier)],
         attributes={
+            **_about,
             names.ATTEMPT_NUMBER: generation.attempt,
             names.JOB_ID: job.id,
             names.OUTCOME: outcome,
             names.REQUEST_ID: job.request_id,
             names.TENANT_ID: job.tenant,
-            names.WORKER_ID: state.worker,
             names.GEN_AI_OPERATION: names.TEXT_COMPLETION,
             names.GEN_AI_PROVIDER: names.PROVIDER,
-            names.GEN_AI_REQUEST_MODEL: state.model,
             names.GEN_AI_REQUEST_MAX_TOKENS: job.max_tokens,
             names.GEN_AI_RESPONSE_FINISH_REASONS: generation.finish_reasons,
             names.GEN_AI_USAGE_INPUT_TOKENS: generation.report.prompt_tokens,

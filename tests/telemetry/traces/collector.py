@@ -64,6 +64,7 @@ class Collector:
             "SLUICE_TRACES": "true",
             "OTEL_EXPORTER_OTLP_ENDPOINT": self.url,
             "OTEL_BSP_SCHEDULE_DELAY": "100",
+            "OTEL_TRACES_SAMPLER": "parentbased_always_on",
         }
 
     @property

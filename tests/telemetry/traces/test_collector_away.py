@@ -8,9 +8,10 @@ import pytest
 
 from gateway.platform import tracing
 from gateway.platform.settings import Settings
+from tests.support.cases import all_cases
 from tests.support.processes import free_port, wait_until
 from tests.support.stack import Stack, running_stack
-from tests.telemetry.traces.client import ask, start_scripted_worker
+from tests.telemetry.traces.client import ask, client_trace, start_scripted_worker
 from tests.telemetry.traces.collector import Collector, running_collector
 
 REQUESTS = 8
@@ -81,7 +82,7 @@ def test_unexported_spans_are_bounded_and_cost_no_time(
     tracing.start(Settings(traces=True))
     try:
         for _ in range(1_000):
-            with tracing.request_span("POST", {}, {}):
+            with tracing.request_span("POST", client_trace()[2]):
                 pass
         provider = tracing._tracing.provider
         assert provider is not None
@@ -111,8 +112,21 @@ def test_otel_service_name_overrides_the_default(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
     monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
     tracing.start(Settings(traces=True))
-    with tracing.request_span("POST", {}, {}) as span:
-        trace_id = f"{span.get_span_context().trace_id:032x}"
+    trace_id, _, sampled = client_trace()
+    with tracing.request_span("POST", sampled):
+        pass
     tracing.stop()
     [exported] = collector.wait_for(trace_id, "POST")
     assert exported.service == "mine"
+
+
+@all_cases("sampler, least, most", [("", 1, 200), ("parentbased_always_on", 2_000, 2_000)])
+def test_few_requests_are_traced_unless_an_operator_sets_a_sampler(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch, sampler: str, least: int, most: int
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", sampler)
+    tracing.start(Settings(traces=True))
+    spans = [tracing.request_span("POST", {}) for _ in range(2_000)]
+    tracing.stop()
+    assert least <= sum(span is not tracing.NO_SPAN for span in spans) <= most

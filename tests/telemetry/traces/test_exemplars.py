@@ -25,7 +25,7 @@ def _traced(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
 
 def measure(model: str, traceparent: str) -> list[str]:
     """Measure a request; return the exemplars of its model's histograms as a scraper reads them."""
-    with tracing.request_span("POST", {"traceparent": traceparent}, {}):
+    with tracing.request_span("POST", {"traceparent": traceparent}):
         measured = RequestMeasure("completions", Exchange())
         measured.accepted(model)
         measured.replied([Reply(0, Delta(1, 1, 0, 0, "a", [1]))])
