@@ -184,7 +184,6 @@ class _Process:
             self._link.redis,
             settings.served_name,
             interval_seconds=settings.canary_seconds,
-            stall_seconds=settings.stall_seconds,
             on_result=self._catalogue.canary_compared,
         )
 

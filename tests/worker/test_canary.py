@@ -51,13 +51,17 @@ class Drifting(Stepwise):
 
 @asynccontextmanager
 async def running(
-    redis_server: RedisServer, engine: ScriptedEngine, found: list[str], **options: Any
+    redis_server: RedisServer,
+    engine: ScriptedEngine,
+    found: list[str],
+    *,
+    interval_seconds: float = 3600.0,
+    stall_seconds: float = 600.0,
 ) -> AsyncIterator[tuple[Runner, Canary, "asyncio.Task[None]"]]:
     async with connect(redis_server) as redis:
-        seconds: dict[str, Any] = {"interval_seconds": 3600.0, "stall_seconds": 600.0}
-        canary = Canary(redis, MODEL, on_result=found.append, **(seconds | options))
+        canary = Canary(redis, MODEL, interval_seconds=interval_seconds, on_result=found.append)
         async with running_engine(
-            redis_server, engine, gather_seconds=0.0, stall_seconds=600.0, canary=canary
+            redis_server, engine, gather_seconds=0.0, stall_seconds=stall_seconds, canary=canary
         ) as (runner, task):
             yield runner, canary, task
 
@@ -153,7 +157,7 @@ async def test_reference_that_cannot_be_read_is_replaced(
 async def test_engine_without_a_step_in_a_check_is_dead(redis_server: RedisServer) -> None:
     engine = await started(Stepwise(MODEL_FOLDER, SCRIPT))
     async with running(redis_server, engine, [], stall_seconds=0.05) as (_, _, task):
-        with pytest.raises(EngineDeadError, match=r"no canary within 0.05 s"):
+        with pytest.raises(EngineDeadError, match=r"no step for 0.05 s"):
             await task
 
 

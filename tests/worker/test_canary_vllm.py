@@ -100,7 +100,7 @@ async def canary(redis_server: RedisServer, engine: VllmEngine) -> AsyncIterator
         ),
     ):
         await redis.flushall()
-        canary = PlantedCanary(redis, MODEL, interval_seconds=0.001, stall_seconds=60)
+        canary = PlantedCanary(redis, MODEL, interval_seconds=0.001)
         canary.on_result = canary.found.append
         canary.attach(engine, runner._jobs)
         yield canary

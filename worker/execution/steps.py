@@ -74,7 +74,8 @@ class StepLoop:
         while silent_checks < checks:
             steps = self._steps
             await asyncio.sleep(pause)
-            is_silent = self._steps == steps and bool(self._jobs.by_sequence)
+            is_running = bool(self._jobs.by_sequence) or self._jobs.probe is not None
+            is_silent = self._steps == steps and is_running
             silent_checks = silent_checks + 1 if is_silent else 0
         raise EngineDeadError(f"no step for {stall_seconds:g} s")
 
