@@ -26,7 +26,6 @@ from worker.settings import WorkerSettings
 
 SERVICE: Final = "sluice-worker"
 
-
 _tracing: Final = Tracing()
 _about: Final[dict[str, str]] = {}
 """Attributes of this worker."""
