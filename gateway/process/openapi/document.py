@@ -28,27 +28,15 @@ from gateway.dialects.responses.request import ResponseRequest
 from gateway.process.openapi.operations import GENERATION_TAGS, generation_operations
 from gateway.process.openapi.schemas import (
     HEADER_TEXT,
-    error_response,
+    error_responses,
     header_objects,
     table_schemas,
 )
 
-ERRORS: Final = {
-    "400": "A parameter is invalid; `param` names it.",
-    "401": "No valid API key or token.",
-    "403": "The credential lacks the scope, or may not be used from this address.",
-    "404": "The resource does not exist, or the credential has no access to it.",
-    "503": "The database or Redis cannot be reached; retry later.",
-}
-"""Errors of every route."""
-
-BODY_ERRORS: Final = {
-    "408": "The body did not arrive in time.",
-    "409": "The resource already exists, or the change conflicts with its state.",
-    "413": "The body is too large.",
-    "415": "The body is not JSON.",
-}
-"""Errors of routes that read a body."""
+ERRORS: Final = frozenset({"400", "401", "403", "404", "503"})
+"""Statuses of the errors of every route."""
+BODY_ERRORS: Final = frozenset({"408", "409", "413", "415"})
+"""Those that only routes which read a body have."""
 
 COMMON: Final = (
     *("model", "prompt", "messages", "input", "query", "documents", "text_1", "text_2"),
@@ -84,9 +72,9 @@ def _complete(path: str, operation: dict[str, Any]) -> None:
         if status.startswith("2"):
             text = {"x-request-id": HEADER_TEXT["x-request-id"]}
             response["headers"] = header_objects(text) | response.get("headers", {})
-    errors = ERRORS if "requestBody" not in operation else ERRORS | BODY_ERRORS
-    for status, description in errors.items():
-        responses.setdefault(status, error_response(description))
+    statuses = ERRORS | BODY_ERRORS if "requestBody" in operation else ERRORS
+    for status, response in error_responses(statuses).items():
+        responses.setdefault(status, response)
 
 
 def _plain_parameter(schema: Schema) -> Schema:

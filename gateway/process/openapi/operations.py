@@ -1,22 +1,20 @@
-"""OpenAPI descriptions of the endpoints that read their requests without FastAPI."""
+"""OpenAPI descriptions of the endpoints that read their requests without FastAPI.
+
+A row of a table names what an operation has of its own. The rest follows from its path and schemas,
+the endpoints and rejected parameters of `gateway.dialects`, and the classes of errors.
+"""
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Final, NamedTuple
 
 from gateway.completions.endpoints.event_ids import LAST_EVENT_ID_HEADER
 from gateway.dialects.endpoint import (
-    CHATS,
-    CLASSIFY,
-    COMPLETIONS,
-    COUNTED_MESSAGES,
-    EMBEDDINGS,
+    ENDPOINTS,
     INVOCATIONS,
-    MESSAGES,
+    NATIVE_ENDPOINTS,
     POOLING_ENDPOINTS,
-    RERANK,
-    RESPONSES,
-    SCORE,
     Endpoint,
 )
 from gateway.dialects.json_types import Schema, reference
@@ -26,29 +24,22 @@ from gateway.process.openapi.schemas import (
     ID_TEXT,
     LIMIT_TEXT,
     OTHER_TEXT,
-    error_response,
+    error_responses,
     header_objects,
     table_schemas,
 )
 
 _NATIVE_TAG: Final = "llama.cpp"
 _POOLING_TAG: Final = "Embeddings and ranks"
+_MESSAGES_TAG: Final = "Messages"
 GENERATION_TAGS: Final = (
-    "Completions",
-    "Chat",
-    "Messages",
-    "Responses",
-    _POOLING_TAG,
-    "Models",
-    "Tokenization",
-    _NATIVE_TAG,
+    *("Completions", "Chat", _MESSAGES_TAG, "Responses"),
+    *(_POOLING_TAG, "Models", "Tokenization", _NATIVE_TAG),
 )
 """Tags of the generation API, in the order of the page."""
-
-Operation = dict[str, Any]
-
+_PUBLIC_TAG: Final = "Operations"
 _SEA: Final = '[{"role": "user", "content": "Write one line about the sea."}]'
-_EXAMPLES: Final[dict[str, dict[str, Operation]]] = json.loads(
+_EXAMPLES: Final[dict[str, dict[str, Schema]]] = json.loads(
     r"""
 {"CompletionRequest": {
   "openai": {"prompt": "Once upon a time", "max_tokens": 40, "temperature": 0},
@@ -91,355 +82,254 @@ _EXAMPLES: Final[dict[str, dict[str, Operation]]] = json.loads(
 }, "InfillRequest": {
   "llamacpp": {"input_prefix": "def add(a, b):\n", "input_suffix": "\n    return c\n",
     "n_predict": 16}
-}, "Template": {
+}, "apply_template": {
   "llamacpp": {"messages": SEA}
 }}""".replace("SEA", _SEA)
 )
-"""Bodies by schema and dialect."""
+"""Bodies by dialect, of a schema or of one operation that differs from others with its schema."""
 
-_ALWAYS: Final = {
-    "401": "No valid API key or token.",
-    "403": "The key does not permit the request.",
-}
-_OF_MODELS: Final = _ALWAYS | {
-    "404": "The model does not exist, or the key has no access to it.",
-    "503": "The request cannot run at the moment; retry after `retry-after` seconds.",
-}
-_OF_BODIES: Final = _OF_MODELS | {
-    "400": "A parameter is invalid, or the context window is exceeded.",
-    "402": "A budget or the credit balance is insufficient; 429 in dialect `openai`.",
-    "408": "The body did not arrive in time.",
-    "409": "The Idempotency-Key has another body, or its request is still being admitted.",
-    "413": "The body is too large.",
-    "415": "The body is not JSON in UTF-8, or its Content-Encoding is unknown.",
-    "422": "The same as 400, in dialect `mistralrs`.",
-    "429": "A rate limit is exceeded, or too many requests of the account are waiting.",
-    "504": "The request exceeded its time limit.",
-}
-_OF_STORED: Final = _ALWAYS | {
-    "400": "A parameter is invalid; `param` names it.",
-    "404": "The response does not exist, has expired, or belongs to another account.",
-    "429": "The response stopped when its client disconnected, and a limit does not allow it to "
-    "resume.",
-    "503": "Redis cannot be reached; retry later.",
-}
+_OF_MODELS: Final = frozenset({"401", "403", "404", "503"})
+_OF_STORED: Final = _OF_MODELS | {"400", "429"}
+_OF_BODIES: Final = _OF_STORED | {"402", "408", "409", "413", "415", "422", "504"}
+"""Statuses of errors."""
 _CREATED_TEXT: Final = HEADER_TEXT | LIMIT_TEXT | OTHER_TEXT
-_STATUS: Final = "CompletionStatus"
-_READY: Final = "Check whether the gateway is ready"
-_UNREADY: Final = "The gateway drains, or Redis does not accept writes; `status` names the reason."
+_OPERATIONS: Final = """
+Completions
+post /v1/completions create_completion CompletionRequest Completion
+  Create a completion of one or more prompts
+post /invocations invoke CompletionRequest Completion
+  Create a completion, or a chat completion if the body has `messages`
+Chat
+post /v1/chat/completions create_chat_completion ChatCompletionRequest ChatCompletion
+  Create a chat completion
+Messages
+post /v1/messages create_message MessageRequest Message
+  Create a message, as in Anthropic's API
+post /v1/messages/count_tokens count_message_tokens MessageRequest MessageTokens
+  Count the tokens of a message's prompt
+Responses
+post /v1/responses create_response ResponseRequest Response
+  Create a response, as in OpenAI's Responses
+delete /v1/responses/{completion_id} delete_response - DeletedResponse
+  Cancel and delete a stored response
+post /v1/responses/input_tokens count_response_tokens ResponseRequest ResponseTokens
+  Count the tokens of a response's prompt
+llama.cpp
+post /responses create_native_response ResponseRequest Response
+  Create a response, as at `/v1/responses`
+post /completion create_native_completion NativeCompletionRequest NativeResponse
+  Create a completion in llama.cpp's own form
+post /completions create_native_completions NativeCompletionRequest NativeResponse
+  Create a completion in llama.cpp's own form
+post /infill create_native_infill InfillRequest NativeResponse
+  Complete the text between a prefix and a suffix, in llama.cpp's own form
+post /chat/completions create_native_chat_completion ChatCompletionRequest ChatCompletion
+  Create a chat completion, as at `/v1/chat/completions`
+post /apply-template apply_template ChatCompletionRequest RenderedPrompt
+  Render the prompt of a chat
+get /models list_native_models - ModelList
+  List available models
+get /props get_native_props - NativeProps
+  Properties of a model
+Tokenization
+post /tokenize tokenize TokenizeRequest Tokens
+  Tokenize a text or a chat, in vLLM's or llama.cpp's format
+post /detokenize detokenize DetokenizeRequest Detokenized
+  Detokenize tokens, in vLLM's or llama.cpp's format
+Operations
+get /health health - GatewayStatus
+  Check whether the gateway is ready
+get /v1/health v1_health - GatewayStatus
+  Check whether the gateway is ready
+get /load load - GatewayLoad
+  Count the running requests
+get /ping ping - GatewayStatus
+  Check whether the gateway is ready
+post /ping invoke_ping - GatewayStatus
+  Check whether the gateway is ready
+get /version version - GatewayVersion
+  Get the gateway's version
+"""
+"""By tag: method, path, name, schema of the body, schema of the response, and summary."""
+_POOLING: Final = {
+    "embeddings": ("EmbeddingRequest", "Embeddings", "Embed texts"),
+    "classify": ("ClassificationRequest", "Labels", "Classify texts"),
+    "score": ("ScoreRequest", "Scores", "Score documents by their relevance"),
+    "rerank": ("RerankRequest", "Ranking", "Rank documents by their relevance"),
+}
+"""The same by the name of the endpoint."""
+_OF_FASTAPI: Final = {
+    "get /tokenizer_info": "TokenizerInfo",
+    "get /v1/models": "ModelList",
+    "get /v1/models/{model_id}": "Model",
+}
+"""Schemas of the responses of operations that FastAPI describes but for these."""
+_EVENTS: Final = {
+    "Completion": "a `CompletionChunk` or an `Error` as JSON, and finally `[DONE]`.",
+    "ChatCompletion": "a `ChatCompletionChunk` or an `Error` as JSON, and finally `[DONE]`.",
+    "Message": "an event of Anthropic's API.",
+    "Response": "an event of OpenAI's Responses.",
+    "NativeResponse": "a `NativePartialResult`, a `NativeResult` or an `Error` as JSON; "
+    "there is no `[DONE]`.",
+}
+"""What the data of an event of a stream is, by the schema of the whole response."""
+_REJECTING: Final = {
+    "Completions": Endpoints.COMPLETIONS,
+    "Chat": Endpoints.CHATS,
+    _POOLING_TAG: Endpoints.POOLING,
+}
+_BESIDES: Final = """
+post PATH:estimate estimate_NAME BODY CompletionEstimate
+  Estimate the tokens and cost of a NOUN
+get PATH/{completion_id} get_NAME - SCHEMA
+  Retrieve a stored NOUN: streamed, in the background, or with an Idempotency-Key
+post PATH/{completion_id}/cancel cancel_NAME - STATUS
+  Cancel a stored NOUN; one that has ended stays as it is
+"""
+"""The same for each endpoint whose responses can be read again, and the first for pooling."""
+_CREATING: Final = {
+    each.path: each for each in (*ENDPOINTS, INVOCATIONS, *NATIVE_ENDPOINTS, *POOLING_ENDPOINTS)
+}
 
 
-class _Kind(NamedTuple):
-    """A form of responses."""
+class _Row(NamedTuple):
+    """An operation."""
 
-    endpoint: Endpoint
-    """Determines the ids of the responses."""
     tag: str
-    noun: str
+    method: str
+    path: str
+    name: str
+    body: str
+    """Its schema; empty without a body."""
     schema: str
-    stream: str
-    """What a stream consists of."""
-    events: str
-    """What the data of an event is."""
-    rejecting: Endpoints = Endpoints.NONE
-    status: str = _STATUS
-    """The schema of a response that has not finished."""
+    """That of the response."""
+    summary: str
 
 
-def _kind(endpoint: Endpoint, tag: str, noun: str, rejecting: Endpoints) -> _Kind:
-    schema = noun.title().replace(" ", "")
-    stream = f", each a `{schema}Chunk`, and finally `data: [DONE]`"
-    events = f"a `{schema}Chunk` or an `Error` as JSON, and finally `[DONE]`."
-    return _Kind(endpoint, tag, noun, schema, stream, events, rejecting)
-
-
-_COMPLETIONS: Final = _kind(COMPLETIONS, "Completions", "completion", Endpoints.COMPLETIONS)
-_CHATS: Final = _kind(CHATS, "Chat", "chat completion", Endpoints.CHATS)
-_MESSAGES: Final = _Kind(
-    *(MESSAGES, "Messages", "message", "Message"),
-    stream=", as in Anthropic's API",
-    events="an event of Anthropic's API.",
-)
-_RESPONSES: Final = _Kind(
-    *(RESPONSES, "Responses", "response", "Response"),
-    stream=", as in OpenAI's Responses",
-    events="an event of OpenAI's Responses.",
-    status="Response",
-)
-_NATIVE: Final = _Kind(
-    *(COMPLETIONS, _NATIVE_TAG, "result", "NativeResponse"),
-    stream=": partial results and a final result of each choice, without `[DONE]`",
-    events="a `NativePartialResult`, a `NativeResult` or an `Error` as JSON.",
-)
-
-
-def generation_operations() -> dict[str, Operation]:
+def generation_operations() -> dict[str, Schema]:
     """Return the operations of the generation API by method and path."""
-    completion, chat = _body("CompletionRequest"), _body("ChatCompletionRequest")
-    own = _body("NativeCompletionRequest", "llamacpp", like="CompletionRequest")
-    create_own = "Create a completion in llama.cpp's own form"
-    infill = "Complete the text between a prefix and a suffix, in llama.cpp's own form"
-    either = "Create a completion, or a chat completion if the body has `messages`"
-    native_chats = _CHATS._replace(tag=_NATIVE_TAG, rejecting=Endpoints.NONE)
-    return {
-        **_operations_of(_COMPLETIONS, "Create a completion of one or more prompts", completion),
-        **_operations_of(_CHATS, "Create a chat completion", chat),
-        f"post {INVOCATIONS.path}": _creation(
-            _COMPLETIONS, either, "invoke", _body("CompletionRequest", "openai")
-        ),
-        **_of_messages(),
-        **_of_responses(),
-        "post /completion": _creation(_NATIVE, create_own, "create_native_completion", own),
-        "post /completions": _creation(_NATIVE, create_own, "create_native_completions", own),
-        "post /infill": _creation(_NATIVE, infill, "create_native_infill", _body("InfillRequest")),
-        "post /chat/completions": _creation(
-            native_chats,
-            "Create a chat completion, as at `/v1/chat/completions`",
-            "create_native_chat_completion",
-            _body("ChatCompletionRequest", "llamacpp"),
-        ),
-        "post /apply-template": _operation(
-            "Render the prompt of a chat",
-            "apply_template",
-            _NATIVE_TAG,
-            _response("The prompt.", "RenderedPrompt"),
-            body=_body("ChatCompletionRequest", like="Template"),
-        ),
-        "get /models": _native_reading("List available models", "list_native_models", "ModelList"),
-        "get /props": _native_reading(
-            "Properties of a model", "get_native_props", "NativeProps", "_ModelName"
-        ),
-        **_pooling_operations(),
-        "post /tokenize": _operation(
-            "Tokenize a text or a chat, in vLLM's or llama.cpp's format",
-            "tokenize",
-            "Tokenization",
-            _response("The tokens, in the request's format.", "Tokens"),
-            body=_body("TokenizeRequest"),
-        ),
-        "post /detokenize": _operation(
-            "Detokenize tokens, in vLLM's or llama.cpp's format",
-            "detokenize",
-            "Tokenization",
-            _response("The text, in the request's format.", "Detokenized"),
-            body=_body("DetokenizeRequest"),
-        ),
-        "get /tokenizer_info": _reading(
-            "The configuration of a model's tokenizer.", "TokenizerInfo"
-        ),
-        "get /v1/models": _reading("Models that workers announce.", "ModelList"),
-        "get /v1/models/{model_id}": _reading("Models that workers announce.", "Model"),
-        "get /health": _public(_READY, "health", "GatewayStatus", _UNREADY),
-        "get /v1/health": _public(_READY, "v1_health", "GatewayStatus", _UNREADY),
-        "get /load": _public("Count the running requests", "load", "GatewayLoad"),
-        "get /ping": _public(_READY, "ping", "GatewayStatus", _UNREADY),
-        "post /ping": _public(_READY, "invoke_ping", "GatewayStatus", _UNREADY),
-        "get /version": _public("Get the gateway's version", "version", "GatewayVersion"),
-    }
-
-
-def _of_messages() -> dict[str, Operation]:
-    """Return the operations of Anthropic's API, with its form of errors."""
-    body = _body("MessageRequest", "openai")
-    counting = _operation(
-        "Count the tokens of a message's prompt",
-        "count_message_tokens",
-        _MESSAGES.tag,
-        _response("The number of tokens.", "MessageTokens"),
-        body=body,
-    )
-    operations = {
-        **_operations_of(_MESSAGES, "Create a message, as in Anthropic's API", body),
-        f"post {COUNTED_MESSAGES.path}": counting,
-    }
-    for operation in operations.values():
-        responses = operation["responses"]
-        responses.pop("422", None)
-        if "503" in responses:
-            responses["529"] = responses.pop("503")
-        for status, response in responses.items():
-            if int(status) >= 400:
-                response["content"] = {"application/json": {"schema": reference("MessageFailure")}}
+    operations = {f"{each.method} {each.path}": _operation(each) for each in _rows()}
+    for name, schema in _OF_FASTAPI.items():
+        operations[name] = _responses(_response(schema), _OF_MODELS)
     return operations
 
 
-def _of_responses() -> dict[str, Operation]:
-    """Return the operations of OpenAI's Responses."""
-    body, path = _body("ResponseRequest", "openai"), RESPONSES.path
-    operations = _operations_of(_RESPONSES, "Create a response, as in OpenAI's Responses", body)
-    create = operations[f"post {path}"]
-    stored = f"{path}/{{completion_id}}"
-    return {
-        **operations,
-        f"post {path}/input_tokens": _operation(
-            "Count the tokens of a response's prompt",
-            "count_response_tokens",
-            _RESPONSES.tag,
-            _response("The number of tokens.", "ResponseTokens"),
-            body=body,
-        ),
-        f"delete {stored}": _operation(
-            "Cancel and delete a stored response",
-            "delete_response",
-            _RESPONSES.tag,
-            _response("The response is deleted.", "DeletedResponse"),
-            parameters=operations[f"get {stored}"]["parameters"][:1],
-            errors=_OF_STORED,
-        ),
-        "post /responses": {
-            **create,
-            "operationId": "create_native_response",
-            "tags": [_NATIVE_TAG],
-            "summary": "Create a response, as at `/v1/responses`",
-        },
-    }
+def _rows() -> Iterator[_Row]:
+    for part in re.split(r"\n(?=[A-Z]|llama)", _OPERATIONS.strip()):
+        tag, _, rows = part.partition("\n")
+        for row in _read(tag, rows):
+            yield row
+            if any(row.path == each.path for each in ENDPOINTS):
+                yield from _besides(row, row.name.removeprefix("create_"))
+    for endpoint in POOLING_ENDPOINTS:
+        name = endpoint.path.strip("/").replace("/", "_")
+        row = _Row(_POOLING_TAG, "post", endpoint.path, name, *_POOLING[endpoint.name])
+        estimate, *_ = _besides(row, name)
+        yield from (row, estimate)
 
 
-def _pooling_operations() -> dict[str, Operation]:
-    """Return the operations of models that generate no text, at all of their paths."""
-    texts = {
-        EMBEDDINGS.name: ("Embed texts", "EmbeddingRequest", "Embeddings"),
-        CLASSIFY.name: ("Classify texts", "ClassificationRequest", "Labels"),
-        SCORE.name: ("Score documents by their relevance", "ScoreRequest", "Scores"),
-        RERANK.name: ("Rank documents by their relevance", "RerankRequest", "Ranking"),
-    }
-    operations = {}
-    for each in POOLING_ENDPOINTS:
-        summary, body, response = texts[each.name]
-        name = "_".join(each.path.strip("/").split("/"))
-        operations[f"post {each.path}"] = _operation(
-            summary,
-            name,
-            _POOLING_TAG,
-            _response(f"{response}.", response, headers=_CREATED_TEXT),
-            body=_body(body),
-            parameters=_parameters("header", "_CreationHeaders"),
-        ) | _refusals(Endpoints.POOLING)
-        operations[f"post {each.path}:estimate"] = _estimate(
-            "a request", name, _POOLING_TAG, _body(body)
-        )
-    return operations
+def _besides(row: _Row, name: str) -> Iterator[_Row]:
+    """Yield the operations of an endpoint besides the one that creates its responses."""
+    noun = "request" if row.tag == _POOLING_TAG else name.replace("_", " ")
+    texts = {"PATH": row.path, "NAME": name, "NOUN": noun, "BODY": row.body}
+    texts |= {"SCHEMA": row.schema, "STATUS": _status(row.schema)}
+    return _read(row.tag, re.sub("[A-Z]{4,}", lambda found: texts[found[0]], _BESIDES))
 
 
-def _operations_of(kind: _Kind, summary: str, body: Operation) -> dict[str, Operation]:
-    """Return the operations of an endpoint, and those of its stored responses."""
-    path, noun, name = kind.endpoint.path, kind.noun, kind.noun.replace(" ", "_")
-    stored = f"{path}/{{completion_id}}"
-    completion_id = _text(kind.endpoint.id_pattern, f"The id of the {noun}.")
-    given = _parameters("path", completion_id=completion_id)
-    last = _last_event_id(kind, "Id of the last received event; overrides `starting_after`.")
-    whole = f"The whole {noun} if it has finished, else its status; with `stream`, its chunks."
-    received = {"description": "With `stream`: the client has received every event."}
-    reading = _operation(
-        f"Retrieve a stored {noun}: streamed, in the background, or with an Idempotency-Key",
-        f"get_{name}",
-        kind.tag,
-        _response(whole, kind.schema, kind.status, events=kind.events),
-        parameters=[*given, *_parameters("query", "_Position"), *last],
-        errors=_OF_STORED,
-    )
-    reading["responses"]["204"] = received
-    return {
-        f"post {path}": _creation(kind, summary, f"create_{name}", body),
-        f"post {path}:estimate": _estimate(f"a {noun}", name, kind.tag, body),
-        f"get {stored}": reading,
-        f"post {stored}/cancel": _operation(
-            f"Cancel a stored {noun}",
-            f"cancel_{name}",
-            kind.tag,
-            _response("Its status, which does not change if it has already ended.", kind.status),
-            parameters=given,
-            errors=_OF_STORED,
-        ),
-    }
+def _read(tag: str, rows: str) -> Iterator[_Row]:
+    for heading, summary in re.findall("(.+)\n  (.+)", rows):
+        method, path, name, body, schema = heading.split(" ")
+        yield _Row(tag, method, path, name, body.strip("-"), schema, summary)
 
 
-def _estimate(what: str, name: str, tag: str, body: Operation) -> Operation:
-    response = _response("Token counts, cost and effective parameters.", "CompletionEstimate")
-    return _operation(
-        f"Estimate the tokens and cost of {what}", f"estimate_{name}", tag, response, body=body
-    )
-
-
-def _creation(kind: _Kind, summary: str, operation_id: str, body: Operation) -> Operation:
-    """Return an operation that creates a response."""
-    last = _last_event_id(kind, "Resume a stream after this event. The request's body is ignored.")
-    text = (
-        f"The {kind.noun}. With `stream: true`, server-sent events{kind.stream}. "
-        "With `background: true`, its status."
-    )
-    operation = _operation(
-        summary,
-        operation_id,
-        kind.tag,
-        _response(text, kind.schema, kind.status, events=kind.events, headers=_CREATED_TEXT),
-        body=body,
-        parameters=[*_parameters("header", "_CreationHeaders"), *last],
-    )
-    return operation | (_refusals(kind.rejecting) if kind.rejecting else {})
-
-
-def _operation(
-    summary: str,
-    operation_id: str,
-    tag: str,
-    response: Operation,
-    *,
-    body: Operation | None = None,
-    parameters: Sequence[Operation] | None = None,
-    errors: Mapping[str, str] = _OF_BODIES,
-) -> Operation:
-    """Return an operation; without `parameters`, with the headers of every request with a body."""
-    operation = _responses(response, errors) | {
-        "summary": summary,
-        "operationId": operation_id,
-        "tags": [tag],
-        "parameters": _parameters("header", "_BodyHeaders") if parameters is None else parameters,
-    }
-    if body is not None:
-        operation["requestBody"] = {"required": True, "content": {"application/json": body}}
-    if tag == _NATIVE_TAG:
+def _operation(row: _Row) -> Schema:
+    operation: Schema = {"summary": row.summary, "operationId": row.name, "tags": [row.tag]}
+    if row.tag == _PUBLIC_TAG:
+        return operation | _public(row)
+    if row.path in _CREATING:
+        operation |= _creation(row, _CREATING[row.path])
+    elif "{" in row.path:
+        [endpoint] = [each for each in ENDPOINTS if row.path.startswith(f"{each.path}/")]
+        operation |= _of_stored(row, endpoint)
+    else:
+        headers = _parameters("header", "_BodyHeaders" if row.body else "_RequestHeaders")
+        queries = _parameters("query", *["_ModelName"] * (row.path == "/props"))
+        errors = _OF_BODIES if row.body else _OF_MODELS
+        operation |= _responses(_response(row.schema), errors) | {"parameters": headers + queries}
+    if row.body:
+        operation["requestBody"] = {"required": True, "content": {"application/json": _body(row)}}
+    if row.tag == _NATIVE_TAG:
         operation["description"] = "In dialects llamacpp and llamacpp-2026 only."
+    if row.tag == _MESSAGES_TAG:
+        _use_errors_of_messages(operation["responses"])
     return operation
 
 
-def _responses(response: Operation, errors: Mapping[str, str]) -> Operation:
-    described = {status: error_response(text) for status, text in errors.items()}
-    return {"responses": {"200": response, **described}, "security": [{"bearer": []}]}
+def _creation(row: _Row, endpoint: Endpoint) -> Schema:
+    """Return the parts of an operation that creates a response."""
+    parameters, text, schemas = _parameters("header", "_CreationHeaders"), "Success.", [row.schema]
+    if events := _EVENTS.get(row.schema, ""):
+        parameters += _last_event_id(endpoint, "Resume after it. The request's body is ignored.")
+        text = (
+            f"The response. With `stream: true`, server-sent events, each {events} "
+            "With `background: true`, its status."
+        )
+        schemas.append(_status(row.schema))
+    response = _response(*schemas, text=text, events=events, headers=_CREATED_TEXT)
+    refused = _refusals(_REJECTING[row.tag]) if row.tag in _REJECTING else {}
+    return _responses(response, _OF_BODIES) | {"parameters": parameters} | refused
 
 
-def _reading(description: str, schema: str) -> Operation:
-    """Return what FastAPI does not know of an operation that has a route of FastAPI."""
-    return _responses(_response(description, schema), _OF_MODELS)
+def _of_stored(row: _Row, endpoint: Endpoint) -> Schema:
+    """Return the parts of an operation on a stored response."""
+    completion_id = _text(endpoint.id_pattern, "The id of the response.")
+    parameters = _parameters("path", completion_id=completion_id)
+    if row.method != "get":
+        return _responses(_response(row.schema), _OF_STORED) | {"parameters": parameters}
+    events, schemas = _EVENTS[row.schema], (row.schema, _status(row.schema))
+    text = "The whole response if it has ended, else its status; with `stream`, its events."
+    operation = _responses(_response(*schemas, text=text, events=events), _OF_STORED)
+    received = {"description": "With `stream`: the client has received every event."}
+    operation["responses"]["204"] = received
+    last = _last_event_id(endpoint, "Id of the last received event; overrides `starting_after`.")
+    return operation | {"parameters": [*parameters, *_parameters("query", "_Position"), *last]}
 
 
-def _native_reading(summary: str, operation_id: str, schema: str, *queries: str) -> Operation:
-    """Return an operation of llama.cpp that has no body."""
-    return _operation(
-        summary,
-        operation_id,
-        _NATIVE_TAG,
-        _response(f"{summary}.", schema),
-        parameters=[*_parameters("header", "_RequestHeaders"), *_parameters("query", *queries)],
-        errors=_OF_MODELS,
-    )
+def _use_errors_of_messages(responses: Schema) -> None:
+    """Describe errors as Anthropic's API has them."""
+    responses.pop("422", None)
+    responses["529"] = responses.pop("503")
+    for status, response in responses.items():
+        if status >= "4":
+            response["content"]["application/json"]["schema"] = reference("MessageFailure")
 
 
-def _public(summary: str, operation_id: str, schema: str, unready: str = "") -> Operation:
-    """Return an operation without a credential; `unready` is why its status may be 503."""
-    texts = {"200": "Success."} | ({"503": unready} if unready else {})
-    return {
-        "summary": summary,
-        "operationId": operation_id,
-        "tags": ["Operations"],
-        "responses": {status: _response(text, schema) for status, text in texts.items()},
-        "security": [],
-    }
+def _public(row: _Row) -> Schema:
+    """Return the parts of an operation without a credential."""
+    texts = {"200": "Success."}
+    if row.schema == "GatewayStatus":
+        texts["503"] = (
+            "The gateway drains, or Redis does not accept writes; `status` names the reason."
+        )
+    responses = {status: _response(row.schema, text=text) for status, text in texts.items()}
+    return {"responses": responses, "security": []}
+
+
+def _status(schema: str) -> str:
+    """Return the schema of a response that has not finished."""
+    return schema if schema == "Response" else "CompletionStatus"
+
+
+def _responses(response: Schema, errors: Collection[str]) -> Schema:
+    return {"responses": {"200": response, **error_responses(errors)}, "security": [{"bearer": []}]}
 
 
 def _response(
-    text: str, *schemas: str, events: str = "", headers: Mapping[str, str] = ID_TEXT
-) -> Operation:
+    *schemas: str,
+    text: str = "Success.",
+    events: str = "",
+    headers: Mapping[str, str] = ID_TEXT,
+) -> Schema:
     """Return a response with one of these schemas, or with a stream of `events`."""
     [first, *others] = map(reference, dict.fromkeys(schemas))
     content = {"application/json": {"schema": {"anyOf": [first, *others]} if others else first}}
@@ -449,20 +339,21 @@ def _response(
     return {"description": text, "headers": header_objects(headers), "content": content}
 
 
-def _body(schema: str, *dialects: str, like: str = "") -> Operation:
-    """Return a body with its examples, or those of some dialects; `like` has them instead."""
+def _body(row: _Row) -> Schema:
+    """Return a body with its examples; at llama.cpp's own paths, only those in its dialect."""
+    found = _EXAMPLES.get(row.name) or _EXAMPLES.get(row.body.removeprefix("Native"), {})
     examples = {
         dialect: {
             "summary": f"With X-Api-Dialect: {dialect}",
             "value": {"model": "sluice-tiny", **example},
         }
-        for dialect, example in _EXAMPLES.get(like or schema, {}).items()
-        if not dialects or dialect in dialects
+        for dialect, example in found.items()
+        if row.tag != _NATIVE_TAG or dialect == "llamacpp" or "llamacpp" not in found
     }
-    return {"schema": reference(schema)} | ({"examples": examples} if examples else {})
+    return {"schema": reference(row.body)} | ({"examples": examples} if examples else {})
 
 
-def _parameters(place: str, *tables: str, **schemas: Schema) -> list[Operation]:
+def _parameters(place: str, *tables: str, **schemas: Schema) -> list[Schema]:
     """Return the parameters of objects of the table, and others by name."""
     named = [*schemas.items()]
     for table in tables:
@@ -479,8 +370,8 @@ def _parameters(place: str, *tables: str, **schemas: Schema) -> list[Operation]:
     ]
 
 
-def _last_event_id(kind: _Kind, description: str) -> list[Operation]:
-    pattern = rf"{kind.endpoint.id_pattern}:[0-9]{{1,15}}"
+def _last_event_id(endpoint: Endpoint, description: str) -> list[Schema]:
+    pattern = rf"{endpoint.id_pattern}:[0-9]{{1,15}}"
     return _parameters("header", **{LAST_EVENT_ID_HEADER: _text(pattern, description)})
 
 
@@ -488,7 +379,7 @@ def _text(pattern: str, description: str) -> Schema:
     return {"type": "string", "pattern": f"^{pattern}$", "description": description}
 
 
-def _refusals(endpoint: Endpoints) -> Operation:
+def _refusals(endpoint: Endpoints) -> Schema:
     """Return a description of the parameters that an endpoint rejects, as Markdown."""
     lines = ["Parameters that are rejected with `unsupported_parameter`:", ""]
     for name, row in rejected_by(endpoint).items():

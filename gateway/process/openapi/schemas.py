@@ -4,7 +4,7 @@ The gateway renders these responses as dictionaries, without models: it does it 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, Final
 
@@ -15,12 +15,9 @@ from gateway.dialects.native import MAX_FILES
 from gateway.records.limits import LimitScope
 
 _TABLE: Final = """
-FunctionCall
-  name: str; arguments: str
-ToolCall
-  id: str; type: "function"; function: FunctionCall
-PromptTokensDetails
-  cached_tokens: int
+FunctionCall = {"name": str, "arguments": str}
+ToolCall = {"id": str, "type": "function", "function": FunctionCall}
+PromptTokensDetails = {"cached_tokens": int}
 CompletionTokensDetails
   best_of_tokens?: int  # Tokens that `best_of` discarded.
   reasoning_tokens?: int  # Reasoning tokens of chats.
@@ -104,8 +101,7 @@ ChatAlternative
   bytes: list[int[0:255]] | None  # The token's text in UTF-8; null for an incomplete character.
 ChatToken
   +ChatAlternative; top_logprobs: list[ChatAlternative]
-ChatLogprobs
-  content: list[ChatToken]; refusal: None
+ChatLogprobs = {"content": list[ChatToken], "refusal": None}
 PlacedAlternative
   +ChatAlternative; token_id: int[0:]
 PlacedToken
@@ -121,8 +117,7 @@ ChatMessage
   content: str | None  # Null if the message has only calls.
   refusal: None; +_Reasoning; tool_calls?: list[ToolCall] | None
   function_call?: FunctionCall  # For requests with `functions`.
-FunctionCallPart
-  arguments: str; name?: str
+FunctionCallPart = {"arguments": str, "name?": str}
 ToolCallPart  # Only the first part of a call has `id`, `type` and the function's name.
   index: int; function: FunctionCallPart; id?: str; type?: "function"
 ChatDelta  # The first delta of a choice has the role; the last is empty.
@@ -169,16 +164,14 @@ Message
   usage: MessageUsage
 MessageTokens
   input_tokens: int  # Tokens of the prompt, as they would be billed.
-MessageFailureText
-  type: str; message: str
+MessageFailureText = {"type": str, "message": str}
 MessageFailure
   type: "error"; error: MessageFailureText
   request_id?: match("^req_")  # The same as the header `request-id`.
 ResponseItem
   type: str; id: str
   status?: "in_progress" | "completed" | "incomplete"
-ResponseFailure
-  code: str; message: str
+ResponseFailure = {"code": str, "message": str}
 ResponseUsage
   input_tokens: int; output_tokens: int; total_tokens: int
   input_tokens_details: dict; output_tokens_details: dict
@@ -194,8 +187,7 @@ Response
 ResponseTokens
   object: "response.input_tokens"
   input_tokens: int  # Tokens of the prompt, as they would be billed.
-DeletedResponse
-  id: match("^resp_"); object: "response"; deleted: bool
+DeletedResponse = {"id": match("^resp_"), "object": "response", "deleted": bool}
 PooledUsage
   prompt_tokens: int  # Tokens of all texts.
   total_tokens: int
@@ -222,8 +214,7 @@ Score
   object: "score"; score: float
 Scores
   id: match("^score-"); +_Pooled; data: list[Score]
-RankedDocument
-  text: str
+RankedDocument = {"text": str}
 Rank
   index: int  # Index of the document in `documents`.
   relevance_score: float
@@ -232,8 +223,7 @@ Ranking
   id: match("^rerank-"); +_Pooled
   results: list[Rank]  # The best first.
   meta: dict  # The token counts, as in Cohere's API.
-_ErrorText
-  message: str; type: str
+_ErrorText = {"message": str, "type": str}
 OpenAIError
   +_ErrorText; param: str | None; code: str | None
   limit?: str  # Name of the limit that rejected the request.
@@ -246,15 +236,13 @@ VllmError
   +_ErrorText; param: str | None; code: int
 Error  # `code` is a word, or the HTTP status in dialects `llamacpp` and `vllm`.
   error: OpenAIError | LlamacppError | VllmError
-TokenPiece
-  id: int; piece: str | list[int]
+TokenPiece = {"id": int, "piece": str | list[int]}
 Tokens
   tokens: list[int | TokenPiece]; count?: int; max_model_len?: int; token_strs?: list[str] | None
 Detokenized
   prompt?: str  # The text, in dialect `vllm` or if the request names a model.
   content?: str  # The text in all other cases, as in llama.cpp.
-NamedTemplate
-  name: str; template: str
+NamedTemplate = {"name": str, "template": str}
 TokenizerInfo
   tokenizer_class: str; model_max_length: int
   added_tokens_decoder: dict[str, str]  # Texts of the added tokens by token id.
@@ -298,10 +286,8 @@ Model
   resolves_to?: str
     # Of an alias that an operator has defined: the model that runs the requests of this tenant.
   sunset_at?: time | None  # When requests for this alias begin to fail.
-ModelList
-  object: "list"; data: list[Model]
-_NativeToken
-  id: int; token: str; bytes: list[int] | None
+ModelList = {"object": "list", "data": list[Model]}
+_NativeToken = {"id": int, "token": str, "bytes": list[int] | None}
 NativeAlternative
   +_NativeToken; logprob: float
 NativeLogprob
@@ -336,10 +322,8 @@ NativeResult
   timings: dict
 NativeResults = list[NativeResult]  # The results of several choices.
 NativeResponse = NativeResult | NativeResults
-DefaultSettings
-  n_ctx: int; params: NativeSettings
-Modalities
-  vision: bool; audio: False
+DefaultSettings = {"n_ctx": int, "params": NativeSettings}
+Modalities = {"vision": bool, "audio": False}
 NativeProps
   default_generation_settings: DefaultSettings
   total_slots: int  # Requests that the ready workers of the model run at once.
@@ -348,16 +332,11 @@ NativeProps
   modalities: Modalities
   chat_template: str  # Empty if the model has none.
   bos_token: str; eos_token: str; build_info: str; is_sleeping: bool
-RenderedPrompt
-  prompt: str
-GatewayStatus
-  status: str
-GatewayLoad
-  server_load: int
-GatewayVersion
-  version: str
-InfillFile
-  text: str; filename?: str
+RenderedPrompt = {"prompt": str}
+GatewayStatus = {"status": str}
+GatewayLoad = {"server_load": int}
+GatewayVersion = {"version": str}
+InfillFile = {"text": str, "filename?": str}
 _PostSampling
   post_sampling_probs?: bool | None
     # Return probabilities after the samplers instead of the model's own log-probabilities;
@@ -518,10 +497,31 @@ def header_objects(texts: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def error_response(description: str) -> dict[str, Any]:
-    """Return the OpenAPI description of an error response."""
+ERROR_TEXT: Final = {
+    "400": "A parameter is invalid; `param` names it.",
+    "401": "No valid API key or token.",
+    "402": "A budget or the credit balance is insufficient; 429 in dialect `openai`.",
+    "403": "The credential does not permit the request, or not from this address.",
+    "404": "The resource does not exist, has expired, or the credential has no access to it.",
+    "408": "The body did not arrive in time.",
+    "409": "The request conflicts with a resource, or with another of the same Idempotency-Key.",
+    "413": "The body is too large.",
+    "415": "The body is neither JSON in UTF-8 nor an upload's form, or its encoding is unknown.",
+    "422": "The same as 400, in dialect `mistralrs`.",
+    "429": "A limit is exceeded, or too many requests of the account are waiting.",
+    "503": "The request cannot be served at the moment; retry after `retry-after` seconds.",
+    "504": "The request exceeded its time limit.",
+}
+"""Meanings of the statuses of errors."""
+
+
+def error_responses(statuses: Iterable[str]) -> dict[str, Any]:
+    """Return the OpenAPI description of errors by status."""
     return {
-        "description": description,
-        "headers": header_objects(_RETRY_TEXT),
-        "content": {"application/json": {"schema": reference("Error")}},
+        status: {
+            "description": ERROR_TEXT[status],
+            "headers": header_objects(_RETRY_TEXT),
+            "content": {"application/json": {"schema": reference("Error")}},
+        }
+        for status in sorted(statuses)
     }
