@@ -194,24 +194,24 @@ router = APIRouter(prefix="/aliases", tags=["Aliases"], route_class=BoundedRoute
 Aliases = Annotated[AliasService, made(AliasService)]
 
 
-@router.get("", summary="List aliases")
-async def list_aliases(aliases: Aliases, _principal: CanSeeEverything) -> AliasList:
+@router.get("", summary="List aliases", response_model=AliasList)
+async def list_aliases(aliases: Aliases, _principal: CanSeeEverything) -> Page[Alias]:
     """List all aliases by name."""
-    return AliasList.of(Page(await aliases.list_all(), has_more=False))
+    return Page(await aliases.list_all(), has_more=False)
 
 
-@router.get("/{name:path}", summary="Get an alias")
-async def get_alias(aliases: Aliases, _principal: CanSeeEverything, name: AnyName) -> AliasBody:
+@router.get("/{name:path}", summary="Get an alias", response_model=AliasBody)
+async def get_alias(aliases: Aliases, _principal: CanSeeEverything, name: AnyName) -> Alias:
     """Get an alias with the weights of its models."""
-    return AliasBody.of(await aliases.get(name))
+    return await aliases.get(name)
 
 
-@router.put("/{name:path}", summary="Define an alias")
+@router.put("/{name:path}", summary="Define an alias", response_model=AliasBody)
 async def put_alias(
     aliases: Aliases, principal: CanAdminister, name: AnyName, body: AliasDefinition
-) -> AliasBody:
+) -> Alias:
     """Define or replace an alias. Every gateway applies it within a second."""
-    return AliasBody.of(await aliases.put(name, **dict(body), actor=principal.actor))
+    return await aliases.put(name, **dict(body), actor=principal.actor)
 
 
 @router.delete("/{name:path}", summary="Remove an alias")

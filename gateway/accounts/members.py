@@ -16,13 +16,12 @@ from sqlalchemy.orm import aliased
 
 from gateway.accounts.changes import By, Service, changing, require_room
 from gateway.accounts.shared import (
-    AfterId,
     CallerOfTenant,
     ListBody,
     Name,
-    PageSize,
     RecordBody,
     RequestBody,
+    WantedPage,
     own_tenant,
 )
 from gateway.accounts.tenants.service import reading_of_tenant
@@ -278,43 +277,38 @@ Members = Annotated[MemberService, made(MemberService)]
 MemberId = Annotated[str, Path(description="Id, subject or e-mail of the member.")]
 
 
-@router.get("", summary="List members")
+@router.get("", summary="List members", response_model=MemberList)
 async def list_members(
-    members: Members, caller: CallerOfTenant, after: AfterId = None, limit: PageSize = 20
-) -> MemberList:
+    members: Members, caller: CallerOfTenant, wanted: WantedPage
+) -> Page[Member]:
     """List members, oldest first. All routes under `/v1/members` need the scope `members`."""
-    return MemberList.of(await members.page(caller.tenant_id, PageRequest(after, limit)))
+    return await members.page(caller.tenant_id, wanted)
 
 
-@router.post("", summary="Add a member")
-async def add_member(members: Members, caller: CallerOfTenant, body: MemberAddition) -> MemberBody:
+@router.post("", summary="Add a member", response_model=MemberBody)
+async def add_member(members: Members, caller: CallerOfTenant, body: MemberAddition) -> Member:
     """Add a member. Operators add the first owner of a tenant.
 
     The role decides what the person's tokens may do, unless a token asks for less.
     """
-    added = await members.add(caller.tenant_id, **body.given(), **caller.by)
-    return MemberBody.of(added)
+    return await members.add(caller.tenant_id, **body.given(), **caller.by)
 
 
-@router.get("/{member_id:path}", summary="Get a member")
-async def get_member(members: Members, caller: CallerOfTenant, member_id: MemberId) -> MemberBody:
+@router.get("/{member_id:path}", summary="Get a member", response_model=MemberBody)
+async def get_member(members: Members, caller: CallerOfTenant, member_id: MemberId) -> Member:
     """Get a member with the role."""
-    return MemberBody.of(await members.get(caller.tenant_id, member_id))
+    return await members.get(caller.tenant_id, member_id)
 
 
-@router.patch("/{member_id:path}", summary="Change the role of a member")
+@router.patch("/{member_id:path}", summary="Change the role of a member", response_model=MemberBody)
 async def change_member(
     members: Members, caller: CallerOfTenant, member_id: MemberId, body: MemberChange
-) -> MemberBody:
+) -> Member:
     """Change the role of a member. The role of the last owner cannot change."""
-    changed = await members.set_role(caller.tenant_id, member_id, role=body.role, **caller.by)
-    return MemberBody.of(changed)
+    return await members.set_role(caller.tenant_id, member_id, role=body.role, **caller.by)
 
 
-@router.delete("/{member_id:path}", summary="Remove a member")
-async def remove_member(
-    members: Members, caller: CallerOfTenant, member_id: MemberId
-) -> RemovedMember:
+@router.delete("/{member_id:path}", summary="Remove a member", response_model=RemovedMember)
+async def remove_member(members: Members, caller: CallerOfTenant, member_id: MemberId) -> Member:
     """Remove a member. The last owner cannot be removed."""
-    removed = await members.remove(caller.tenant_id, member_id, **caller.by)
-    return RemovedMember(id=removed.id)
+    return await members.remove(caller.tenant_id, member_id, **caller.by)

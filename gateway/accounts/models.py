@@ -47,12 +47,13 @@ class ServedModelList(ListBody[ServedModelBody]):
     """All known models, by name."""
 
 
-@router.get("", summary="List models with their load")
-async def list_models(catalogue: ModelCatalogue, _principal: CanSeeEverything) -> ServedModelList:
+@router.get("", summary="List models with their load", response_model=ServedModelList)
+async def list_models(
+    catalogue: ModelCatalogue, _principal: CanSeeEverything
+) -> Page[ServedModelBody]:
     """List every model that a worker has announced, with its workers and its load now."""
     await catalogue.refresh()
-    bodies = list(map(ServedModelBody.of, catalogue.models))
-    return ServedModelList.of(Page(bodies, has_more=False))
+    return Page(list(map(ServedModelBody.of, catalogue.models)), has_more=False)
 
 
 @router.delete("/{name:path}", summary="Remove an unserved model")

@@ -13,7 +13,7 @@ from fastapi import Depends, Path, Query, Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from gateway.http.authorization import operates, requires
-from gateway.platform.database.paging import MAX_PAGE, Page
+from gateway.platform.database.paging import MAX_PAGE, PageRequest
 from gateway.records.checks import MAX_NAME_CHARACTERS
 from gateway.records.grants import Grant
 from gateway.records.limits import (
@@ -79,17 +79,12 @@ class RecordBody(BaseModel):
         return cls.model_validate(record)
 
 
-class ListBody(BaseModel, Generic[T]):
-    """A page of a list."""
+class ListBody(RecordBody, Generic[T]):
+    """A page of a list, made of a `Page` of records."""
 
     object: Literal["list"] = "list"
-    data: list[T]
+    data: list[T] = Field(validation_alias="entries")
     has_more: bool = Field(description="Whether more entries follow; request them with `after`.")
-
-    @classmethod
-    def of(cls, page: Page[Any]) -> Self:
-        """Return the response body of a page of records."""
-        return cls.model_validate({"data": page.entries, "has_more": page.has_more})
 
 
 class BodyWithLimits(RequestBody):
@@ -146,6 +141,13 @@ AfterId = Annotated[
         description="`id` of the last entry of the previous page; absent: the first page.",
     ),
 ]
+
+
+async def _wanted_page(after: AfterId = None, limit: PageSize = 20) -> PageRequest:
+    return PageRequest(after, limit)
+
+
+WantedPage = Annotated[PageRequest, Depends(_wanted_page)]
 
 
 def text_filter(description: str) -> object:

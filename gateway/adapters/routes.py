@@ -11,21 +11,20 @@ from fastapi import APIRouter, Depends, Path
 from pydantic import BaseModel, Field
 
 from gateway.accounts.shared import (
-    AfterId,
     CallerOfTenant,
     ListBody,
     Name,
-    PageSize,
     RecordBody,
     RequestBody,
+    WantedPage,
     any_tenant,
     own_tenant,
 )
 from gateway.adapters.service import AdapterService
 from gateway.http.bounded_route import BoundedRoute
 from gateway.http.services import made
-from gateway.platform.database.paging import PageRequest
-from gateway.records.adapters import AdapterState
+from gateway.platform.database.paging import Page
+from gateway.records.adapters import Adapter, AdapterState
 from gateway.records.scopes import Scope
 
 
@@ -96,53 +95,50 @@ Adapters = Annotated[AdapterService, made(AdapterService.of)]
 AdapterId = Annotated[str, Path(max_length=63, description="Id or name of the adapter.")]
 
 
-@_of_customers.get("", summary="List adapters")
+@_of_customers.get("", summary="List adapters", response_model=AdapterList)
 async def list_adapters(
-    adapters: Adapters, caller: CallerOfTenant, after: AfterId = None, limit: PageSize = 20
-) -> AdapterList:
+    adapters: Adapters, caller: CallerOfTenant, wanted: WantedPage
+) -> Page[Adapter]:
     """List the adapters of the account, oldest first, without shared ones of others.
 
     All routes under `/v1/adapters` need the scope `keys` and a credential of the whole account.
     """
-    return AdapterList.of(await adapters.page(caller.tenant_id, PageRequest(after, limit)))
+    return await adapters.page(caller.tenant_id, wanted)
 
 
-@_of_both.get("/{adapter_id}", summary="Get an adapter")
-async def get_adapter(
-    adapters: Adapters, caller: CallerOfTenant, adapter_id: AdapterId
-) -> AdapterBody:
+@_of_both.get("/{adapter_id}", summary="Get an adapter", response_model=AdapterBody)
+async def get_adapter(adapters: Adapters, caller: CallerOfTenant, adapter_id: AdapterId) -> Adapter:
     """Get an adapter with the state of its validation."""
-    return AdapterBody.of(await adapters.get(caller.tenant_id, adapter_id))
+    return await adapters.get(caller.tenant_id, adapter_id)
 
 
-@_of_both.delete("/{adapter_id}", summary="Delete an adapter")
+@_of_both.delete("/{adapter_id}", summary="Delete an adapter", response_model=DeletedAdapter)
 async def delete_adapter(
     adapters: Adapters, caller: CallerOfTenant, adapter_id: AdapterId
-) -> DeletedAdapter:
+) -> Adapter:
     """Delete an adapter. All gateways apply this within a second; admitted requests continue."""
-    deleted = await adapters.delete(caller.tenant_id, adapter_id, actor=caller.actor)
-    return DeletedAdapter(id=deleted.id)
+    return await adapters.delete(caller.tenant_id, adapter_id, actor=caller.actor)
 
 
-@_of_operators.get("", summary="List adapters with their sources")
+@_of_operators.get(
+    "", summary="List adapters with their sources", response_model=RegisteredAdapterList
+)
 async def list_registered(
-    adapters: Adapters, caller: CallerOfTenant, after: AfterId = None, limit: PageSize = 20
-) -> RegisteredAdapterList:
+    adapters: Adapters, caller: CallerOfTenant, wanted: WantedPage
+) -> Page[Adapter]:
     """List the adapters of a tenant, oldest first."""
-    page = await adapters.page(caller.tenant_id, PageRequest(after, limit))
-    return RegisteredAdapterList.of(page)
+    return await adapters.page(caller.tenant_id, wanted)
 
 
-@_of_operators.post("", summary="Register an adapter")
+@_of_operators.post("", summary="Register an adapter", response_model=RegisteredAdapterBody)
 async def register_adapter(
     adapters: Adapters, caller: CallerOfTenant, body: AdapterRegistration
-) -> RegisteredAdapterBody:
+) -> Adapter:
     """Register an adapter. Background jobs validate its files and copy them to the file store.
 
     Its `state` becomes `ready` or `failed`. Later changes of the source have no effect.
     """
-    registered = await adapters.register(caller.tenant_id, **body.model_dump(), actor=caller.actor)
-    return RegisteredAdapterBody.of(registered)
+    return await adapters.register(caller.tenant_id, **body.model_dump(), actor=caller.actor)
 
 
 customers = APIRouter(prefix="/v1", dependencies=[Depends(own_tenant(Scope.KEYS, of_tenant=True))])

@@ -210,7 +210,7 @@ router = APIRouter(prefix="/prices", tags=["Prices"], route_class=BoundedRoute)
 PriceTable = Annotated[PriceService, made(PriceService)]
 
 
-@router.get("", summary="List prices")
+@router.get("", summary="List prices", response_model=PriceList)
 async def list_prices(
     table: PriceTable,
     _principal: CanSeeEverything,
@@ -221,26 +221,26 @@ async def list_prices(
         Query(strict=True, description="Include past, future and removed prices, in order."),
         FLAG,
     ] = False,
-) -> PriceList:
+) -> Page[Price]:
     """List the prices in force, or all prices ever added. A model without a price is free."""
     prices = await (table.list_history(model) if history else table.list_current(model))
-    return PriceList.of(Page(prices, has_more=False))
+    return Page(prices, has_more=False)
 
 
-@router.post("", summary="Add a price")
-async def add_price(table: PriceTable, principal: CanAdminister, body: PriceAddition) -> PriceBody:
+@router.post("", summary="Add a price", response_model=PriceBody)
+async def add_price(table: PriceTable, principal: CanAdminister, body: PriceAddition) -> Price:
     """Add a price. Prices never change: the price in force at admission applies to a request."""
-    return PriceBody.of(await table.add(**dict(body), actor=principal.actor))
+    return await table.add(**dict(body), actor=principal.actor)
 
 
-@router.delete("/{price}", summary="Remove a price")
+@router.delete("/{price}", summary="Remove a price", response_model=PriceBody)
 async def remove_price(
     table: PriceTable,
     principal: CanAdminister,
     price: Annotated[int, Path(ge=1, lt=2**63, description="Id of the price."), PLAIN],
-) -> PriceBody:
+) -> Price:
     """Remove the price in force, from now on, or a future one. What was charged stays charged.
 
     Its tier then has the price of the default tier. A model without a price there is free.
     """
-    return PriceBody.of(await table.remove(price, actor=principal.actor))
+    return await table.remove(price, actor=principal.actor)

@@ -22,20 +22,20 @@ from gateway.accounts.keys.rules import (
 )
 from gateway.accounts.keys.service import CreatedKey, KeyService
 from gateway.accounts.shared import (
-    AfterId,
     BodyWithLimits,
     CallerOfTenant,
     LimitsShown,
     ListBody,
     Name,
-    PageSize,
     RecordBody,
     RequestBody,
+    WantedPage,
     own_tenant,
 )
 from gateway.http.bounded_route import BoundedRoute
 from gateway.http.services import made
-from gateway.platform.database.paging import PageRequest
+from gateway.platform.database.paging import Page
+from gateway.records.records import KeyRecord
 from gateway.records.scopes import Scope
 
 Scopes = Annotated[
@@ -170,18 +170,14 @@ Keys = Annotated[KeyService, made(KeyService)]
 KeyId = Annotated[str, Path(description="Id of the key, or its public prefix.")]
 
 
-@router.get("", summary="List keys")
-async def list_keys(
-    keys: Keys, caller: CallerOfTenant, after: AfterId = None, limit: PageSize = 20
-) -> KeyList:
+@router.get("", summary="List keys", response_model=KeyList)
+async def list_keys(keys: Keys, caller: CallerOfTenant, wanted: WantedPage) -> Page[KeyRecord]:
     """List keys, oldest first, including revoked keys.
 
     All routes under `/v1/keys` need the scope `keys`. A project credential sees and manages only
     the keys of its project.
     """
-    return KeyList.of(
-        await keys.page(caller.tenant_id, PageRequest(after, limit), grantor=caller.grant)
-    )
+    return await keys.page(caller.tenant_id, wanted, grantor=caller.grant)
 
 
 @router.post("", summary="Create a key")
@@ -196,21 +192,22 @@ async def create_key(keys: Keys, caller: CallerOfTenant, body: KeyCreation) -> C
     return CreatedKeyBody.of_created(created)
 
 
-@router.get("/{key_id}", summary="Get a key")
-async def get_key(keys: Keys, caller: CallerOfTenant, key_id: KeyId) -> KeyBody:
+@router.get("/{key_id}", summary="Get a key", response_model=KeyBody)
+async def get_key(keys: Keys, caller: CallerOfTenant, key_id: KeyId) -> KeyRecord:
     """Get a key without its secret."""
-    return KeyBody.of(await keys.get(caller.tenant_id, key_id, grantor=caller.grant))
+    return await keys.get(caller.tenant_id, key_id, grantor=caller.grant)
 
 
-@router.patch("/{key_id}", summary="Update a key")
-async def change_key(keys: Keys, caller: CallerOfTenant, key_id: KeyId, body: KeyChange) -> KeyBody:
+@router.patch("/{key_id}", summary="Update a key", response_model=KeyBody)
+async def change_key(
+    keys: Keys, caller: CallerOfTenant, key_id: KeyId, body: KeyChange
+) -> KeyRecord:
     """Change the fields that the body contains. All gateways apply the change within a second.
 
     A credential cannot change a key with more rights than its own. A key cannot change its own
     bounds.
     """
-    changed = await keys.update(caller.tenant_id, key_id, **body.options(), **caller.key_by)
-    return KeyBody.of(changed)
+    return await keys.update(caller.tenant_id, key_id, **body.options(), **caller.key_by)
 
 
 @router.post("/{key_id}:rotate", summary="Rotate a key")

@@ -11,6 +11,7 @@ from gateway.accounts.shared import ListBody, Name, RequestBody, limits_schema
 from gateway.http.authorization import CanAdminister, CanSeeEverything
 from gateway.http.bounded_route import BoundedRoute
 from gateway.http.services import made
+from gateway.platform.database.paging import Page
 from gateway.records.limits import LimitScope, read_limits
 from gateway.records.records import Plan
 
@@ -84,10 +85,10 @@ Plans = Annotated[PlanService, made(PlanService)]
 PlanId = Annotated[str, Path(max_length=63, description="Id of the plan.")]
 
 
-@router.get("", summary="List plans")
-async def list_plans(plans: Plans, _principal: CanSeeEverything) -> PlanList:
+@router.get("", summary="List plans", response_model=PlanList)
+async def list_plans(plans: Plans, _principal: CanSeeEverything) -> Page[PlanBody]:
     """List plans, oldest first."""
-    return PlanList(data=[PlanBody.of(plan) for plan in await plans.list_all()], has_more=False)
+    return Page(list(map(PlanBody.of, await plans.list_all())), has_more=False)
 
 
 @router.post("", summary="Create a plan")

@@ -11,20 +11,19 @@ from pydantic import Field
 
 from gateway.accounts.projects.service import ProjectService
 from gateway.accounts.shared import (
-    AfterId,
     BodyWithLimits,
     CallerOfTenant,
     LimitsShown,
     ListBody,
     Name,
-    PageSize,
     RecordBody,
+    WantedPage,
     own_tenant,
 )
 from gateway.http.bounded_route import BoundedRoute
 from gateway.http.services import made
-from gateway.platform.database.paging import PageRequest
-from gateway.records.records import ProjectStatus
+from gateway.platform.database.paging import Page
+from gateway.records.records import Project, ProjectStatus
 from gateway.records.scopes import Scope
 
 
@@ -64,59 +63,53 @@ Projects = Annotated[ProjectService, made(ProjectService)]
 ProjectId = Annotated[str, Path(description="Id of the project.")]
 
 
-@router.get("", summary="List projects")
+@router.get("", summary="List projects", response_model=ProjectList)
 async def list_projects(
-    projects: Projects, caller: CallerOfTenant, after: AfterId = None, limit: PageSize = 20
-) -> ProjectList:
+    projects: Projects, caller: CallerOfTenant, wanted: WantedPage
+) -> Page[Project]:
     """List projects, oldest first, including archived projects.
 
     All routes under `/v1/projects` need the scope `keys`. A project credential sees only its
     project and cannot change projects.
     """
-    return ProjectList.of(
-        await projects.page(caller.tenant_id, PageRequest(after, limit), grantor=caller.grant)
-    )
+    return await projects.page(caller.tenant_id, wanted, grantor=caller.grant)
 
 
-@router.post("", summary="Create a project")
+@router.post("", summary="Create a project", response_model=ProjectBody)
 async def create_project(
     projects: Projects, caller: CallerOfTenant, body: ProjectCreation
-) -> ProjectBody:
+) -> Project:
     """Create a project. To create a key in it, name the project in the key's request."""
-    created = await projects.create(caller.tenant_id, **body.options(), **caller.by)
-    return ProjectBody.of(created)
+    return await projects.create(caller.tenant_id, **body.options(), **caller.by)
 
 
-@router.get("/{project_id}", summary="Get a project")
-async def get_project(
-    projects: Projects, caller: CallerOfTenant, project_id: ProjectId
-) -> ProjectBody:
+@router.get("/{project_id}", summary="Get a project", response_model=ProjectBody)
+async def get_project(projects: Projects, caller: CallerOfTenant, project_id: ProjectId) -> Project:
     """Get a project with its own limits."""
-    return ProjectBody.of(await projects.get(caller.tenant_id, project_id, grantor=caller.grant))
+    return await projects.get(caller.tenant_id, project_id, grantor=caller.grant)
 
 
-@router.patch("/{project_id}", summary="Update a project")
+@router.patch("/{project_id}", summary="Update a project", response_model=ProjectBody)
 async def change_project(
     projects: Projects, caller: CallerOfTenant, project_id: ProjectId, body: ProjectChange
-) -> ProjectBody:
+) -> Project:
     """Change the fields that the body contains."""
-    changed = await projects.update(caller.tenant_id, project_id, **body.options(), **caller.by)
-    return ProjectBody.of(changed)
+    return await projects.update(caller.tenant_id, project_id, **body.options(), **caller.by)
 
 
-@router.post("/{project_id}:archive", summary="Archive a project")
+@router.post("/{project_id}:archive", summary="Archive a project", response_model=ProjectBody)
 async def archive_project(
     projects: Projects, caller: CallerOfTenant, project_id: ProjectId
-) -> ProjectBody:
+) -> Project:
     """Archive the project. All gateways reject its keys within a second."""
-    archived = await projects.archive(caller.tenant_id, project_id, **caller.by)
-    return ProjectBody.of(archived)
+    return await projects.archive(caller.tenant_id, project_id, **caller.by)
 
 
-@router.post("/{project_id}:activate", summary="Activate an archived project")
+@router.post(
+    "/{project_id}:activate", summary="Activate an archived project", response_model=ProjectBody
+)
 async def activate_project(
     projects: Projects, caller: CallerOfTenant, project_id: ProjectId
-) -> ProjectBody:
+) -> Project:
     """Activate the project. Its keys work again."""
-    activated = await projects.activate(caller.tenant_id, project_id, **caller.by)
-    return ProjectBody.of(activated)
+    return await projects.activate(caller.tenant_id, project_id, **caller.by)

@@ -9,25 +9,24 @@ from pydantic import Field
 from contract.dialect import Dialect
 from contract.tier import RequestTier, ServiceTier
 from gateway.accounts.shared import (
-    AfterId,
     BodyWithLimits,
     ListBody,
     Name,
-    PageSize,
     RecordBody,
     TenantId,
     TenantLimitsGiven,
     TenantLimitsShown,
+    WantedPage,
     text_filter,
 )
 from gateway.accounts.tenants.service import MAX_WEIGHT, MIN_WEIGHT, STRIPE_CUSTOMER, TenantService
 from gateway.http.authorization import CanAdminister, CanSeeEverything
 from gateway.http.bounded_route import BoundedRoute
 from gateway.http.services import made
-from gateway.platform.database.paging import PageRequest
+from gateway.platform.database.paging import Page
 from gateway.records.checks import MAX_ORIGIN_CHARACTERS, MAX_ORIGINS
 from gateway.records.limits import LimitScope
-from gateway.records.records import Billing, TenantStatus
+from gateway.records.records import Billing, Tenant, TenantStatus
 
 Weight = Annotated[
     float,
@@ -129,7 +128,7 @@ router = APIRouter(prefix="/tenants", tags=["Tenants"], route_class=BoundedRoute
 Tenants = Annotated[TenantService, made(TenantService)]
 
 
-@router.get("", summary="List all tenants")
+@router.get("", summary="List all tenants", response_model=TenantList)
 async def list_tenants(
     tenants: Tenants,
     _principal: CanSeeEverything,
@@ -137,53 +136,45 @@ async def list_tenants(
     search: Annotated[
         str | None, text_filter("Only tenants whose id or name contains this text.")
     ] = None,
-    after: AfterId = None,
-    limit: PageSize = 20,
-) -> TenantList:
+    wanted: WantedPage,
+) -> Page[Tenant]:
     """List tenants, oldest first."""
-    return TenantList.of(await tenants.page(PageRequest(after, limit), text=search or ""))
+    return await tenants.page(wanted, text=search or "")
 
 
-@router.post("", summary="Create a tenant")
-async def create_tenant(
-    tenants: Tenants, principal: CanAdminister, body: TenantCreation
-) -> TenantBody:
+@router.post("", summary="Create a tenant", response_model=TenantBody)
+async def create_tenant(tenants: Tenants, principal: CanAdminister, body: TenantCreation) -> Tenant:
     """Create a tenant, which is active at once."""
     options = body.options()
-    created = await tenants.create(
-        options.pop("name"), tenant_id=options.pop("id", None), actor=principal.actor, **options
-    )
-    return TenantBody.of(created)
+    name, tenant_id = options.pop("name"), options.pop("id", None)
+    return await tenants.create(name, tenant_id=tenant_id, actor=principal.actor, **options)
 
 
-@router.get("/{tenant_id}", summary="Get a tenant")
-async def get_tenant(
-    tenants: Tenants, _principal: CanSeeEverything, tenant_id: TenantId
-) -> TenantBody:
+@router.get("/{tenant_id}", summary="Get a tenant", response_model=TenantBody)
+async def get_tenant(tenants: Tenants, _principal: CanSeeEverything, tenant_id: TenantId) -> Tenant:
     """Get a tenant with all its options."""
-    return TenantBody.of(await tenants.get(tenant_id))
+    return await tenants.get(tenant_id)
 
 
-@router.patch("/{tenant_id}", summary="Update a tenant")
+@router.patch("/{tenant_id}", summary="Update a tenant", response_model=TenantBody)
 async def change_tenant(
     tenants: Tenants, principal: CanAdminister, tenant_id: TenantId, body: TenantChange
-) -> TenantBody:
+) -> Tenant:
     """Change the fields that the body contains. All gateways apply the change within a second."""
-    changed = await tenants.update(tenant_id, actor=principal.actor, **body.options())
-    return TenantBody.of(changed)
+    return await tenants.update(tenant_id, actor=principal.actor, **body.options())
 
 
-@router.post("/{tenant_id}:suspend", summary="Suspend a tenant")
-async def suspend_tenant(
-    tenants: Tenants, principal: CanAdminister, tenant_id: TenantId
-) -> TenantBody:
+@router.post("/{tenant_id}:suspend", summary="Suspend a tenant", response_model=TenantBody)
+async def suspend_tenant(tenants: Tenants, principal: CanAdminister, tenant_id: TenantId) -> Tenant:
     """Suspend the tenant on all gateways within a second. Running requests continue."""
-    return TenantBody.of(await tenants.suspend(tenant_id, actor=principal.actor))
+    return await tenants.suspend(tenant_id, actor=principal.actor)
 
 
-@router.post("/{tenant_id}:activate", summary="Activate a suspended tenant")
+@router.post(
+    "/{tenant_id}:activate", summary="Activate a suspended tenant", response_model=TenantBody
+)
 async def activate_tenant(
     tenants: Tenants, principal: CanAdminister, tenant_id: TenantId
-) -> TenantBody:
+) -> Tenant:
     """Activate the tenant on all gateways within a second."""
-    return TenantBody.of(await tenants.activate(tenant_id, actor=principal.actor))
+    return await tenants.activate(tenant_id, actor=principal.actor)

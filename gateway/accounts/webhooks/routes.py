@@ -26,6 +26,8 @@ from gateway.accounts.webhooks.service import (
 from gateway.http.bounded_route import BoundedRoute
 from gateway.http.services import made
 from gateway.platform.database.paging import Page
+from gateway.platform.database.tables import WebhookEventRow
+from gateway.records.records import Webhook
 from gateway.records.scopes import Scope
 
 
@@ -108,38 +110,38 @@ Webhooks = Annotated[WebhookService, made(WebhookService.of)]
 WebhookId = Annotated[str, Path(max_length=63, description="Id of the webhook.")]
 
 
-@router.get("", summary="List webhooks")
-async def list_webhooks(webhooks: Webhooks, caller: CallerOfTenant) -> WebhookList:
+@router.get("", summary="List webhooks", response_model=WebhookList)
+async def list_webhooks(webhooks: Webhooks, caller: CallerOfTenant) -> Page[Webhook]:
     """List webhooks, oldest first, without their secrets.
 
     All routes under `/v1/webhooks` need the scope `keys` and a credential of the whole account.
     """
-    found = await webhooks.list_of_tenant(caller.tenant_id)
-    return WebhookList.of(Page(found, has_more=False))
+    return Page(await webhooks.list_of_tenant(caller.tenant_id), has_more=False)
 
 
-@router.post("", summary="Register a webhook")
+@router.post("", summary="Register a webhook", response_model=CreatedWebhookBody)
 async def create_webhook(
     webhooks: Webhooks, caller: CallerOfTenant, body: WebhookCreation
-) -> CreatedWebhookBody:
+) -> Webhook:
     """Create a webhook. It gets an event when a tenant, project or key budget reaches a threshold.
 
     Only this response contains the secret that signs the events. A tenant can have at most five
     webhooks.
     """
-    webhook = await webhooks.create(
+    return await webhooks.create(
         caller.tenant_id, body.url, thresholds=body.thresholds, actor=caller.actor
     )
-    return CreatedWebhookBody.of(webhook)
 
 
-@router.get("/{webhook_id}/events", summary="List the events of a webhook")
+@router.get(
+    "/{webhook_id}/events", summary="List the events of a webhook", response_model=EventStateList
+)
 async def list_events(
     webhooks: Webhooks, caller: CallerOfTenant, webhook_id: WebhookId, limit: PageSize = 20
-) -> EventStateList:
+) -> Page[WebhookEventRow]:
     """List the newest events, newest first, with the states of their delivery."""
     events = await webhooks.events(caller.tenant_id, webhook_id, limit=limit)
-    return EventStateList.of(Page(events, has_more=False))
+    return Page(events, has_more=False)
 
 
 @router.delete("/{webhook_id}", summary="Remove a webhook")

@@ -1,21 +1,16 @@
 """Prepaid balances: `/admin/tenants/{tenant_id}/credits`."""
 
 from datetime import datetime
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
 from pydantic import AwareDatetime, Field
 
-from gateway.accounts.shared import AfterId, ListBody, PageSize, RecordBody, RequestBody, TenantId
-from gateway.billing.credits.service import (
-    MAX_NOTE_CHARACTERS,
-    Balance,
-    CreditService,
-)
+from gateway.accounts.shared import ListBody, RecordBody, RequestBody, TenantId, WantedPage
+from gateway.billing.credits.service import MAX_NOTE_CHARACTERS, CreditService
 from gateway.http.authorization import CanAdminister, CanSeeEverything
 from gateway.http.bounded_route import BoundedRoute
 from gateway.http.services import made
-from gateway.platform.database.paging import Page, PageRequest
 from gateway.records.errors import InvalidParameterError
 from gateway.records.records import MAX_AMOUNT_MICROS, Credit, CreditKind
 
@@ -74,59 +69,44 @@ class CreditList(ListBody[CreditBody]):
 
     balance: BalanceBody
 
-    @classmethod
-    def with_balance(cls, page: Page[Credit], balance: Balance) -> Self:
-        """Return the response body of a page."""
-        return cls(
-            data=[CreditBody.of(each) for each in page.entries],
-            has_more=page.has_more,
-            balance=BalanceBody.of(balance),
-        )
-
 
 router = APIRouter(prefix="/tenants/{tenant_id}", tags=["Credits"], route_class=BoundedRoute)
 
 Credits = Annotated[CreditService, made(CreditService)]
 
 
-@router.get("/credits", summary="Get a tenant's balance and its changes")
+@router.get("/credits", summary="Get a tenant's balance and its changes", response_model=CreditList)
 async def list_credits(
-    credits_: Credits,
-    _principal: CanSeeEverything,
-    tenant_id: TenantId,
-    after: AfterId = None,
-    limit: PageSize = 20,
-) -> CreditList:
+    credits_: Credits, _principal: CanSeeEverything, tenant_id: TenantId, wanted: WantedPage
+) -> dict[str, Any]:
     """List credits, oldest first. The list excludes usage; the balance includes it."""
     balance = await credits_.balance(tenant_id)
-    page = await credits_.page(tenant_id, PageRequest(after=after, limit=limit))
-    return CreditList.with_balance(page, balance)
+    page = await credits_.page(tenant_id, wanted)
+    return {"entries": page.entries, "has_more": page.has_more, "balance": balance}
 
 
-@router.post("/credits", summary="Grant or adjust a tenant's credits")
+@router.post("/credits", summary="Grant or adjust a tenant's credits", response_model=CreditBody)
 async def add_credit(
     credits_: Credits, principal: CanAdminister, tenant_id: TenantId, body: CreditAddition
-) -> CreditBody:
+) -> Credit:
     """Add to the balance from which a prepaid tenant pays.
 
     Do not retry after a success: each call adds again.
     """
     if body.kind is CreditKind.GRANT:
-        credit = await credits_.grant(
+        return await credits_.grant(
             tenant_id,
             body.amount_micros,
             note=body.note,
             expires_at=body.expires_at,
             actor=principal.actor,
         )
-        return CreditBody.of(credit)
     if body.expires_at is not None:
         raise InvalidParameterError(
             "'expires_at' must be null unless 'kind' is 'grant'. "
             f"Given: {body.expires_at.isoformat()}.",
             param="expires_at",
         )
-    credit = await credits_.adjust(
+    return await credits_.adjust(
         tenant_id, body.amount_micros, note=body.note, actor=principal.actor
     )
-    return CreditBody.of(credit)

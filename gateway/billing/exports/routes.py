@@ -204,13 +204,13 @@ BatchId = Annotated[int, Path(ge=1, lt=2**63, description="Id of the batch."), P
 Exports = Annotated[ExportService, made(ExportService)]
 
 
-@router.get("", summary="List sinks")
-async def list_exports(exports: Exports, _principal: CanSeeEverything) -> ExportList:
+@router.get("", summary="List sinks", response_model=ExportList)
+async def list_exports(exports: Exports, _principal: CanSeeEverything) -> Page[ExportBody]:
     """List the billing systems to which the ledger is exported, and how far it is."""
-    return ExportList.of(Page(await exports.list_all(), has_more=False))
+    return Page(await exports.list_all(), has_more=False)
 
 
-@router.get("/{name}/batches", summary="List the batches of a sink")
+@router.get("/{name}/batches", summary="List the batches of a sink", response_model=ExportBatchList)
 async def list_batches(
     exports: Exports,
     _principal: CanSeeEverything,
@@ -221,10 +221,10 @@ async def list_batches(
     ] = None,
     after: Annotated[int, Query(ge=0, lt=2**63, description="`id` of the last one."), PLAIN] = 0,
     limit: PageSize = 20,
-) -> ExportBatchList:
+) -> Page[ExportBatchRow]:
     """List what the sink has not confirmed, oldest first."""
     found = await exports.batches(name, state, after=after, limit=limit + 1)
-    return ExportBatchList.of(Page(list[object](found[:limit]), has_more=len(found) > limit))
+    return Page(found[:limit], has_more=len(found) > limit)
 
 
 @router.post("/{name}:pause", summary="Pause a sink")
