@@ -16,9 +16,9 @@ from sqlalchemy.orm import aliased
 
 from gateway.accounts.changes import By, Service, changing, require_room
 from gateway.accounts.shared import (
-    CallerOfTenant,
     ListBody,
     Name,
+    OfTenant,
     RecordBody,
     RequestBody,
     WantedPage,
@@ -278,15 +278,13 @@ MemberId = Annotated[str, Path(description="Id, subject or e-mail of the member.
 
 
 @router.get("", summary="List members", response_model=MemberList)
-async def list_members(
-    members: Members, caller: CallerOfTenant, wanted: WantedPage
-) -> Page[Member]:
+async def list_members(members: Members, caller: OfTenant, wanted: WantedPage) -> Page[Member]:
     """List members, oldest first. All routes under `/v1/members` need the scope `members`."""
     return await members.page(caller.tenant_id, wanted)
 
 
 @router.post("", summary="Add a member", response_model=MemberBody)
-async def add_member(members: Members, caller: CallerOfTenant, body: MemberAddition) -> Member:
+async def add_member(members: Members, caller: OfTenant, body: MemberAddition) -> Member:
     """Add a member. Operators add the first owner of a tenant.
 
     The role decides what the person's tokens may do, unless a token asks for less.
@@ -295,20 +293,20 @@ async def add_member(members: Members, caller: CallerOfTenant, body: MemberAddit
 
 
 @router.get("/{member_id:path}", summary="Get a member", response_model=MemberBody)
-async def get_member(members: Members, caller: CallerOfTenant, member_id: MemberId) -> Member:
+async def get_member(members: Members, caller: OfTenant, member_id: MemberId) -> Member:
     """Get a member with the role."""
     return await members.get(caller.tenant_id, member_id)
 
 
 @router.patch("/{member_id:path}", summary="Change the role of a member", response_model=MemberBody)
 async def change_member(
-    members: Members, caller: CallerOfTenant, member_id: MemberId, body: MemberChange
+    members: Members, caller: OfTenant, member_id: MemberId, body: MemberChange
 ) -> Member:
     """Change the role of a member. The role of the last owner cannot change."""
     return await members.set_role(caller.tenant_id, member_id, role=body.role, **caller.by)
 
 
 @router.delete("/{member_id:path}", summary="Remove a member", response_model=RemovedMember)
-async def remove_member(members: Members, caller: CallerOfTenant, member_id: MemberId) -> Member:
+async def remove_member(members: Members, caller: OfTenant, member_id: MemberId) -> Member:
     """Remove a member. The last owner cannot be removed."""
     return await members.remove(caller.tenant_id, member_id, **caller.by)

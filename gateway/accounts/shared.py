@@ -209,4 +209,4 @@ async def _caller(request: Request) -> Caller:
     return caller
 
 
-CallerOfTenant = Annotated[Caller, Depends(_caller)]
+OfTenant = Annotated[Caller, Depends(_caller)]

@@ -11,9 +11,9 @@ from fastapi import APIRouter, Depends, Path
 from pydantic import BaseModel, Field
 
 from gateway.accounts.shared import (
-    CallerOfTenant,
     ListBody,
     Name,
+    OfTenant,
     RecordBody,
     RequestBody,
     WantedPage,
@@ -96,9 +96,7 @@ AdapterId = Annotated[str, Path(max_length=63, description="Id or name of the ad
 
 
 @_of_customers.get("", summary="List adapters", response_model=AdapterList)
-async def list_adapters(
-    adapters: Adapters, caller: CallerOfTenant, wanted: WantedPage
-) -> Page[Adapter]:
+async def list_adapters(adapters: Adapters, caller: OfTenant, wanted: WantedPage) -> Page[Adapter]:
     """List the adapters of the account, oldest first, without shared ones of others.
 
     All routes under `/v1/adapters` need the scope `keys` and a credential of the whole account.
@@ -107,15 +105,13 @@ async def list_adapters(
 
 
 @_of_both.get("/{adapter_id}", summary="Get an adapter", response_model=AdapterBody)
-async def get_adapter(adapters: Adapters, caller: CallerOfTenant, adapter_id: AdapterId) -> Adapter:
+async def get_adapter(adapters: Adapters, caller: OfTenant, adapter_id: AdapterId) -> Adapter:
     """Get an adapter with the state of its validation."""
     return await adapters.get(caller.tenant_id, adapter_id)
 
 
 @_of_both.delete("/{adapter_id}", summary="Delete an adapter", response_model=DeletedAdapter)
-async def delete_adapter(
-    adapters: Adapters, caller: CallerOfTenant, adapter_id: AdapterId
-) -> Adapter:
+async def delete_adapter(adapters: Adapters, caller: OfTenant, adapter_id: AdapterId) -> Adapter:
     """Delete an adapter. All gateways apply this within a second; admitted requests continue."""
     return await adapters.delete(caller.tenant_id, adapter_id, actor=caller.actor)
 
@@ -124,7 +120,7 @@ async def delete_adapter(
     "", summary="List adapters with their sources", response_model=RegisteredAdapterList
 )
 async def list_registered(
-    adapters: Adapters, caller: CallerOfTenant, wanted: WantedPage
+    adapters: Adapters, caller: OfTenant, wanted: WantedPage
 ) -> Page[Adapter]:
     """List the adapters of a tenant, oldest first."""
     return await adapters.page(caller.tenant_id, wanted)
@@ -132,7 +128,7 @@ async def list_registered(
 
 @_of_operators.post("", summary="Register an adapter", response_model=RegisteredAdapterBody)
 async def register_adapter(
-    adapters: Adapters, caller: CallerOfTenant, body: AdapterRegistration
+    adapters: Adapters, caller: OfTenant, body: AdapterRegistration
 ) -> Adapter:
     """Register an adapter. Background jobs validate its files and copy them to the file store.
 

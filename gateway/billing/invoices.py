@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, Field
 
-from gateway.accounts.shared import CallerOfTenant, own_tenant
+from gateway.accounts.shared import OfTenant, own_tenant
 from gateway.accounts.tenants.service import find_tenant
 from gateway.billing.usage.parts import Dimension, UsageFilter
 from gateway.billing.usage.periods import Bucket
@@ -121,7 +121,7 @@ Month = Annotated[str, Path(max_length=7, description="A UTC month, such as `202
 )
 async def get_statement(
     invoices: Annotated[InvoiceService, made(InvoiceService)],
-    caller: CallerOfTenant,
+    caller: OfTenant,
     month: Month,
     format_: Annotated[
         Literal["json", "csv"], Query(alias="format", description="Form of the statement.")

@@ -23,10 +23,10 @@ from gateway.accounts.keys.rules import (
 from gateway.accounts.keys.service import CreatedKey, KeyService
 from gateway.accounts.shared import (
     BodyWithLimits,
-    CallerOfTenant,
     LimitsShown,
     ListBody,
     Name,
+    OfTenant,
     RecordBody,
     RequestBody,
     WantedPage,
@@ -171,7 +171,7 @@ KeyId = Annotated[str, Path(description="Id of the key, or its public prefix.")]
 
 
 @router.get("", summary="List keys", response_model=KeyList)
-async def list_keys(keys: Keys, caller: CallerOfTenant, wanted: WantedPage) -> Page[KeyRecord]:
+async def list_keys(keys: Keys, caller: OfTenant, wanted: WantedPage) -> Page[KeyRecord]:
     """List keys, oldest first, including revoked keys.
 
     All routes under `/v1/keys` need the scope `keys`. A project credential sees and manages only
@@ -181,7 +181,7 @@ async def list_keys(keys: Keys, caller: CallerOfTenant, wanted: WantedPage) -> P
 
 
 @router.post("", summary="Create a key")
-async def create_key(keys: Keys, caller: CallerOfTenant, body: KeyCreation) -> CreatedKeyBody:
+async def create_key(keys: Keys, caller: OfTenant, body: KeyCreation) -> CreatedKeyBody:
     """Create a key. Only this response contains the whole key.
 
     Project, models, addresses, expiry and limits default to those of the credential of the request.
@@ -193,15 +193,13 @@ async def create_key(keys: Keys, caller: CallerOfTenant, body: KeyCreation) -> C
 
 
 @router.get("/{key_id}", summary="Get a key", response_model=KeyBody)
-async def get_key(keys: Keys, caller: CallerOfTenant, key_id: KeyId) -> KeyRecord:
+async def get_key(keys: Keys, caller: OfTenant, key_id: KeyId) -> KeyRecord:
     """Get a key without its secret."""
     return await keys.get(caller.tenant_id, key_id, grantor=caller.grant)
 
 
 @router.patch("/{key_id}", summary="Update a key", response_model=KeyBody)
-async def change_key(
-    keys: Keys, caller: CallerOfTenant, key_id: KeyId, body: KeyChange
-) -> KeyRecord:
+async def change_key(keys: Keys, caller: OfTenant, key_id: KeyId, body: KeyChange) -> KeyRecord:
     """Change the fields that the body contains. All gateways apply the change within a second.
 
     A credential cannot change a key with more rights than its own. A key cannot change its own
@@ -212,7 +210,7 @@ async def change_key(
 
 @router.post("/{key_id}:rotate", summary="Rotate a key")
 async def rotate_key(
-    keys: Keys, caller: CallerOfTenant, key_id: KeyId, body: KeyRotation | None = None
+    keys: Keys, caller: OfTenant, key_id: KeyId, body: KeyRotation | None = None
 ) -> CreatedKeyBody:
     """Replace the secret.
 
@@ -233,7 +231,7 @@ async def rotate_key(
 @router.delete("/{key_id}", summary="Revoke a key")
 async def revoke_key(
     keys: Keys,
-    caller: CallerOfTenant,
+    caller: OfTenant,
     key_id: KeyId,
     made_keys: Annotated[MadeKeys, Query(description=_MADE_KEYS)] = MadeKeys.IN_GRACE,
 ) -> RevokedKeyBody:

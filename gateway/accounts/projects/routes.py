@@ -12,10 +12,10 @@ from pydantic import Field
 from gateway.accounts.projects.service import ProjectService
 from gateway.accounts.shared import (
     BodyWithLimits,
-    CallerOfTenant,
     LimitsShown,
     ListBody,
     Name,
+    OfTenant,
     RecordBody,
     WantedPage,
     own_tenant,
@@ -64,9 +64,7 @@ ProjectId = Annotated[str, Path(description="Id of the project.")]
 
 
 @router.get("", summary="List projects", response_model=ProjectList)
-async def list_projects(
-    projects: Projects, caller: CallerOfTenant, wanted: WantedPage
-) -> Page[Project]:
+async def list_projects(projects: Projects, caller: OfTenant, wanted: WantedPage) -> Page[Project]:
     """List projects, oldest first, including archived projects.
 
     All routes under `/v1/projects` need the scope `keys`. A project credential sees only its
@@ -76,31 +74,27 @@ async def list_projects(
 
 
 @router.post("", summary="Create a project", response_model=ProjectBody)
-async def create_project(
-    projects: Projects, caller: CallerOfTenant, body: ProjectCreation
-) -> Project:
+async def create_project(projects: Projects, caller: OfTenant, body: ProjectCreation) -> Project:
     """Create a project. To create a key in it, name the project in the key's request."""
     return await projects.create(caller.tenant_id, **body.options(), **caller.by)
 
 
 @router.get("/{project_id}", summary="Get a project", response_model=ProjectBody)
-async def get_project(projects: Projects, caller: CallerOfTenant, project_id: ProjectId) -> Project:
+async def get_project(projects: Projects, caller: OfTenant, project_id: ProjectId) -> Project:
     """Get a project with its own limits."""
     return await projects.get(caller.tenant_id, project_id, grantor=caller.grant)
 
 
 @router.patch("/{project_id}", summary="Update a project", response_model=ProjectBody)
 async def change_project(
-    projects: Projects, caller: CallerOfTenant, project_id: ProjectId, body: ProjectChange
+    projects: Projects, caller: OfTenant, project_id: ProjectId, body: ProjectChange
 ) -> Project:
     """Change the fields that the body contains."""
     return await projects.update(caller.tenant_id, project_id, **body.options(), **caller.by)
 
 
 @router.post("/{project_id}:archive", summary="Archive a project", response_model=ProjectBody)
-async def archive_project(
-    projects: Projects, caller: CallerOfTenant, project_id: ProjectId
-) -> Project:
+async def archive_project(projects: Projects, caller: OfTenant, project_id: ProjectId) -> Project:
     """Archive the project. All gateways reject its keys within a second."""
     return await projects.archive(caller.tenant_id, project_id, **caller.by)
 
@@ -108,8 +102,6 @@ async def archive_project(
 @router.post(
     "/{project_id}:activate", summary="Activate an archived project", response_model=ProjectBody
 )
-async def activate_project(
-    projects: Projects, caller: CallerOfTenant, project_id: ProjectId
-) -> Project:
+async def activate_project(projects: Projects, caller: OfTenant, project_id: ProjectId) -> Project:
     """Activate the project. Its keys work again."""
     return await projects.activate(caller.tenant_id, project_id, **caller.by)

@@ -10,8 +10,8 @@ from fastapi import APIRouter, Path
 from pydantic import BaseModel, Field
 
 from gateway.accounts.shared import (
-    CallerOfTenant,
     ListBody,
+    OfTenant,
     PageSize,
     RecordBody,
     RequestBody,
@@ -111,7 +111,7 @@ WebhookId = Annotated[str, Path(max_length=63, description="Id of the webhook.")
 
 
 @router.get("", summary="List webhooks", response_model=WebhookList)
-async def list_webhooks(webhooks: Webhooks, caller: CallerOfTenant) -> Page[Webhook]:
+async def list_webhooks(webhooks: Webhooks, caller: OfTenant) -> Page[Webhook]:
     """List webhooks, oldest first, without their secrets.
 
     All routes under `/v1/webhooks` need the scope `keys` and a credential of the whole account.
@@ -120,9 +120,7 @@ async def list_webhooks(webhooks: Webhooks, caller: CallerOfTenant) -> Page[Webh
 
 
 @router.post("", summary="Register a webhook", response_model=CreatedWebhookBody)
-async def create_webhook(
-    webhooks: Webhooks, caller: CallerOfTenant, body: WebhookCreation
-) -> Webhook:
+async def create_webhook(webhooks: Webhooks, caller: OfTenant, body: WebhookCreation) -> Webhook:
     """Create a webhook. It gets an event when a tenant, project or key budget reaches a threshold.
 
     Only this response contains the secret that signs the events. A tenant can have at most five
@@ -137,7 +135,7 @@ async def create_webhook(
     "/{webhook_id}/events", summary="List the events of a webhook", response_model=EventStateList
 )
 async def list_events(
-    webhooks: Webhooks, caller: CallerOfTenant, webhook_id: WebhookId, limit: PageSize = 20
+    webhooks: Webhooks, caller: OfTenant, webhook_id: WebhookId, limit: PageSize = 20
 ) -> Page[WebhookEventRow]:
     """List the newest events, newest first, with the states of their delivery."""
     events = await webhooks.events(caller.tenant_id, webhook_id, limit=limit)
@@ -146,7 +144,7 @@ async def list_events(
 
 @router.delete("/{webhook_id}", summary="Remove a webhook")
 async def remove_webhook(
-    webhooks: Webhooks, caller: CallerOfTenant, webhook_id: WebhookId
+    webhooks: Webhooks, caller: OfTenant, webhook_id: WebhookId
 ) -> RemovedWebhook:
     """Remove the webhook. It receives no more events, not even pending ones."""
     await webhooks.remove(caller.tenant_id, webhook_id, actor=caller.actor)
@@ -154,9 +152,7 @@ async def remove_webhook(
 
 
 @router.post("/{webhook_id}:test", summary="Test a webhook")
-async def try_webhook(
-    webhooks: Webhooks, caller: CallerOfTenant, webhook_id: WebhookId
-) -> SentEventBody:
+async def try_webhook(webhooks: Webhooks, caller: OfTenant, webhook_id: WebhookId) -> SentEventBody:
     """Send the event `webhook.test` within seconds, at most once a minute."""
     sent = await webhooks.test(caller.tenant_id, webhook_id)
     return SentEventBody(id=sent.id, type=sent.name.kind, created_at=sent.created_at)

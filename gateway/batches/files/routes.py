@@ -12,7 +12,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import BaseModel, BeforeValidator, Field
 
-from gateway.accounts.shared import PLAIN, Caller, CallerOfTenant, RecordBody, any_tenant
+from gateway.accounts.shared import PLAIN, Caller, OfTenant, RecordBody, any_tenant
 from gateway.batches.files.service import (
     MAX_RETENTION_SECONDS,
     MIN_RETENTION_SECONDS,
@@ -21,6 +21,7 @@ from gateway.batches.files.service import (
     Owner,
 )
 from gateway.batches.files.upload import Uploads
+from gateway.dialects.json_types import reference, schema_of
 from gateway.dialects.parameters import ignored_header
 from gateway.http.allowances import UnpaidRequests
 from gateway.http.authorization import Authorizer
@@ -144,39 +145,29 @@ MAX_LIMIT: Final = 10_000
 """As in OpenAI's API."""
 MOST_OF_PAGE: Final = 1_000
 
-_FORM: Final[dict[str, Any]] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["file", "purpose"],
-                    "properties": {
-                        "file": {
-                            "type": "string",
-                            "format": "binary",
-                            "description": "Requests, one JSON object per line, in UTF-8.",
-                        },
-                        "purpose": {"const": FilePurpose.BATCH.value},
-                        "expires_after[anchor]": {"const": "created_at"},
-                        "expires_after[seconds]": {
-                            "type": "integer",
-                            "minimum": MIN_RETENTION_SECONDS,
-                            "maximum": MAX_RETENTION_SECONDS,
-                            "description": "After this time the file is deleted.",
-                        },
-                    },
-                }
-            }
-        },
-    }
+_FORM: Final = schema_of(
+    '{"file": content, "purpose": "batch", "expires_after[anchor]?": "created_at", '
+    '"expires_after[seconds]?": seconds}',
+    content={
+        "type": "string",
+        "format": "binary",
+        "description": "Requests, one JSON object per line, in UTF-8.",
+    },
+    seconds={
+        "type": "integer",
+        "minimum": MIN_RETENTION_SECONDS,
+        "maximum": MAX_RETENTION_SECONDS,
+        "description": "After this time the file is deleted.",
+    },
+)
+_UPLOAD: Final = {
+    "requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _FORM}}}
 }
 _CONTENT: Final[dict[int | str, dict[str, Any]]] = {
     200: {"content": {MEDIA_TYPE: {"schema": {"type": "string"}}}, "description": "The file."},
     206: {"content": {MEDIA_TYPE: {"schema": {"type": "string"}}}, "description": "A range."},
     416: {
-        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+        "content": {"application/json": {"schema": reference("Error")}},
         "description": "The range begins after the end of the file.",
     },
 }
@@ -191,7 +182,7 @@ async def caller_principal(request: Request) -> Principal:
     return principal
 
 
-async def owner_of(caller: CallerOfTenant) -> Owner:
+async def owner_of(caller: OfTenant) -> Owner:
     """Return the files and batches that a caller may use."""
     return Owner(caller.tenant_id, None if caller.grant is None else caller.grant.project_id)
 
@@ -205,7 +196,7 @@ After = Annotated[
 ]
 
 
-@_of_customers.post("", summary="Upload a file", openapi_extra=_FORM)
+@_of_customers.post("", summary="Upload a file", openapi_extra=_UPLOAD)
 async def upload_file(
     request: Request,
     response: Response,
