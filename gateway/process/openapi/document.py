@@ -27,7 +27,7 @@ from gateway.dialects.pooling import (
 from gateway.dialects.responses.request import ResponseRequest
 from gateway.process.openapi.operations import GENERATION_TAGS, generation_operations
 from gateway.process.openapi.schemas import (
-    HEADER_TEXT,
+    ID_TEXT,
     error_responses,
     header_objects,
     table_schemas,
@@ -46,16 +46,13 @@ COMMON: Final = (
 )
 """Parameters that most requests have, in the order of the reference."""
 
-METHODS: Final = ("get", "post", "put", "patch", "delete")
-
 
 def describe_management(schema: dict[str, Any], *, apart_from: Collection[str]) -> None:
     """Complete the operations of all paths except those described by hand."""
     for path, operations in schema["paths"].items():
         if path not in apart_from:
-            for method in METHODS:
-                if method in operations:
-                    _complete(path, operations[method])
+            for operation in operations.values():
+                _complete(path, operation)
 
 
 def _complete(path: str, operation: dict[str, Any]) -> None:
@@ -70,8 +67,7 @@ def _complete(path: str, operation: dict[str, Any]) -> None:
     responses.pop("422", None)
     for status, response in responses.items():
         if status.startswith("2"):
-            text = {"x-request-id": HEADER_TEXT["x-request-id"]}
-            response["headers"] = header_objects(text) | response.get("headers", {})
+            response["headers"] = header_objects(ID_TEXT) | response.get("headers", {})
     statuses = ERRORS | BODY_ERRORS if "requestBody" in operation else ERRORS
     for status, response in error_responses(statuses).items():
         responses.setdefault(status, response)

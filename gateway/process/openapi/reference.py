@@ -48,13 +48,6 @@ class Field(NamedTuple):
     is_required: bool
 
 
-class Group(NamedTuple):
-    """Parameters that belong together."""
-
-    title: str
-    fields: list[Field]
-
-
 class Reference:
     """The pages of one OpenAPI document.
 
@@ -130,7 +123,7 @@ class Reference:
             "schema": body,
             "like": like,
             "body": [] if like else fields,
-            "groups": [] if like else [Group(*each) for each in groups.items()],
+            "groups": {} if like else groups,
             "parameters": parameters,
             "rejected": rejected and not like and f"{REJECTED}{rejected}",
             "examples": list(self._requests(method, path, kind, content)),
