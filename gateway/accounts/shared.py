@@ -27,6 +27,7 @@ from gateway.records.principal import Principal
 from gateway.records.scopes import Scope
 
 T = TypeVar("T")
+C = TypeVar("C", int, str)
 
 
 def limits_schema(scope: LimitScope, *also: dict[str, str], **keywords: Any) -> WithJsonSchema:
@@ -85,6 +86,15 @@ class ListBody(RecordBody, Generic[T]):
     object: Literal["list"] = "list"
     data: list[T] = Field(validation_alias="entries")
     has_more: bool = Field(description="Whether more entries follow; request them with `after`.")
+
+
+class CursorPage(BaseModel, Generic[T, C]):
+    """A page of a list whose cursor is not the id of an entry."""
+
+    object: Literal["list"] = "list"
+    data: list[T]
+    has_more: bool
+    next: C | None = Field(description="`after` for the next page; null on the last page.")
 
 
 class BodyWithLimits(RequestBody):

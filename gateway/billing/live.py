@@ -21,7 +21,7 @@ from contract.queue import JobQueue
 from contract.scripts import CommandExecutor
 from gateway.accounts.audit.log import SYSTEM
 from gateway.accounts.changes import changing
-from gateway.accounts.shared import MAX_CURSOR_CHARACTERS, PRINTABLE, PageSize, TenantId
+from gateway.accounts.shared import MAX_CURSOR_CHARACTERS, PRINTABLE, CursorPage, PageSize, TenantId
 from gateway.accounts.tenants.service import reading_of_tenant
 from gateway.billing.usage.pages import read_cursor
 from gateway.billing.usage.query import encode_cursor
@@ -81,13 +81,9 @@ class LiveRequestBody(BaseModel):
     gateway: str
 
 
-class LiveRequestList(BaseModel):
+class LiveRequestList(CursorPage[LiveRequestBody, str]):
     """A page of the live requests of a tenant, oldest first."""
 
-    object: Literal["list"] = "list"
-    data: list[LiveRequestBody]
-    has_more: bool
-    next: str | None = Field(description="`after` for the next page; null on the last page.")
     total: int = Field(description="Live requests of the tenant.")
     is_complete: bool = Field(
         description="False if there are so many live requests that the list may lack some."

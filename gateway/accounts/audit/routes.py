@@ -1,12 +1,11 @@
 """Audit log: `GET /v1/audit` of the caller's tenant, `GET /admin/audit` of all tenants."""
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel, Field
 
 from gateway.accounts.audit.log import AuditEntryBody, AuditService
-from gateway.accounts.shared import PLAIN, PageSize, text_filter
+from gateway.accounts.shared import PLAIN, CursorPage, PageSize, text_filter
 from gateway.http.authorization import CanManageMembers, CanSeeEverything
 from gateway.http.services import made
 from gateway.platform.database.paging import Page
@@ -34,13 +33,8 @@ After = Annotated[
 ]
 
 
-class AuditList(BaseModel):
+class AuditList(CursorPage[AuditEntryBody, int]):
     """A page of changes, newest first."""
-
-    object: Literal["list"] = "list"
-    data: list[AuditEntryBody]
-    has_more: bool
-    next: int | None = Field(description="`after` for the next page; null on the last page.")
 
 
 @router.get("/v1/audit", summary="List changes of your tenant")

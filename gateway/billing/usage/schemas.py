@@ -8,6 +8,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, Field
 
+from gateway.accounts.shared import CursorPage
 from gateway.billing.usage.parts import Dimension
 from gateway.billing.usage.service import UsageSlice
 from gateway.records.times import to_time
@@ -40,13 +41,6 @@ class AnyUsageBody(UsageBody):
     """Sums of usage of any tenant."""
 
     tenant: str | None = Field(description="Null unless grouped by `tenant`.")
-
-
-class _CursorPage(BaseModel, Generic[T]):
-    object: Literal["list"] = "list"
-    data: list[T]
-    has_more: bool
-    next: str | None = Field(description="`after` for the next page; null on the last page.")
 
 
 class _Report(BaseModel, Generic[T]):
@@ -134,11 +128,11 @@ class AnyReceiptBody(ReceiptBody):
     gateway: str
 
 
-class ReceiptList(_CursorPage[ReceiptBody]):
+class ReceiptList(CursorPage[ReceiptBody, str]):
     """A page of requests, newest first."""
 
 
-class AnyReceiptList(_CursorPage[AnyReceiptBody]):
+class AnyReceiptList(CursorPage[AnyReceiptBody, str]):
     """A page of requests of any tenants, newest first."""
 
 
