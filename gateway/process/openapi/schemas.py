@@ -376,8 +376,9 @@ _ModelName
 """
 """Objects with their members, whose types are written as in Python; members with `?` may be absent.
 
-`+NAME` stands for the members of another object. Descriptions follow `# `. Objects whose name
-begins with `_` are no schemas of the page, but parts of others, or parameters.
+`+NAME` stands for the members of another object, and `NAME = TYPE` names a type, such as a short
+object. Descriptions follow `# `. Objects whose name begins with `_` are no schemas of the page, but
+parts of others, or parameters.
 """
 
 
