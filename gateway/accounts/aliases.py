@@ -5,7 +5,6 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 
-from fastapi import APIRouter
 from pydantic import AwareDatetime, BaseModel, Field
 from sqlalchemy import delete
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -14,8 +13,7 @@ from gateway.accounts.audit.log import SYSTEM
 from gateway.accounts.changes import Service, changing
 from gateway.accounts.shared import AnyName, ListBody, Name, RecordBody, RequestBody
 from gateway.dialects.profile_choice import DEFAULT_MODEL
-from gateway.http.authorization import CanAdminister, CanSeeEverything
-from gateway.http.bounded_route import BoundedRoute
+from gateway.http.authorization import Operator, operators_router
 from gateway.http.services import made
 from gateway.platform.database.paging import Page, find_record, list_records
 from gateway.platform.database.tables import AliasRow
@@ -189,33 +187,33 @@ class RemovedAlias(BaseModel):
     deleted: Literal[True] = True
 
 
-router = APIRouter(prefix="/aliases", tags=["Aliases"], route_class=BoundedRoute)
+router = operators_router("Aliases", "/aliases")
 
 Aliases = Annotated[AliasService, made(AliasService)]
 
 
 @router.get("", summary="List aliases", response_model=AliasList)
-async def list_aliases(aliases: Aliases, _principal: CanSeeEverything) -> Page[Alias]:
+async def list_aliases(aliases: Aliases) -> Page[Alias]:
     """List all aliases by name."""
     return Page(await aliases.list_all(), has_more=False)
 
 
 @router.get("/{name:path}", summary="Get an alias", response_model=AliasBody)
-async def get_alias(aliases: Aliases, _principal: CanSeeEverything, name: AnyName) -> Alias:
+async def get_alias(aliases: Aliases, name: AnyName) -> Alias:
     """Get an alias with the weights of its models."""
     return await aliases.get(name)
 
 
 @router.put("/{name:path}", summary="Define an alias", response_model=AliasBody)
 async def put_alias(
-    aliases: Aliases, principal: CanAdminister, name: AnyName, body: AliasDefinition
+    aliases: Aliases, operator: Operator, name: AnyName, body: AliasDefinition
 ) -> Alias:
     """Define or replace an alias. Every gateway applies it within a second."""
-    return await aliases.put(name, **dict(body), actor=principal.actor)
+    return await aliases.put(name, **dict(body), actor=operator.actor)
 
 
 @router.delete("/{name:path}", summary="Remove an alias")
-async def remove_alias(aliases: Aliases, principal: CanAdminister, name: AnyName) -> RemovedAlias:
+async def remove_alias(aliases: Aliases, operator: Operator, name: AnyName) -> RemovedAlias:
     """Remove the alias. Requests for it get 404 within a second."""
-    await aliases.remove(name, actor=principal.actor)
+    await aliases.remove(name, actor=operator.actor)
     return RemovedAlias(name=name)

@@ -14,7 +14,7 @@ from gateway.accounts.plans.service import plan_of
 from gateway.accounts.projects.service import find_project
 from gateway.accounts.shared import RecordBody, TenantId, text_filter
 from gateway.accounts.tenants.service import find_tenant
-from gateway.http.authorization import CanSeeEverything, requires
+from gateway.http.authorization import operators_router, requires
 from gateway.http.services import made
 from gateway.limits.accounts import DAY_MS, day_start_ms
 from gateway.limits.refusal_log import Period, PeriodCounts, Refusals
@@ -298,7 +298,7 @@ class LimitReports:
 
 
 router = APIRouter(tags=["Limits"])
-operators = APIRouter(tags=["Limits"])
+operators = operators_router("Limits")
 
 Reports = Annotated[LimitReports, made(LimitReports)]
 AnyCaller = Annotated[Principal, Depends(requires(*Scope))]
@@ -331,7 +331,6 @@ async def list_refusals(reports: Reports, principal: AnyCaller) -> RefusalList:
 )
 async def get_limits_of(
     reports: Reports,
-    _principal: CanSeeEverything,
     tenant_id: TenantId,
     project: Annotated[
         str | None, Query(max_length=63, description="Include the limits of this project.")
@@ -347,7 +346,6 @@ async def get_limits_of(
 @operators.get("/refusals", summary="Count rejected requests")
 async def count_refusals(
     reports: Reports,
-    _principal: CanSeeEverything,
     since: Annotated[
         Since, Query(description="The current hour and the 23 before, or day and 6 before; UTC.")
     ] = "24h",

@@ -2,11 +2,10 @@
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from gateway.accounts.shared import AnyName, ListBody
-from gateway.http.authorization import CanAdminister, CanSeeEverything
+from gateway.http.authorization import operators_router
 from gateway.http.services import provided
 from gateway.models.catalogue import Catalogue, ServedModel
 from gateway.platform.database.paging import Page
@@ -14,7 +13,7 @@ from gateway.records.errors import NotFoundError, StateConflictError, shown
 
 ModelCatalogue = Annotated[Catalogue, provided(Catalogue)]
 
-router = APIRouter(prefix="/models", tags=["Models"])
+router = operators_router("Models", "/models")
 
 
 class ServedModelBody(BaseModel):
@@ -48,18 +47,14 @@ class ServedModelList(ListBody[ServedModelBody]):
 
 
 @router.get("", summary="List models with their load", response_model=ServedModelList)
-async def list_models(
-    catalogue: ModelCatalogue, _principal: CanSeeEverything
-) -> Page[ServedModelBody]:
+async def list_models(catalogue: ModelCatalogue) -> Page[ServedModelBody]:
     """List every model that a worker has announced, with its workers and its load now."""
     await catalogue.refresh()
     return Page(list(map(ServedModelBody.of, catalogue.models)), has_more=False)
 
 
 @router.delete("/{name:path}", summary="Remove an unserved model")
-async def remove_model(
-    catalogue: ModelCatalogue, _principal: CanAdminister, name: AnyName
-) -> ServedModelBody:
+async def remove_model(catalogue: ModelCatalogue, name: AnyName) -> ServedModelBody:
     """Remove a model that no worker serves any more. Requests for it get 404 within a second.
 
     It becomes known again as soon as a worker announces it.

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Final, Generic, Literal, Self, Type
 from fastapi import Depends, Path, Query, Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from gateway.http.authorization import operates, requires
+from gateway.http.authorization import authorize_operator, requires
 from gateway.platform.database.paging import MAX_PAGE, PageRequest
 from gateway.records.checks import MAX_NAME_CHARACTERS
 from gateway.records.grants import Grant
@@ -209,9 +209,8 @@ def own_tenant(*scopes: Scope, of_tenant: bool = False) -> Callable[[Request], A
 
 
 async def any_tenant(request: Request, tenant_id: TenantId) -> None:
-    """Authorize an operator for the tenant in the path; only `admin` may change something."""
-    scopes = (Scope.ADMIN, Scope.ADMIN_READ) if request.method == "GET" else (Scope.ADMIN,)
-    request.state.management_caller = Caller(await operates(*scopes)(request), tenant_id)
+    """Authorize an operator for the tenant in the path."""
+    request.state.management_caller = Caller(await authorize_operator(request), tenant_id)
 
 
 async def _caller(request: Request) -> Caller:

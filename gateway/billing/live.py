@@ -11,7 +11,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Final, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from pydantic import BaseModel, Field
 
 from common import clock
@@ -27,8 +27,7 @@ from gateway.billing.usage.pages import read_cursor
 from gateway.billing.usage.query import encode_cursor
 from gateway.billing.usage.routes import RequestId
 from gateway.completions.queue.notices import send_notices
-from gateway.http.authorization import CanAdminister, CanSeeEverything
-from gateway.http.bounded_route import BoundedRoute
+from gateway.http.authorization import Operator, operators_router
 from gateway.http.services import made
 from gateway.limits.store import QuotaStore
 from gateway.platform.database.engine import Database
@@ -218,9 +217,7 @@ class CancelledRequest(BaseModel):
     )
 
 
-router = APIRouter(
-    prefix="/tenants/{tenant_id}/live-requests", tags=["Live requests"], route_class=BoundedRoute
-)
+router = operators_router("Live requests", "/tenants/{tenant_id}/live-requests")
 
 Live = Annotated[LiveRequests, made(LiveRequests)]
 AfterPosition = Annotated[
@@ -236,11 +233,7 @@ AfterPosition = Annotated[
 
 @router.get("", summary="List a tenant's live requests")
 async def list_live_requests(
-    live: Live,
-    _principal: CanSeeEverything,
-    tenant_id: TenantId,
-    after: AfterPosition = None,
-    limit: PageSize = 20,
+    live: Live, tenant_id: TenantId, after: AfterPosition = None, limit: PageSize = 20
 ) -> LiveRequestList:
     """List the requests that wait or run now, oldest first."""
     return await live.page(tenant_id, after=after, limit=limit)
@@ -248,11 +241,11 @@ async def list_live_requests(
 
 @router.post("/{request_id}:cancel", summary="Cancel a live request")
 async def cancel_live_request(
-    live: Live, principal: CanAdminister, tenant_id: TenantId, request_id: RequestId
+    live: Live, operator: Operator, tenant_id: TenantId, request_id: RequestId
 ) -> CancelledRequest:
     """Cancel a request. Its client gets `request_cancelled`; the tenant pays for the work so far.
 
     The audit log records it. A line of a batch gets 409: cancel the batch.
     """
-    has_ended = await live.cancel(tenant_id, request_id, actor=principal.actor)
+    has_ended = await live.cancel(tenant_id, request_id, actor=operator.actor)
     return CancelledRequest(id=request_id, has_ended=has_ended)

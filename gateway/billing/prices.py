@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Final, Literal
 
-from fastapi import APIRouter, Path, Query
+from fastapi import Path, Query
 from pydantic import AwareDatetime, Field
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -21,8 +21,7 @@ from gateway.accounts.shared import (
     RequestBody,
     text_filter,
 )
-from gateway.http.authorization import CanAdminister, CanSeeEverything
-from gateway.http.bounded_route import BoundedRoute
+from gateway.http.authorization import Operator, operators_router
 from gateway.http.services import made
 from gateway.models.price_book import courses_of
 from gateway.platform.database.paging import Page, list_records
@@ -205,7 +204,7 @@ class PriceList(ListBody[PriceBody]):
     """A list of prices."""
 
 
-router = APIRouter(prefix="/prices", tags=["Prices"], route_class=BoundedRoute)
+router = operators_router("Prices", "/prices")
 
 PriceTable = Annotated[PriceService, made(PriceService)]
 
@@ -213,7 +212,6 @@ PriceTable = Annotated[PriceService, made(PriceService)]
 @router.get("", summary="List prices", response_model=PriceList)
 async def list_prices(
     table: PriceTable,
-    _principal: CanSeeEverything,
     *,
     model: Annotated[str | None, text_filter("Only this model.")] = None,
     history: Annotated[
@@ -228,19 +226,19 @@ async def list_prices(
 
 
 @router.post("", summary="Add a price", response_model=PriceBody)
-async def add_price(table: PriceTable, principal: CanAdminister, body: PriceAddition) -> Price:
+async def add_price(table: PriceTable, operator: Operator, body: PriceAddition) -> Price:
     """Add a price. Prices never change: the price in force at admission applies to a request."""
-    return await table.add(**dict(body), actor=principal.actor)
+    return await table.add(**dict(body), actor=operator.actor)
 
 
 @router.delete("/{price}", summary="Remove a price", response_model=PriceBody)
 async def remove_price(
     table: PriceTable,
-    principal: CanAdminister,
+    operator: Operator,
     price: Annotated[int, Path(ge=1, lt=2**63, description="Id of the price."), PLAIN],
 ) -> Price:
     """Remove the price in force, from now on, or a future one. What was charged stays charged.
 
     Its tier then has the price of the default tier. A model without a price there is free.
     """
-    return await table.remove(price, actor=principal.actor)
+    return await table.remove(price, actor=operator.actor)

@@ -4,13 +4,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Final
 
-from fastapi import Depends, Request
+from fastapi import APIRouter, Depends, Request
 
 from common.tracing import AUTHENTICATE, TENANT_ID
 from gateway.auth.authenticator import Authenticator
 from gateway.dialects.profile import PROFILES, Profile
 from gateway.dialects.profile_choice import DIALECT_HEADER, dialect_of
 from gateway.http.allowances import FailedLogins, network_of
+from gateway.http.bounded_route import BoundedRoute
 from gateway.http.exchange import exchange_of
 from gateway.http.query import require_known_query
 from gateway.http.services import services_of
@@ -113,16 +114,19 @@ def requires(*scopes: Scope, of_tenant: bool = False) -> Callable[[Request], Awa
     return dependency
 
 
-def operates(*scopes: Scope) -> Callable[[Request], Awaitable[Principal]]:
-    """Return a dependency that authorizes the caller for a route of the Admin API."""
+async def authorize_operator(request: Request) -> Principal:
+    """Authorize the caller of a route of the Admin API; only `admin` may change something."""
+    scopes = (Scope.ADMIN, Scope.ADMIN_READ) if request.method == "GET" else (Scope.ADMIN,)
+    principal = await services_of(request)[Authorizer].authorize(request, *scopes)
+    return replace(principal, is_operator=True)
 
-    async def dependency(request: Request) -> Principal:
-        principal = await services_of(request)[Authorizer].authorize(request, *scopes)
-        return replace(principal, is_operator=True)
 
-    return dependency
+def operators_router(tag: str, prefix: str = "") -> APIRouter:
+    """Return a router of the Admin API, which authorizes the caller of each of its routes."""
+    authorized = [Depends(authorize_operator)]
+    return APIRouter(prefix=prefix, tags=[tag], route_class=BoundedRoute, dependencies=authorized)
 
 
 CanManageMembers = Annotated[Principal, Depends(requires(Scope.MEMBERS, of_tenant=True))]
-CanAdminister = Annotated[Principal, Depends(operates(Scope.ADMIN))]
-CanSeeEverything = Annotated[Principal, Depends(operates(Scope.ADMIN, Scope.ADMIN_READ))]
+Operator = Annotated[Principal, Depends(authorize_operator)]
+"""The caller of a route of the Admin API, which its router has authorized."""

@@ -3,13 +3,12 @@
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal, Self
 
-from fastapi import APIRouter, Path
+from fastapi import Path
 from pydantic import BaseModel, Field
 
 from gateway.accounts.plans.service import PlanService, ScopedLimits
 from gateway.accounts.shared import ListBody, Name, RequestBody, limits_schema
-from gateway.http.authorization import CanAdminister, CanSeeEverything
-from gateway.http.bounded_route import BoundedRoute
+from gateway.http.authorization import Operator, operators_router
 from gateway.http.services import made
 from gateway.platform.database.paging import Page
 from gateway.records.limits import LimitScope, read_limits
@@ -78,7 +77,7 @@ class PlanList(ListBody[PlanBody]):
     """All plans, oldest first."""
 
 
-router = APIRouter(prefix="/plans", tags=["Plans"], route_class=BoundedRoute)
+router = operators_router("Plans", "/plans")
 
 Plans = Annotated[PlanService, made(PlanService)]
 
@@ -86,30 +85,30 @@ PlanId = Annotated[str, Path(max_length=63, description="Id of the plan.")]
 
 
 @router.get("", summary="List plans", response_model=PlanList)
-async def list_plans(plans: Plans, _principal: CanSeeEverything) -> Page[PlanBody]:
+async def list_plans(plans: Plans) -> Page[PlanBody]:
     """List plans, oldest first."""
     return Page(list(map(PlanBody.of, await plans.list_all())), has_more=False)
 
 
 @router.post("", summary="Create a plan")
-async def create_plan(plans: Plans, principal: CanAdminister, body: PlanCreation) -> PlanBody:
+async def create_plan(plans: Plans, operator: Operator, body: PlanCreation) -> PlanBody:
     """Create a plan. It applies to every tenant whose `plan_id` names it."""
-    plan = await plans.create(body.id, name=body.name, limits=body.limits(), actor=principal.actor)
+    plan = await plans.create(body.id, name=body.name, limits=body.limits(), actor=operator.actor)
     return PlanBody.of(plan)
 
 
 @router.get("/{plan_id}", summary="Get a plan")
-async def get_plan(plans: Plans, _principal: CanSeeEverything, plan_id: PlanId) -> PlanBody:
+async def get_plan(plans: Plans, plan_id: PlanId) -> PlanBody:
     """Get a plan with its limits for tenants, projects and keys."""
     return PlanBody.of(await plans.get(plan_id))
 
 
 @router.patch("/{plan_id}", summary="Update a plan")
 async def change_plan(
-    plans: Plans, principal: CanAdminister, plan_id: PlanId, body: PlanChange
+    plans: Plans, operator: Operator, plan_id: PlanId, body: PlanChange
 ) -> PlanBody:
     """Change only the limits that the body names. Every gateway applies them within a second."""
     changed = await plans.update(
-        plan_id, name=body.name, limits=body.limits(), actor=principal.actor
+        plan_id, name=body.name, limits=body.limits(), actor=operator.actor
     )
     return PlanBody.of(changed)

@@ -3,7 +3,6 @@
 from datetime import datetime
 from typing import Annotated, Literal
 
-from fastapi import APIRouter
 from pydantic import Field
 
 from contract.dialect import Dialect
@@ -20,8 +19,7 @@ from gateway.accounts.shared import (
     text_filter,
 )
 from gateway.accounts.tenants.service import MAX_WEIGHT, MIN_WEIGHT, STRIPE_CUSTOMER, TenantService
-from gateway.http.authorization import CanAdminister, CanSeeEverything
-from gateway.http.bounded_route import BoundedRoute
+from gateway.http.authorization import Operator, operators_router
 from gateway.http.services import made
 from gateway.platform.database.paging import Page
 from gateway.records.checks import MAX_ORIGIN_CHARACTERS, MAX_ORIGINS
@@ -122,7 +120,7 @@ class TenantList(ListBody[TenantBody]):
     """A page of tenants, oldest first."""
 
 
-router = APIRouter(prefix="/tenants", tags=["Tenants"], route_class=BoundedRoute)
+router = operators_router("Tenants", "/tenants")
 
 
 Tenants = Annotated[TenantService, made(TenantService)]
@@ -131,7 +129,6 @@ Tenants = Annotated[TenantService, made(TenantService)]
 @router.get("", summary="List all tenants", response_model=TenantList)
 async def list_tenants(
     tenants: Tenants,
-    _principal: CanSeeEverything,
     *,
     search: Annotated[
         str | None, text_filter("Only tenants whose id or name contains this text.")
@@ -143,38 +140,36 @@ async def list_tenants(
 
 
 @router.post("", summary="Create a tenant", response_model=TenantBody)
-async def create_tenant(tenants: Tenants, principal: CanAdminister, body: TenantCreation) -> Tenant:
+async def create_tenant(tenants: Tenants, operator: Operator, body: TenantCreation) -> Tenant:
     """Create a tenant, which is active at once."""
     options = body.options()
     name, tenant_id = options.pop("name"), options.pop("id", None)
-    return await tenants.create(name, tenant_id=tenant_id, actor=principal.actor, **options)
+    return await tenants.create(name, tenant_id=tenant_id, actor=operator.actor, **options)
 
 
 @router.get("/{tenant_id}", summary="Get a tenant", response_model=TenantBody)
-async def get_tenant(tenants: Tenants, _principal: CanSeeEverything, tenant_id: TenantId) -> Tenant:
+async def get_tenant(tenants: Tenants, tenant_id: TenantId) -> Tenant:
     """Get a tenant with all its options."""
     return await tenants.get(tenant_id)
 
 
 @router.patch("/{tenant_id}", summary="Update a tenant", response_model=TenantBody)
 async def change_tenant(
-    tenants: Tenants, principal: CanAdminister, tenant_id: TenantId, body: TenantChange
+    tenants: Tenants, operator: Operator, tenant_id: TenantId, body: TenantChange
 ) -> Tenant:
     """Change the fields that the body contains. All gateways apply the change within a second."""
-    return await tenants.update(tenant_id, actor=principal.actor, **body.options())
+    return await tenants.update(tenant_id, actor=operator.actor, **body.options())
 
 
 @router.post("/{tenant_id}:suspend", summary="Suspend a tenant", response_model=TenantBody)
-async def suspend_tenant(tenants: Tenants, principal: CanAdminister, tenant_id: TenantId) -> Tenant:
+async def suspend_tenant(tenants: Tenants, operator: Operator, tenant_id: TenantId) -> Tenant:
     """Suspend the tenant on all gateways within a second. Running requests continue."""
-    return await tenants.suspend(tenant_id, actor=principal.actor)
+    return await tenants.suspend(tenant_id, actor=operator.actor)
 
 
 @router.post(
     "/{tenant_id}:activate", summary="Activate a suspended tenant", response_model=TenantBody
 )
-async def activate_tenant(
-    tenants: Tenants, principal: CanAdminister, tenant_id: TenantId
-) -> Tenant:
+async def activate_tenant(tenants: Tenants, operator: Operator, tenant_id: TenantId) -> Tenant:
     """Activate the tenant on all gateways within a second."""
-    return await tenants.activate(tenant_id, actor=principal.actor)
+    return await tenants.activate(tenant_id, actor=operator.actor)

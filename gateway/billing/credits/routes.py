@@ -3,13 +3,11 @@
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter
 from pydantic import AwareDatetime, Field
 
 from gateway.accounts.shared import ListBody, RecordBody, RequestBody, TenantId, WantedPage
 from gateway.billing.credits.service import MAX_NOTE_CHARACTERS, CreditService
-from gateway.http.authorization import CanAdminister, CanSeeEverything
-from gateway.http.bounded_route import BoundedRoute
+from gateway.http.authorization import Operator, operators_router
 from gateway.http.services import made
 from gateway.records.errors import InvalidParameterError
 from gateway.records.records import MAX_AMOUNT_MICROS, Credit, CreditKind
@@ -70,14 +68,14 @@ class CreditList(ListBody[CreditBody]):
     balance: BalanceBody
 
 
-router = APIRouter(prefix="/tenants/{tenant_id}", tags=["Credits"], route_class=BoundedRoute)
+router = operators_router("Credits", "/tenants/{tenant_id}")
 
 Credits = Annotated[CreditService, made(CreditService)]
 
 
 @router.get("/credits", summary="Get a tenant's balance and its changes", response_model=CreditList)
 async def list_credits(
-    credits_: Credits, _principal: CanSeeEverything, tenant_id: TenantId, wanted: WantedPage
+    credits_: Credits, tenant_id: TenantId, wanted: WantedPage
 ) -> dict[str, Any]:
     """List credits, oldest first. The list excludes usage; the balance includes it."""
     balance = await credits_.balance(tenant_id)
@@ -87,7 +85,7 @@ async def list_credits(
 
 @router.post("/credits", summary="Grant or adjust a tenant's credits", response_model=CreditBody)
 async def add_credit(
-    credits_: Credits, principal: CanAdminister, tenant_id: TenantId, body: CreditAddition
+    credits_: Credits, operator: Operator, tenant_id: TenantId, body: CreditAddition
 ) -> Credit:
     """Add to the balance from which a prepaid tenant pays.
 
@@ -99,7 +97,7 @@ async def add_credit(
             body.amount_micros,
             note=body.note,
             expires_at=body.expires_at,
-            actor=principal.actor,
+            actor=operator.actor,
         )
     if body.expires_at is not None:
         raise InvalidParameterError(
@@ -108,5 +106,5 @@ async def add_credit(
             param="expires_at",
         )
     return await credits_.adjust(
-        tenant_id, body.amount_micros, note=body.note, actor=principal.actor
+        tenant_id, body.amount_micros, note=body.note, actor=operator.actor
     )

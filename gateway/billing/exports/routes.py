@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Annotated, Final, Literal
 
-from fastapi import APIRouter, Path, Query
+from fastapi import Path, Query
 from pydantic import BaseModel, Field
 from sqlalchemy import ColumnElement, case, delete, select, update
 
@@ -13,8 +13,7 @@ from gateway.accounts.audit.log import SYSTEM
 from gateway.accounts.changes import Change, changing
 from gateway.accounts.shared import PLAIN, ListBody, PageSize, RecordBody
 from gateway.billing.exports.store import OLDEST_EVENT, ExportBody, ExportStore
-from gateway.http.authorization import CanAdminister, CanSeeEverything
-from gateway.http.bounded_route import BoundedRoute
+from gateway.http.authorization import Operator, operators_router
 from gateway.http.services import made
 from gateway.platform.database.engine import Database
 from gateway.platform.database.paging import Page
@@ -195,7 +194,7 @@ class RemovedExport(BaseModel):
     deleted: Literal[True] = True
 
 
-router = APIRouter(prefix="/exports", tags=["Exports"], route_class=BoundedRoute)
+router = operators_router("Exports", "/exports")
 
 SinkName = Annotated[str, Path(max_length=63, description="Name of the sink.")]
 BatchId = Annotated[int, Path(ge=1, lt=2**63, description="Id of the batch."), PLAIN]
@@ -205,7 +204,7 @@ Exports = Annotated[ExportService, made(ExportService)]
 
 
 @router.get("", summary="List sinks", response_model=ExportList)
-async def list_exports(exports: Exports, _principal: CanSeeEverything) -> Page[ExportBody]:
+async def list_exports(exports: Exports) -> Page[ExportBody]:
     """List the billing systems to which the ledger is exported, and how far it is."""
     return Page(await exports.list_all(), has_more=False)
 
@@ -213,7 +212,6 @@ async def list_exports(exports: Exports, _principal: CanSeeEverything) -> Page[E
 @router.get("/{name}/batches", summary="List the batches of a sink", response_model=ExportBatchList)
 async def list_batches(
     exports: Exports,
-    _principal: CanSeeEverything,
     name: SinkName,
     *,
     state: Annotated[
@@ -228,51 +226,49 @@ async def list_batches(
 
 
 @router.post("/{name}:pause", summary="Pause a sink")
-async def pause_export(exports: Exports, principal: CanAdminister, name: SinkName) -> ExportBody:
+async def pause_export(exports: Exports, operator: Operator, name: SinkName) -> ExportBody:
     """Send nothing more to the sink. What enters the ledger waits for it."""
-    await exports.pause(name, actor=principal.actor)
+    await exports.pause(name, actor=operator.actor)
     return await _body(exports, name)
 
 
 @router.post("/{name}:resume", summary="Resume a sink")
-async def resume_export(exports: Exports, principal: CanAdminister, name: SinkName) -> ExportBody:
+async def resume_export(exports: Exports, operator: Operator, name: SinkName) -> ExportBody:
     """Send to the sink again, at once."""
-    await exports.resume(name, actor=principal.actor)
+    await exports.resume(name, actor=operator.actor)
     return await _body(exports, name)
 
 
 @router.post("/{name}:retry", summary="Retry the rejected batches of a sink")
-async def retry_export(exports: Exports, principal: CanAdminister, name: SinkName) -> ExportRetry:
+async def retry_export(exports: Exports, operator: Operator, name: SinkName) -> ExportRetry:
     """Send all rejected batches again."""
-    return ExportRetry(batches=await exports.retry(name, actor=principal.actor))
+    return ExportRetry(batches=await exports.retry(name, actor=operator.actor))
 
 
 @router.post("/{name}/batches/{batch_id}:retry", summary="Retry a batch")
 async def retry_batch(
-    exports: Exports, principal: CanAdminister, name: SinkName, batch_id: BatchId
+    exports: Exports, operator: Operator, name: SinkName, batch_id: BatchId
 ) -> ExportRetry:
     """Send a rejected or uncertain batch again.
 
     If it is uncertain, first check that the billing system does not have its event.
     """
-    return ExportRetry(batches=await exports.retry(name, batch_id, actor=principal.actor))
+    return ExportRetry(batches=await exports.retry(name, batch_id, actor=operator.actor))
 
 
 @router.delete("/{name}/batches/{batch_id}", summary="Discard a batch")
 async def discard_batch(
-    exports: Exports, principal: CanAdminister, name: SinkName, batch_id: BatchId
+    exports: Exports, operator: Operator, name: SinkName, batch_id: BatchId
 ) -> DiscardedBatch:
     """Never send a rejected or uncertain batch, because the billing system has its event."""
-    await exports.discard(name, batch_id, actor=principal.actor)
+    await exports.discard(name, batch_id, actor=operator.actor)
     return DiscardedBatch(id=batch_id)
 
 
 @router.delete("/{name}", summary="Remove a sink")
-async def remove_export(
-    exports: Exports, principal: CanAdminister, name: SinkName
-) -> RemovedExport:
+async def remove_export(exports: Exports, operator: Operator, name: SinkName) -> RemovedExport:
     """Remove a sink that is no longer configured, with its position and batches."""
-    await exports.remove(name, actor=principal.actor)
+    await exports.remove(name, actor=operator.actor)
     return RemovedExport(name=name)
 
 

@@ -28,14 +28,14 @@ from gateway.billing.usage.schemas import (
     receipt_fields,
 )
 from gateway.billing.usage.service import LatencyBody, UsageService
-from gateway.http.authorization import CanSeeEverything, requires
+from gateway.http.authorization import operators_router, requires
 from gateway.http.services import made
 from gateway.records.errors import PermissionDeniedError, shown
 from gateway.records.principal import Principal
 from gateway.records.scopes import Scope
 
 router = APIRouter(tags=["Usage"])
-operators = APIRouter(tags=["Usage"])
+operators = operators_router("Usage")
 
 WITH_CSV: Final[dict[int | str, dict[str, Any]]] = {
     200: {"content": {"text/csv": {"schema": {"type": "string"}}}}
@@ -151,7 +151,6 @@ async def get_request(
 )
 async def report_any(
     pages: Pages,
-    _principal: CanSeeEverything,
     *,
     buckets: AskedBuckets,
     wanted: WantedUsage,
@@ -178,7 +177,6 @@ async def report_any(
 )
 async def list_any_requests(
     pages: Pages,
-    _principal: CanSeeEverything,
     *,
     span: AskedSpan,
     wanted: WantedUsage,
@@ -193,9 +191,7 @@ async def list_any_requests(
 @operators.get(
     "/usage/requests/{request_id}", name="get_request", summary="Get the receipt of a request"
 )
-async def get_any_request(
-    ledger: Ledger, _principal: CanSeeEverything, request_id: RequestId
-) -> AnyReceiptBody:
+async def get_any_request(ledger: Ledger, request_id: RequestId) -> AnyReceiptBody:
     """Get the receipt of one request of any tenant."""
     wanted = UsageFilter(tenant_id=None)
     record = await ledger.request(wanted, request_id)
