@@ -8,10 +8,12 @@ one line per entry, so that the difference of a commit shows each change.
 import importlib
 import json
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import click
+from fastapi import FastAPI
 from prometheus_client import REGISTRY
 from prometheus_client.metrics import MetricWrapperBase
 from pydantic_settings import BaseSettings
@@ -22,6 +24,7 @@ from gateway.jobs.schedule import TASKS
 from gateway.platform.settings import Settings
 from gateway.process.app import create_app, create_operator_app
 from gateway.records import errors
+from scripts import admin_api
 from worker.hosting.settings import HostSettings
 from worker.settings import WorkerSettings
 
@@ -38,8 +41,7 @@ PROSE = {"description", "summary", "title", "example", "examples"}
 
 def describe() -> dict[str, Any]:
     """Return the whole interface, by part and name."""
-    customers = create_app(Settings())
-    operators = create_operator_app(Settings(), customers)
+    customers, operators = _applications()
     return {
         "customers": dict(_openapi(customers.openapi())),
         "operators": dict(_openapi(operators.openapi())),
@@ -53,6 +55,18 @@ def describe() -> dict[str, Any]:
         "commands": dict(_commands(cli.main, "sluice")),
         "tasks": {task.name: task.track for task in TASKS},
     }
+
+
+@cache
+def _applications() -> tuple[FastAPI, FastAPI]:
+    customers = create_app(Settings())
+    return customers, create_operator_app(Settings(), customers)
+
+
+def test_commands_are_made_from_the_admin_api() -> None:
+    # `scripts/admin_api.py` writes the file.
+    _, operators = _applications()
+    assert admin_api.text_of(operators.openapi()) == admin_api.FILE.read_text("utf-8")
 
 
 def test_interface_equals_the_recorded_one() -> None:

@@ -93,7 +93,7 @@ class LimitsReport(BaseModel):
     object: Literal["limits"] = "limits"
     tenant: str
     plan: str | None = Field(description="Plan whose limits apply where no own limit is set.")
-    service_tier: ServiceTier = Field(description="Default for requests that specify none.")
+    service_tier: ServiceTier = Field(description="Service tier of requests that specify none.")
     billing: Billing
     scopes: list[ScopeBody] = Field(description="Key, project and tenant; a request must meet all.")
     credits: CreditsBody | None = Field(description="Null unless the tenant is prepaid.")

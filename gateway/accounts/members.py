@@ -231,7 +231,7 @@ class MemberAddition(RequestBody):
         description="Instead of a subject: the person who first logs in to the console with this "
         "e-mail, verified by the identity provider, becomes the member.",
     )
-    role: Role
+    role: Role = Field(description="Role of the member.")
     name: Name | None = Field(None, description="Display name. Default: the subject or e-mail.")
 
 
@@ -279,7 +279,10 @@ MemberId = Annotated[str, Path(description="Id, subject or e-mail of the member.
 
 @router.get("", summary="List members", response_model=MemberList)
 async def list_members(members: Members, caller: OfTenant, wanted: WantedPage) -> Page[Member]:
-    """List members, oldest first. All routes under `/v1/members` need the scope `members`."""
+    """List members, oldest first.
+
+    All routes under `/v1/members` need the scope `members`.
+    """
     return await members.page(caller.tenant_id, wanted)
 
 

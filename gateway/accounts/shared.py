@@ -44,7 +44,7 @@ def _given(scope: LimitScope) -> WithJsonSchema:
     return limits_schema(
         scope,
         {"const": FromPlan.FROM_PLAN.value},
-        description="Absent limits stay unchanged. Null: no limit; `plan`: the plan's limit.",
+        description="Own limits; absent ones stay unchanged. Null: none; `plan`: the plan's limit.",
         additionalProperties=False,
     )
 

@@ -1,31 +1,39 @@
 """Commands that call the Admin API, of a gateway or in this process.
 
-A group `Calls` makes a command from a description of its request and of what it prints. A command
-that needs several requests is a coroutine function.
+A group `Calls` makes a command from an operation of the API and of what it prints. A command that
+needs several requests is a coroutine function.
 """
 
 import asyncio
+import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import wraps
 from typing import Any, Final
 
 import click
 from click.core import ParameterSource
+from msgspec import structs
 
 from gateway.cli.client import AdminClient, Target, connected, read_profile
+from gateway.cli.parameters import argument_of, operations, option_of, words
 from gateway.cli.terminal import (
     DATABASE,
     JSON,
     REDIS,
     Columns,
-    argument,
+    Entity,
+    columns,
     option,
     print_columns,
+    print_fields,
     print_json,
 )
 
 PAGE: Final = 100
-"""Maximum entries of one page of most lists of the API."""
+"""What a list shows at once if it has the option `--after`."""
+_HIDDEN: Final = {"after", "format", "limit"}
+"""Parameters that are options only where a resource gives them flags."""
+_IN_PATH: Final = re.compile(r"\{(\w+)\}")
 
 Call = Callable[..., Coroutine[Any, Any, Any]]
 Note = Callable[[Mapping[str, Any], Sequence[Any]], str | None]
@@ -47,76 +55,140 @@ def _targets(*, key_flags: str) -> tuple[click.Option, ...]:
     )
 
 
+_VERBS: Final[Mapping[str, tuple[str, Shown | None]]] = {
+    "create": ("POST", None),
+    "add": ("POST", None),
+    "set": ("PATCH {item}", None),
+    "list": ("GET", None),
+    "show": ("GET {item}", print_fields),
+    "remove": ("DELETE {item}", "Removed {id}."),
+    "delete": ("DELETE {item}", "Deleted {id}."),
+}
+"""What commands call and print by default. Others call `POST {item}:NAME` and print the table."""
+
+
 class Calls(click.Group):
     """Commands about one resource.
 
     Args:
         name: the name of the group.
         routers: modules of the routes that its commands call, separated by spaces.
-        text: its description.
+        path: the path of an item in the Admin API.
+        table: the columns of items, as for `columns`.
+        verbs: its commands that need no more than their names, as for `add`, with commas.
         examples: the end of its help.
+        flags: `NAME=FLAGS` of parameters, separated by spaces, where those that `option_of` makes
+            of their names do not suit; for an argument, `NAME=ARGUMENT`.
+        computed: columns that are no fields of an item.
     """
 
-    def __init__(self, name: str, routers: str, text: str, examples: str) -> None:
-        super().__init__(name, help=text, epilog=f"\b\nExamples:\n{examples}")
+    def __init__(
+        self,
+        name: str,
+        routers: str,
+        path: str,
+        table: str,
+        verbs: str,
+        examples: str,
+        flags: str = "",
+        **computed: Callable[[Entity], Any],
+    ) -> None:
+        super().__init__(name, epilog=f"\b\nExamples:\n{examples}")
         self._routers = routers.split()
+        self._path, slash, item = path.rpartition("/")
+        self._item = slash + item
+        self._table = columns(table, **computed)
+        self._flags = dict(each.split("=", 1) for each in flags.split())
+        self._texts: dict[str, str] = {}
+        for usage in filter(None, verbs.split(", ")):
+            self.add(usage)
 
     def add(
         self,
         usage: str,
-        call: str,
-        shows: Shown,
-        text: str,
+        shows: Shown | None = None,
         *params: click.Parameter,
-        pages: int = 0,
+        call: str = "",
+        text: str = "",
+        send: Call | None = None,
         note: Note = lambda *_: None,
         **fixed: Any,
     ) -> None:
-        """Add a command that sends one request, or one for each page of a list.
+        """Add a command with the parameters of an operation.
 
         Args:
-            usage: its name and its arguments, such as `create NAME`; `--tenant` is an option.
-            call: method and path. Parameters that it names in braces are parts of the path; the
-                others are the query of a GET or DELETE, else the members of the body.
-            shows: what it prints.
-            text: its description.
-            params: its further parameters, with the names that the request uses.
-            pages: for a list: maximum entries of one page of the API; 0 if it has no pages. A
-                parameter `limit` is the maximum of all pages; with `after`, one page is read.
+            usage: its name, and its arguments that are no part of the path: `create NAME`.
+            shows: what it prints, if not what `_VERBS` says.
+            params: parameters in place of those of the operation with their names, or beside them.
+            call: method and end of the path, if not what `_VERBS` says. Parameters in this end are
+                arguments, those in the path before are required options.
+            text: its description, if that of the operation does not suit.
+            send: sends its requests. By default, it sends one, or one for each page of a list. An
+                option `limit` is the maximum of all pages; with an option `after`, the maximum is
+                `PAGE`.
             note: returns a message about a list, from its last page and all its entries.
-            fixed: further members of the body.
+            fixed: members of the body that are no parameters.
         """
+        name, *takes = usage.split()
+        usual_call, usual = _VERBS.get(name, (f"POST {{item}}:{name}", None))
+        method, _, rest = (call or usual_call.format(item=self._item)).partition(" ")
+        printed = shows or usual or self._table
+        operation = operations()[f"{method} {self._path}{rest}"]
+        names = {each: self._shown(each) for each in _IN_PATH.findall(self._path + rest)}
+        path = _IN_PATH.sub(lambda match: f"{{{names[match[1]]}}}", self._path + rest)
+        own = {param.name for param in params} | fixed.keys()
+        texts = [text or operation.text]
+        arguments: list[click.Parameter] = []
+        options: list[click.Parameter] = []
+        for each, given in operation.given.items():
+            # The second operation of a resource may leave out what the first one has described.
+            described = self._texts.setdefault(each, given.text)
+            parameter = structs.replace(given, text=given.text or described)
+            shown, metavar = names.get(each, each), self._shown(each).upper()
+            is_optional, flags = f"[{metavar}]" in takes, self._flags.get(each, "")
+            if f"{{{each}}}" in rest or is_optional or metavar in takes:
+                texts.append(words(f"{metavar}: {parameter.text}"))
+                made = argument_of(shown, parameter, metavar, required=not is_optional)
+                arguments += [made] if shown not in own else []
+            elif shown not in own and (flags or each not in _HIDDEN):
+                options.append(option_of(shown, parameter, flags, method=method))
+        size = operation.given["limit"].most if operation.given.keys() >= {"after", "limit"} else 0
 
-        async def send(client: AdminClient, **given: Any) -> Any:
-            if pages:
-                most = given.get("limit", pages if "after" in given else None)
-                page, entries = await client.pages(call, given, size=pages, most=most)
+        async def send_one(client: AdminClient, **given: Any) -> Any:
+            if size:
+                most = given.get("limit", PAGE if "after" in given else None)
+                page, entries = await client.pages(f"{method} {path}", given, size=size, most=most)
                 if (message := note(page, entries)) is not None:
                     click.echo(message, err=True)
                 return entries
-            if call.startswith(("GET", "DELETE")):
-                found = await client.send(call, given)
+            if method in ("GET", "DELETE"):
+                found = await client.send(f"{method} {path}", given)
             else:
-                in_path = {name: given[name] for name in given if f"{{{name}}}" in call}
-                body = {name: given[name] for name in given if name not in in_path}
-                found = await client.send(call, in_path, body=body | fixed)
-            if isinstance(shows, str):
+                in_path = {name: given[name] for name in given if name in names.values()}
+                body = {name: given[name] for name in given if name not in in_path} | fixed
+                found = await client.send(f"{method} {path}", in_path, body=body)
+            if isinstance(printed, str):
                 return {**given, **found}
             return found["data"] if found.get("object") == "list" else found
 
-        self.add_call(usage, send, shows, text, *params)
+        every = [*arguments, *options, *params]
+        self.add_call(name, send or send_one, printed, "\n\n".join(texts), *every)
+
+    def _shown(self, name: str) -> str:
+        """Return the name of an argument."""
+        flags = self._flags.get(name, "")
+        return flags.lower() if flags.isupper() else name.removesuffix("_id")
 
     def add_call(
-        self, usage: str, send: Call, shows: Shown, text: str, *params: click.Parameter
+        self, name: str, send: Call, shows: Shown, text: str, *params: click.Parameter
     ) -> None:
         """Add a command that sends requests with the client that `send` gets, and prints a result.
 
         The other parameters are those of `add`.
         """
-        name, *takes = usage.split()
         is_taken = any("--key" in param.opts for param in params)
         targets = _targets(key_flags="--admin-key" if is_taken else "--admin-key --key")
-        every = [*map(_param, takes), *params, *targets]
+        every = [*params, *targets]
         if not isinstance(shows, str):
             every.append(JSON)
 
@@ -140,13 +212,6 @@ class Calls(click.Group):
 
         command = click.Command(name, callback=prints(shows)(result_of), help=text, params=every)
         self.add_command(command)
-
-
-def _param(usage: str) -> click.Parameter:
-    """Return the parameter of `--tenant`, `ARGUMENT` or `[ARGUMENT]`."""
-    if usage == "--tenant":
-        return option("--tenant", "Id of the tenant.", required=True)
-    return argument(usage.strip("[]").lower(), required=not usage.startswith("["))
 
 
 def _target(url: str | None, key: str | None, profile: str | None) -> Target | None:

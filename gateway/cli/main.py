@@ -29,22 +29,22 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "host": (".worker:host", "Run a host: serve several models in turns."),
     "jobs": (".jobs", "Run background jobs: usage into the ledger, expiries, webhooks."),
     "beat": (".jobs:beat", "Schedule background jobs."),
-    "tenants": (".accounts:tenants", "Create, change, list, suspend and activate tenants."),
-    "projects": (".accounts:projects", "Create, change, list and archive a tenant's projects."),
-    "members": (".accounts:members", "Add, change, list and remove a tenant's members."),
-    "keys": (".accounts:keys", "Create, change, list, rotate and revoke API keys."),
-    "models": (".serving:models", "List models, and remove those that are no longer served."),
-    "adapters": (".serving:adapters", "Add, list and delete LoRA adapters of tenants."),
-    "aliases": (".serving:aliases", "Define, list and remove names that stand for several models."),
-    "plans": (".money:plans", "Create, change and list plans: limits of groups of tenants."),
-    "prices": (".money:prices", "Add, list and remove model prices."),
-    "credits": (".money:credits_", "Grant, adjust and show prepaid credits."),
-    "webhooks": (".records:webhooks", "Register, list, test and remove a tenant's webhooks."),
-    "files": (".records:files", "List and delete a tenant's files."),
-    "batches": (".records:batches", "List, show and cancel a tenant's batches."),
-    "requests": (".serving:requests", "List and cancel the requests of a tenant that wait or run."),
+    "tenants": (".resources:tenants", "Create, change, list, suspend and activate tenants."),
+    "projects": (".resources:projects", "Create, change, list and archive a tenant's projects."),
+    "members": (".resources:members", "Add, change, list and remove a tenant's members."),
+    "keys": (".resources:keys", "Create, change, list, rotate and revoke API keys."),
+    "models": (".resources:models", "List models, and remove those that are no longer served."),
+    "adapters": (".resources:adapters", "Add, list and delete LoRA adapters of tenants."),
+    "aliases": (".resources:aliases", "Define, list and remove names that stand for models."),
+    "plans": (".resources:plans", "Create, change and list plans: limits of groups of tenants."),
+    "prices": (".resources:prices", "Add, list and remove model prices."),
+    "credits": (".resources:credits_", "Grant, adjust and show prepaid credits."),
+    "webhooks": (".resources:webhooks", "Register, list, test and remove a tenant's webhooks."),
+    "files": (".resources:files", "List and delete a tenant's files."),
+    "batches": (".resources:batches", "List, show and cancel a tenant's batches."),
+    "requests": (".resources:requests", "List and cancel a tenant's requests that wait or run."),
     "usage": (".records:usage", "Show, list, export and reconcile usage."),
-    "exports": (".money:exports", "List, pause and repair exports of usage to billing systems."),
+    "exports": (".resources:exports", "List, pause and repair exports to billing systems."),
     "audit": (".records:audit", "List changes and verify the audit log."),
     "capacity": (".capacity", "Compute the machines for a load, from measured costs."),
     "db": (".db", "Create or upgrade the database's schema."),
@@ -91,6 +91,7 @@ class SluiceGroup(click.Group):
                 "install Sluice with the extra [gateway]."
             ) from error
         command: click.Command = getattr(module, name or "command")
+        command.help = command.help or COMMANDS[cmd_name][1]
         return command
 
     @override

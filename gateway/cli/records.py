@@ -1,4 +1,4 @@
-"""`sluice webhooks`, `files`, `batches`, `usage` and `audit`: what tenants keep, and records."""
+"""`sluice usage` and `audit`."""
 
 import csv
 import io
@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from gateway.billing.usage.parts import Dimension
-from gateway.cli.calls import PAGE, Calls, prints, runs_async, secret_of
+from gateway.cli.calls import Calls, prints, runs_async
 from gateway.cli.client import AdminClient
 from gateway.cli.terminal import (
     DATABASE,
@@ -22,7 +22,6 @@ from gateway.cli.terminal import (
     columns,
     option,
     print_columns,
-    print_fields,
     print_table,
     show_time,
 )
@@ -31,74 +30,15 @@ from gateway.records.errors import must
 USAGE_PAGE: Final = 1000
 MAX_SHOWN: Final = 10_000
 MAX_DAYS: Final = 4_000
+SHOWN_DETAILS: Final = 80
 
 # These are tables: a row is a command or an option.
 # fmt: off
-webhooks = Calls(
-    "webhooks", "gateway.accounts.webhooks.routes",
-    "Register, list, test and remove a tenant's webhooks.",
-    """\
-  sluice webhooks create --tenant acme https://example.com/hooks
-  sluice webhooks create --tenant acme https://example.com/hooks --threshold 90 --threshold 100
-  sluice webhooks list --tenant acme
-  sluice webhooks test --tenant acme whk_0123456789abcdef
-  sluice webhooks remove --tenant acme whk_0123456789abcdef
-""")
-_WEBHOOKS: Final = "/admin/tenants/{tenant}/webhooks"
-webhooks.add(
-    "create --tenant URL", f"POST {_WEBHOOKS}",
-    secret_of("secret", "This is the secret of the webhook {id} of tenant {tenant_id}."),
-    "Send events about budgets of a tenant to URL; print the secret that signs them.",
-    option("--threshold thresholds", "Percentage of a budget at which an event is sent; "
-           "repeatable.  [default: 50, 80, 100]", type=int, multiple=True))
-webhooks.add("list --tenant", f"GET {_WEBHOOKS}",
-             columns("ID=id URL=url THRESHOLDS=thresholds CREATED=created_at"),
-             "List the webhooks of a tenant.")
-webhooks.add("test --tenant WEBHOOK", f"POST {_WEBHOOKS}/{{webhook}}:test",
-             "The event {id} will be sent within seconds.",
-             "Send a test event to WEBHOOK (its id).")
-webhooks.add("remove --tenant WEBHOOK", f"DELETE {_WEBHOOKS}/{{webhook}}", "Removed {webhook}.",
-             "Remove WEBHOOK (its id): it receives no further events.")
-
-files = Calls(
-    "files", "gateway.batches.files.routes", "List and delete a tenant's files.",
-    """\
-  sluice files list --tenant acme
-  sluice files delete --tenant acme file-0123456789abcdef0123456789abcdef
-""")
-_FILES: Final = "/admin/tenants/{tenant}/files"
-files.add(
-    "list --tenant", f"GET {_FILES}",
-    columns("ID=id NAME=filename PURPOSE=purpose BYTES=bytes LINES=lines EXPIRES=expires_at:-"),
-    "List the newest files of a tenant.",
-    option("--after ID", "Id of the last file of the previous page."), pages=PAGE)
-files.add("delete --tenant FILE", f"DELETE {_FILES}/{{file}}", "Deleted {file}.",
-          "Delete FILE (its id) with its content, unless a batch still uses it.")
-
-batches = Calls(
-    "batches", "gateway.batches.routes", "List, show and cancel a tenant's batches.",
-    """\
-  sluice batches list --tenant acme
-  sluice batches show --tenant acme batch_0123456789abcdef0123456789abcdef
-  sluice batches cancel --tenant acme batch_0123456789abcdef0123456789abcdef
-""")
-_BATCHES: Final = "/admin/tenants/{tenant}/batches"
-batches.add(
-    "list --tenant", f"GET {_BATCHES}",
-    columns("ID=id STATUS=status COMPLETED=completed FAILED=failed CREATED=created_at "
-            "DEADLINE=expires_at",
-            completed=lambda batch: "{completed}/{total}".format_map(batch["request_counts"]),
-            failed=lambda batch: batch["request_counts"]["failed"]),
-    "List the newest batches of a tenant.",
-    option("--after ID", "Id of the last batch of the previous page."), pages=PAGE)
-batches.add("show --tenant BATCH", f"GET {_BATCHES}/{{batch}}", print_fields,
-            "Show the progress of BATCH (its id).")
-batches.add("cancel --tenant BATCH", f"POST {_BATCHES}/{{batch}}/cancel", "{batch} is {status}.",
-            "Cancel BATCH (its id); lines that have ended stay in its result files.")
-
+_COUNTS: Final = ("PROMPT=prompt_tokens CACHED=cached_tokens COMPLETION=completion_tokens "
+                  "AUDIO=audio_seconds COST=cost_micros")
 usage = Calls(
-    "usage", "gateway.accounts.tenants.routes gateway.billing.usage.routes",
-    "Show, list, export and reconcile usage.",
+    "usage", "gateway.accounts.tenants.routes gateway.billing.usage.routes", "/admin/usage/",
+    f"REQUEST=id TIME=created_at TENANT=tenant KEY=key MODEL=model OUTCOME=outcome {_COUNTS}", "",
     """\
   sluice usage show --tenant acme --group-by model
   sluice usage show --bucket month --start 2026-01-01 --group-by tenant
@@ -106,18 +46,13 @@ usage = Calls(
   sluice usage export --tenant acme --month 2026-11           writes acme-2026-11.csv
   sluice usage reconcile
 """)
-_FILTERS: Final = (
-    option("--tenant", "Only this tenant."),
-    option("--project", "Only this project, by its id."),
-    option("--key", "Only this key, by its id, or jwt:SUBJECT."),
-    option("--model", "Only this model."),
-    option("--start", "A date or time in UTC.  [default: 30 days before the end]"),
-    option("--end", "A date or time in UTC, exclusive.  [default: now]"),
-)
-_LIMIT: Final = option("--limit", "Maximum number of lines.", type=click.IntRange(1, MAX_SHOWN),
-                       default=100, show_default=True)
-_COUNTS: Final = ("PROMPT=prompt_tokens CACHED=cached_tokens COMPLETION=completion_tokens "
-                  "AUDIO=audio_seconds COST=cost_micros")
+
+
+def _limit(default: int) -> click.Option:
+    return option("--limit", "Maximum number of lines.", type=click.IntRange(1, MAX_SHOWN),
+                  default=default, show_default=True)
+
+
 _MONTH: Final = re.compile(r"([0-9]{4})-(0[1-9]|1[0-2])")
 
 
@@ -131,19 +66,10 @@ def _print_report(slices: Sequence[Entity]) -> None:
 
 
 usage.add(
-    "show", "GET /admin/usage", _print_report, "Sum up requests, tokens and cost.", *_FILTERS,
-    option("--bucket", "Length of the period of each sum.", default="day", show_default=True,
-           type=click.Choice(("hour", "day", "month", "total"), case_sensitive=False)),
-    option("--group-by", f"Dimensions to group by: any of {', '.join(Dimension)}; repeated or "
-           "comma-separated.", multiple=True),
-    _LIMIT, pages=USAGE_PAGE,
+    "show", _print_report, _limit(100), call="GET",
     note=lambda page, slices: f"Only the first {len(slices)} lines are shown; see --limit."
     if page["has_more"] else None)
-usage.add(
-    "requests", "GET /admin/usage/requests",
-    columns("REQUEST=id TIME=created_at TENANT=tenant KEY=key MODEL=model OUTCOME=outcome "
-            f"{_COUNTS}"),
-    "List single requests, newest first.", *_FILTERS, _LIMIT, pages=USAGE_PAGE)
+usage.add("requests", None, _limit(100), call="GET /requests")
 
 
 async def _export(client: AdminClient, *, tenant: str, month: str, output: str | None) -> None:
@@ -222,36 +148,25 @@ async def _reconcile(**options: Any) -> dict[str, Any]:
     return await reconciled(**options)
 
 
-audit = Calls(
-    "audit", "gateway.accounts.audit.routes", "List changes and verify the audit log.",
-    """\
-  sluice audit list --tenant acme
-  sluice audit list --action key.revoke --limit 100 --json
-  sluice audit verify
-  sluice audit verify --expect 3f5a...
-  sluice audit verify --heads /var/log/sluice/audit-heads
-""")
-SHOWN_DETAILS: Final = 80
-
-
 def _details(entry: Entity) -> str:
     text = msgspec.json.encode(entry["details"]).decode()
     return text if len(text) <= SHOWN_DETAILS else f"{text[: SHOWN_DETAILS - 3]}..."
 
 
-audit.add(
-    "list", "GET /admin/audit",
-    columns("NO=sequence TIME=time ACTOR=actor ACTION=action TENANT=tenant SUBJECT=subject "
-            "DETAILS=details", time=lambda entry: show_time(entry["at"]), details=_details),
-    "List changes, newest first.",
-    option("--tenant", "Only changes of this tenant."),
-    option("--actor", "Only changes by this actor, as listed."),
-    option("--action", "Only this action, such as key.revoke."),
-    option("--before after", "Only entries before this sequence number.",
-           type=click.IntRange(min=1)),
-    option("--limit", "Maximum number of entries.", type=click.IntRange(1, MAX_SHOWN), default=50,
-           show_default=True),
-    pages=PAGE)
+audit = Calls(
+    "audit", "gateway.accounts.audit.routes", "/admin/audit/",
+    "NO=sequence TIME=time ACTOR=actor ACTION=action TENANT=tenant SUBJECT=subject DETAILS=details",
+    "",
+    """\
+  sluice audit list --tenant acme
+  sluice audit list --action key.revoke --limit 100 --json
+  sluice audit verify --expect 3f5a...
+  sluice audit verify --heads /var/log/sluice/audit-heads
+""",
+    time=lambda entry: show_time(entry["at"]), details=_details)
+audit.add("list", None, _limit(50),
+          option("--before after", "Only entries before this sequence number.",
+                 type=click.IntRange(min=1)))
 
 
 @audit.command("verify", params=[

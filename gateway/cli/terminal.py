@@ -14,7 +14,6 @@ import click
 import msgspec
 from typing_extensions import override
 
-from contract.dialect import Dialect
 from gateway.records.errors import must
 from gateway.records.limits import FromPlan, LimitName
 from gateway.records.money import read_dollars, show_dollars
@@ -123,9 +122,9 @@ def _lines(fields: Entity, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 def _in_dollars(name: str, value: Any) -> tuple[str, Any]:
     """Return the name and text of an amount in dollars; other values as they are."""
-    if not name.endswith(_MICROS):
+    if not name.endswith(MICROS):
         return name, value
-    return name.removesuffix(_MICROS), value if value is None else show_dollars(value)
+    return name.removesuffix(MICROS), value if value is None else show_dollars(value)
 
 
 def show(value: Any, *, missing: str) -> str:
@@ -189,11 +188,12 @@ _PLAN: Final = FromPlan.FROM_PLAN.value
 NULL: Final = object()
 """The value of an option that a request sends as null, because `none` is given."""
 
-_MICROS: Final = "_micros"
+MICROS: Final = "_micros"
+"""The end of the names of amounts."""
 _MISSING: Final = "-"
-BUDGET: Final = LimitName.BUDGET.removesuffix(_MICROS)
+BUDGET: Final = LimitName.BUDGET.removesuffix(MICROS)
 """The name of the budget in commands, which have amounts in dollars."""
-_SHOWN_LIMITS: Final = [str(name).removesuffix(_MICROS) for name in LimitName]
+_SHOWN_LIMITS: Final = [str(name).removesuffix(MICROS) for name in LimitName]
 LIMITS_HELP: Final = f"""\
 \b
 Limits: {", ".join(_SHOWN_LIMITS[:4])},
@@ -235,41 +235,19 @@ REDIS: Final = option("--redis-url URL", "Redis server of the gateways.  [SLUICE
 JSON: Final = option("--json as_json", "Print JSON instead of a table.", is_flag=True)
 
 
-def or_none(_context: click.Context, _param: click.Parameter, value: Any) -> Any:
-    """Return an option's value, or NULL for `none`."""
-    return NULL if value in (NONE, (NONE,)) else value
-
-
-def dialect_option(*, is_new: bool) -> click.Option:
-    """Return the option of a dialect; `none` removes it, unless the object is new."""
-    text = f"Dialect of requests that specify none{'' if is_new else '; none removes it'}."
-    return choice("--dialect", [*Dialect, *([] if is_new else [NONE])], text, callback=or_none)
-
-
-def limit_option() -> click.Option:
-    """Return the option of an object's own limits."""
-    text = f"Own limit, repeatable; {NONE}: no limit, {_PLAN}: the plan's limit."
-    return option("--limit limits NAME=VALUE", text, multiple=True, callback=_own_limits)
-
-
-def default_limit_option(scope: str) -> click.Option:
-    """Return the option of a plan's limits for each tenant, project or key."""
-    text = f"Default limit of each {scope}, repeatable; {NONE} removes it."
-    flags = f"--{scope}-limit {scope}_limits NAME=VALUE"
-    return option(flags, text, multiple=True, callback=_limits)
-
-
-def _limits(_context: Any, _param: Any, given: tuple[str, ...]) -> dict[str, Any] | None:
+def limits(_context: Any, _param: Any, given: tuple[str, ...]) -> dict[str, Any] | None:
+    """Return limits by name from `NAME=VALUE`; None if there are none."""
     return dict(map(_pair, given)) or None
 
 
-def _own_limits(context: Any, param: Any, given: tuple[str, ...]) -> dict[str, Any] | None:
-    limits = _limits(context, param, given)
-    for name, value in (limits or {}).items():
+def own_limits(context: Any, param: Any, given: tuple[str, ...]) -> dict[str, Any] | None:
+    """Do the same as `limits`, and refuse values that are no limit of an object's own."""
+    own = limits(context, param, given)
+    for name, value in (own or {}).items():
         if isinstance(value, str) and value != _PLAN:
             rule = f"be NAME=VALUE with a number, {NONE} or {_PLAN}"
             raise must("limit", rule, f"{name}={value}" if value else name)
-    return limits
+    return own
 
 
 def _pair(text: str) -> tuple[str, int | str | None]:
@@ -307,9 +285,9 @@ class Duration(click.ParamType[int | str]):
         return int(match[1]) * _UNIT_SECONDS[match[2]]
 
 
-def seconds(_context: click.Context, _param: click.Parameter, given: int | str) -> int:
+def seconds(_context: Any, _param: Any, given: int | str | None) -> int | None:
     """Return a duration as the API's number."""
-    return int(given)
+    return None if given is None else int(given)
 
 
 def from_now(_context: click.Context, _param: click.Parameter, given: int | str | None) -> Any:

@@ -40,13 +40,20 @@ from gateway.records.scopes import Scope
 
 Scopes = Annotated[
     list[Scope],
-    Field(min_length=1, max_length=2 * len(Scope), description="Scopes of the key."),
+    Field(
+        min_length=1,
+        max_length=2 * len(Scope),
+        description="Scopes of the key. Default of a new key: `completions`.",
+    ),
 ]
 
 
 class _KeyOptions(BodyWithLimits):
     allowed_models: list[Name] | None = Field(
-        None, min_length=1, max_length=MAX_ALLOWED_MODELS, description="Null: all models."
+        None,
+        min_length=1,
+        max_length=MAX_ALLOWED_MODELS,
+        description="Models that the key may use; null: all.",
     )
     allowed_addresses: list[Annotated[str, Field(max_length=100)]] | None = Field(
         None,
@@ -58,7 +65,7 @@ class _KeyOptions(BodyWithLimits):
     expires_at: AwareDatetime | None = Field(None, description="Expiry of the key; null: never.")
     dialect: Dialect | None = Field(
         None,
-        description="Default for requests that specify none; null: the tenant's dialect.",
+        description="Dialect of requests that specify none; null: the tenant's dialect.",
     )
 
     @override
@@ -79,7 +86,9 @@ class KeyCreation(_KeyOptions):
 
     name: Name = Field(description="Name of the key.")
     scopes: Scopes = Field(default_factory=lambda: [Scope.COMPLETIONS])
-    project_id: Annotated[str | None, Field(max_length=63)] = None
+    project_id: str | None = Field(
+        None, max_length=63, description="Project of the key, by its id."
+    )
 
 
 class KeyChange(_KeyOptions):
@@ -200,7 +209,7 @@ async def get_key(keys: Keys, caller: OfTenant, key_id: KeyId) -> KeyRecord:
 
 @router.patch("/{key_id}", summary="Update a key", response_model=KeyBody)
 async def change_key(keys: Keys, caller: OfTenant, key_id: KeyId, body: KeyChange) -> KeyRecord:
-    """Change the fields that the body contains. All gateways apply the change within a second.
+    """Change the given fields. All gateways apply the change within a second.
 
     A credential cannot change a key with more rights than its own. A key cannot change its own
     bounds.

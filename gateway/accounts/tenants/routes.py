@@ -40,8 +40,8 @@ Weight = Annotated[
 class _TenantOptions(BodyWithLimits):
     holder = LimitScope.TENANT
     limits: TenantLimitsGiven = Field(default_factory=dict)
-    dialect: Dialect | None = Field(None, description="Default for requests that specify none.")
-    default_model: Name | None = Field(None, description="Default for requests that specify none.")
+    dialect: Dialect | None = Field(None, description="Dialect of requests that specify none.")
+    default_model: Name | None = Field(None, description="Model of requests that specify none.")
     plan_id: str | None = Field(
         None, max_length=63, description="Plan whose limits apply where no own limit is set."
     )
@@ -63,7 +63,7 @@ class _TenantOptions(BodyWithLimits):
 class TenantCreation(_TenantOptions):
     """A tenant to create."""
 
-    name: Name
+    name: Name = Field(description="Display name.")
     id: str | None = Field(
         None,
         max_length=63,
@@ -75,9 +75,9 @@ class TenantCreation(_TenantOptions):
         strict=True,
         description="Reject parameters without effect instead of listing them.",
     )
-    billing: Billing = Billing.POSTPAID
+    billing: Billing = Field(Billing.POSTPAID, description="How the tenant pays.")
     service_tier: RequestTier = Field(
-        ServiceTier.DEFAULT, description="Default for requests that specify none."
+        ServiceTier.DEFAULT, description="Service tier of requests that specify none."
     )
     shows_cost: bool = Field(
         default=False, strict=True, description="Whether responses include their cost."
@@ -157,7 +157,7 @@ async def get_tenant(tenants: Tenants, tenant_id: TenantId) -> Tenant:
 async def change_tenant(
     tenants: Tenants, operator: Operator, tenant_id: TenantId, body: TenantChange
 ) -> Tenant:
-    """Change the fields that the body contains. All gateways apply the change within a second."""
+    """Change the given fields. All gateways apply the change within a second."""
     return await tenants.update(tenant_id, actor=operator.actor, **body.options())
 
 

@@ -418,7 +418,7 @@ def test_client_of_a_gateway_and_worker_need_no_database_package() -> None:
         "import sys\n"
         "from gateway.cli.main import main\n"
         "import gateway.cli.worker\n"
-        "from gateway.cli import accounts, money, records, serving\n"
+        "from gateway.cli import records, resources\n"
         "packages = {'sqlalchemy', 'alembic', 'fastapi', 'worker', 'jwt', 'redis'}\n"
         "print(packages & set(sys.modules))"
     )
