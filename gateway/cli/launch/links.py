@@ -51,4 +51,4 @@ def link(key: str | None, redis_url: str | None) -> None:
     links = asyncio.run(make_console_links(settings.redis_url, key))
     for audience, url in urls.items():
         if url is not None:
-            click.echo(f"For {audience}  {url}{getattr(links, audience)}")
+            click.echo(f"For {audience}  {url}{links[audience]}")

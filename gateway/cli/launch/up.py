@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 
 from gateway.cli.launch.bring_up import BringUp
-from gateway.cli.launch.launch_plan import DEFAULT_OPERATOR_PORT, DEFAULT_PORT, UpOptions, make_plan
+from gateway.cli.launch.launch_plan import DEFAULT_OPERATOR_PORT, DEFAULT_PORT, make_plan
 from gateway.cli.terminal import argument, choice, option
 from gateway.platform.settings import LOCAL_FOLDER, load_settings
 from gateway.records.errors import StartupError
@@ -19,7 +19,7 @@ EPILOG = """\
 \b
 Examples:
   sluice up
-  sluice up --model Qwen/Qwen2.5-0.5B --max-model-len 4096
+  sluice up --model Qwen/Qwen2.5-0.5B -- --context-window 4096
   sluice up --gateways 2 --port 9000
   sluice up --runner pooling
   sluice up --runner transcription --model openai/whisper-tiny
@@ -32,28 +32,21 @@ folder manage it: they read the URLs of Redis and the database from .sluice/cli.
 """
 
 
-_PORT: Final = click.IntRange(1, 65535)
-_COUNT: Final = click.IntRange(1, 100)
+def _port_option(flag: str, text: str, default: int) -> click.Option:
+    text = f"Port of {text} (first) gateway.  [default: {default}, or the next free one]"
+    return option(flag, text, type=click.IntRange(1, 65535))
+
+
 _PARAMS: Final = [
-    option(
-        "--port",
-        f"Port of the (first) gateway.  [default: {DEFAULT_PORT}, or the next free one]",
-        type=_PORT,
-    ),
-    option(
-        "--operator-port",
-        "Port of /admin and /metrics of the (first) gateway.  "
-        f"[default: {DEFAULT_OPERATOR_PORT}, or the next free one]",
-        type=_PORT,
-    ),
+    _port_option("--port", "the", DEFAULT_PORT),
+    _port_option("--operator-port", "/admin and /metrics of the", DEFAULT_OPERATOR_PORT),
     option(
         "--gateways",
         "Number of gateways, on consecutive ports.",
-        type=_COUNT,
+        type=click.IntRange(1, 100),
         default=1,
         show_default=True,
     ),
-    option("--workers", "Workers.", type=_COUNT, default=1, show_default=True),
     option(
         "--model MODEL",
         "Folder or Hugging Face id of the model.  [default: the bundled tiny model]",
@@ -73,13 +66,6 @@ _PARAMS: Final = [
         default="generate",
         show_default=True,
     ),
-    option(
-        "--max-model-len --context-window context_window TOKENS",
-        "Maximum tokens of prompt and completion.  [default: the model's maximum]",
-        type=click.IntRange(min=2),
-    ),
-    option("--redis-url URL", "Use this Redis server instead of starting one."),
-    option("--database-url URL", "Use this database instead of a file in .sluice."),
     argument("worker_arguments", nargs=-1, type=click.UNPROCESSED),
 ]
 
@@ -88,27 +74,24 @@ _PARAMS: Final = [
 @click.pass_obj
 def command(sluice: tuple[str, ...], /, **given: Any) -> None:
     """Run Redis, a database, gateways, a worker and background jobs on loopback, until Ctrl-C."""
-    options = UpOptions(sluice=sluice, **given)
-    folder = _own_folder()
-    (folder / "logs").mkdir(exist_ok=True)
-    with _only_one(folder), ExitStack() as held:
-        asyncio.run(BringUp(make_plan(options, folder, load_settings(), held)).run())
+    with _own_folder() as folder, ExitStack() as held:
+        plan = make_plan(folder, load_settings(), held, sluice=sluice, **given)
+        asyncio.run(BringUp(plan).run())
 
 
-def _own_folder() -> Path:
-    """Return the folder, which only this user can enter."""
+@contextmanager
+def _own_folder() -> Iterator[Path]:
+    """Hold the folder, which only this user can enter.
+
+    The system releases its lock however this process ends.
+    """
     folder = LOCAL_FOLDER.absolute()
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         folder.chmod(0o700)
+        (folder / "logs").mkdir(exist_ok=True)
     except OSError as error:
         raise StartupError(f"Cannot use the folder {folder}: {error.strerror}.") from error
-    return folder
-
-
-@contextmanager
-def _only_one(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock; the system releases it however this process ends."""
     with (folder / "up.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -117,4 +100,4 @@ def _only_one(folder: Path) -> Iterator[None]:
                 f"`sluice up` is already running in this folder ({folder} is in use). "
                 "Stop it with Ctrl-C in its terminal, or use another folder."
             ) from error
-        yield
+        yield folder

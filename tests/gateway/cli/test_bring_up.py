@@ -33,7 +33,7 @@ async def test_signal_during_the_start_leaves_nothing(
     # This process would remain the parent of orphans of later tests.
     monkeypatch.setattr(bring_up, "adopt_orphans", lambda: None)
     (tmp_path / ".sluice").mkdir()
-    logs = {name: tmp_path / f"{name}.log" for name in ("jobs", "worker")}
+    logs = {name: tmp_path / f"{name}.log" for name in ("redis", "jobs", "worker")}
     program = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
     specs = {
         name: ChildSpec(
@@ -45,13 +45,13 @@ async def test_signal_during_the_start_leaves_nothing(
         folder=tmp_path / ".sluice",
         model_name="m",
         redis_url=redis_server.url,
-        redis=None,
+        redis=specs["redis"],
         database_url=database_url,
         ports=[1],
         operator_ports=[2],
         jobs=[specs["jobs"]],
         gateways=[],
-        workers=[specs["worker"]],
+        worker=specs["worker"],
         command_variables={},
     )
     running = asyncio.create_task(BringUp(plan).run())
@@ -66,24 +66,19 @@ async def test_signal_during_the_start_leaves_nothing(
 
 
 def test_model_that_cannot_be_loaded_ends_the_start(
-    tmp_path: Path,
-    database_url: str,
-    redis_server: RedisServer,
-    sluice: Sluice,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, sluice: Sluice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With only the real worker; the file of an earlier run is removed."""
+    """With only Redis and the real worker; the file of an earlier run is removed."""
     monkeypatch.setattr(bring_up, "adopt_orphans", lambda: None)
 
-    def only_the_worker(*given: Any) -> LaunchPlan:
-        return replace(make_plan(*given), jobs=[], gateways=[])
+    def only_the_worker(*given: Any, **options: Any) -> LaunchPlan:
+        return replace(make_plan(*given, **options), jobs=[], gateways=[])
 
     monkeypatch.setattr(up, "make_plan", only_the_worker)
     demo = tmp_path / ".sluice" / "demo.env"
     demo.parent.mkdir()
     demo.write_text("SLUICE_KEY=sk-made-up\n")
-    stores = ("--redis-url", redis_server.url, "--database-url", database_url)
-    result = sluice("up", *stores, "--engine", "scripted", "--model", "./no/such/model")
+    result = sluice("up", "--engine", "scripted", "--model", "./no/such/model")
     assert result.exit_code == 1
     assert "The worker did not start" in result.output
     assert "no/such/model" in result.output

@@ -1,6 +1,6 @@
 """The keys that `sluice up` prepares."""
 
-from gateway.cli.launch.bring_up import DemoKeys, prepare_keys
+from gateway.cli.launch.bring_up import prepare_keys
 from tests.support.redis_server import RedisServer
 
 
@@ -8,7 +8,7 @@ async def test_keys_are_reused_while_they_work_and_replaced_otherwise(
     database_url: str, redis_server: RedisServer
 ) -> None:
     async def prepare(key: str | None, admin_key: str | None) -> tuple[str, str]:
-        return await prepare_keys(database_url, redis_server.url, DemoKeys(key, admin_key))
+        return await prepare_keys(database_url, redis_server.url, key, admin_key)
 
     first = await prepare(None, None)
     assert await prepare(*first) == first

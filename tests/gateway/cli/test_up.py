@@ -56,7 +56,7 @@ class Up:
         self.demo = folder / ".sluice" / "demo.env"
         self._out = folder / "out.txt"
         self.process: subprocess.Popen[bytes] | None = None
-        self.gateways = self.workers = 1
+        self.gateways = 1
 
     def start(self, *arguments: str) -> "subprocess.Popen[bytes]":
         command = [self._python, "-m", "gateway.cli.main", "up", "--engine", "scripted"]
@@ -107,8 +107,8 @@ class Up:
 
     @property
     def processes(self) -> int:
-        """The number of processes, with Redis and the two of the background jobs."""
-        return self.gateways + self.workers + 3
+        """The number of processes, with Redis, a worker, and the two of the background jobs."""
+        return self.gateways + 4
 
     def await_everything(self) -> None:
         """Wait until all processes run again, and requests are answered."""
@@ -196,16 +196,15 @@ def _await_completion(variables: dict[str, str]) -> None:
 def running(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Up]:
-    """A worker that is slow enough to be killed under streams, and a gateway.
+    """A worker that is slow enough to be killed under streams, and a gateway; two in long runs.
 
-    Long runs have two of each. The last test ends them.
+    The last test ends them.
     """
     is_long = request.config.getoption("--long")
     python = sys.executable if is_long or not NEWEST.exists() else str(NEWEST)
     up = Up(tmp_path_factory.mktemp("up"), python)
-    up.gateways = up.workers = number = 2 if is_long else 1
-    port = first_port(number)
-    more = ("--port", str(port), "--gateways", str(number), "--workers", str(number))
+    up.gateways = 2 if is_long else 1
+    more = ("--port", str(first_port(up.gateways)), "--gateways", str(up.gateways))
     up.start_and_wait(*more, "--", "--scripted-step-seconds", "0.02")
     yield up
     up.kill()
@@ -253,7 +252,7 @@ def test_everything_starts_and_serves_requests(running: Up) -> None:
     assert variables["SLUICE_KEY"][16:] not in logs
     assert len(running.children()) == running.processes
     assert len(running.children("gateway.cli.main gateway")) == running.gateways
-    assert len(running.children("-m worker")) == running.workers
+    assert len(running.children("-m worker")) == 1
     for each in range(port, port + running.gateways):
         _await_completion({**variables, "SLUICE_URL": f"http://127.0.0.1:{each}"})
     for name in ("jobs", "beat"):
@@ -338,7 +337,7 @@ def test_streams_outlive_killed_workers_and_a_killed_redis(running: Up) -> None:
         assert _text(stream.result()) == _text(undisturbed)
     running.await_everything()
     restarts = running.output.count("exited (killed by SIGKILL); restarting it in 1 s")
-    assert restarts == running.workers + 1
+    assert restarts == 2
 
 
 @pytest.mark.long
