@@ -44,7 +44,8 @@ def _given(scope: LimitScope) -> WithJsonSchema:
     return limits_schema(
         scope,
         {"const": FromPlan.FROM_PLAN.value},
-        description="Own limits; absent ones stay unchanged. Null: none; `plan`: the plan's limit.",
+        description="Own limits; absent ones stay unchanged. Null: unlimited; `plan`: the plan's "
+        "limit.",
         additionalProperties=False,
     )
 

@@ -4,7 +4,7 @@
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -88,36 +88,32 @@ def option_of(
         flags: its flags; a time with a flag that ends with `-in` is a duration from now.
         method: that of the request; `none` removes a value in a PATCH.
     """
-    flags = flags or f"--{_stem(name, parameter)}"
-    settings: dict[str, Any] = {"required": parameter.is_required, "multiple": parameter.is_many}
     text, default = parameter.text, parameter.default
+    flags = f"{flags or f'--{_stem(name, parameter)}'} {name}"
+    settings: dict[str, Any] = {"required": parameter.is_required, "multiple": parameter.is_many}
+    is_changed_list = method == "PATCH" and parameter.is_many and not parameter.choices
+    is_removable = is_changed_list or (parameter.is_nullable and method != "PUT")
     if parameter.type == "object":
-        flags += f" {name} NAME=VALUE"
+        flags += " NAME=VALUE"
         settings |= {"multiple": True, "callback": own_limits if name == "limits" else limits}
     elif parameter.type == "boolean":
         settings |= {"default": None if "/" in flags else False, "is_flag": True}
-        flags += f" {name}"
-    elif parameter.type == "time" and flags.endswith("-in"):
+    elif parameter.type == "time" and "-in " in flags:
         settings |= {"type": Duration(also=NONE), "callback": from_now}
-        text = "Time from now, such as 90m, 12h or 30d. " + text
-        flags += f" {name}"
+        text = f"Time from now, such as 90m, 12h or 30d. {text}"
     else:
-        changes = method == "PATCH"
-        is_list = changes and parameter.is_many and not parameter.choices
-        is_removable = is_list or (parameter.is_nullable and method != "PUT")
+        changes = is_removable and method == "PATCH"
+        settings["type"] = _type(name, parameter, also=[NONE] if changes else [])
+        if changes and not _NULL.search(text):
+            text += f" `{NONE}` removes it."
         if is_removable:
             settings["callback"] = _null if parameter.is_nullable else _empty
-        elif name.endswith(_SECONDS):
+        if name.endswith(_SECONDS):
             settings["callback"] = seconds
-        settings["type"] = _type(name, parameter, can_be_none=is_removable and changes)
-        if name.endswith(_SECONDS) and default is not None:
-            default = f"{default // 3600}h"
-        if is_removable and changes and "ull" not in text:
-            text += f" `{NONE}` removes it."
-        flags += f" {name}"
+            default = default and f"{default // 3600}h"
     if settings["multiple"]:
         text += " Repeatable."
-    if default is not None:
+    if default:
         shown = ", ".join(map(str, default)) if isinstance(default, list) else default
         text += f"  [default: {shown}]"
     return option(flags, words(text).strip(), **settings)
@@ -130,10 +126,9 @@ def _stem(name: str, parameter: Parameter) -> str:
     return stem.replace("_", "-")
 
 
-def _type(name: str, parameter: Parameter, *, can_be_none: bool = False) -> Any:
+def _type(name: str, parameter: Parameter, also: Sequence[str] = ()) -> Any:
     if parameter.choices:
-        choices = [*parameter.choices, *([NONE] if can_be_none else [])]
-        return click.Choice(choices, case_sensitive=False)
+        return click.Choice([*parameter.choices, *also], case_sensitive=False)
     if name.endswith(MICROS):
         return Dollars(parameter.least, parameter.most)
     if name.endswith(_SECONDS):

@@ -152,7 +152,7 @@ class BringUp:
             f"`{program} console link` prints new ones:\n\n"
             f"  For customers  {url}{links['customers']}\n"
             f"  For operators  {operators}{links['operators']}\n\n"
-            f"Try it:\n\n{_curl(url + path, key, model)}\n\n"
+            f"Try it:\n\n{_curl(url, path, key, model)}\n\n"
             "Manage it in another terminal, from this folder:\n\n"
             f"{program} keys create --tenant {TENANT_ID} --name second\n{batch}"
         )
@@ -310,10 +310,9 @@ def _trial(
     return {"model": model, "input": text}
 
 
-def _curl(url: str, key: str, model: str) -> str:
+def _curl(url: str, path: str, key: str, model: str) -> str:
     """Return a command that tries an endpoint."""
-    command = f"curl {url} -H 'Authorization: Bearer {key}' "
-    path = "/" + url.split("/", 3)[3]
+    command = f"curl {url}{path} -H 'Authorization: Bearer {key}' "
     if path.startswith(_AUDIO):
         return f"{command}-F {shlex.quote(f'model={model}')} -F file=@speech.mp3"
     body = shlex.quote(msgspec.json.encode(_trial(path, model, 40)).decode())

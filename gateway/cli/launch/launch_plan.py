@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,11 +37,11 @@ JOBS_STOP_SECONDS: Final = 20.0
 """Background jobs have five seconds; then the remaining usage is written to the ledger."""
 BEAT_STOP_SECONDS: Final = 5.0
 _KEYS: Final = "SLUICE_ENCRYPTION_KEYS"
-_REDIS: Final = f"""\
-bind {LOOPBACK}
-port PORT
-requirepass PASSWORD
-dir FOLDER
+_REDIS: Final = """\
+bind 127.0.0.1
+port {port}
+requirepass {password}
+dir {folder}
 save ""
 # Keep usage that is not in the database yet.
 appendonly yes
@@ -117,87 +118,80 @@ def make_plan(
         # --gateways sets the number of processes.
         "SLUICE_PROCESSES": "1",
     }
+    of_worker = {name: environment[name] for name in ("SLUICE_REDIS_URL", "SLUICE_FILE_STORE")}
+    # The environment may name a port, which only one of the two processes can use.
+    of_beat = environment | {"SLUICE_METRICS_PORT": ""}
+    # Any user of this machine can connect to the port, so the server requires a password. It comes
+    # from standard input, so that the process list does not show it.
+    redis = _REDIS.format(port=redis_port, password=password, folder=folder)
     sockets = _sockets(port, DEFAULT_PORT, gateways, held, "--port")
     operators = _sockets(operator_port, DEFAULT_OPERATOR_PORT, gateways, held, "--operator-port")
-    path, name, adapters, of_model = _model(model, runner)
+    path, served, adapters, of_model = _model(model, runner)
+    served_as = ("--model-path", path, "--model-name", served, "--engine", engine)
 
-    def child(name: str, log: str, seconds: float, *command: str, **more: Any) -> ChildSpec:
-        file = folder / "logs" / f"{log}.log"
-        return ChildSpec(name=name, command=command, log=file, stop_seconds=seconds, **more)
-
-    def gateway(number: int) -> ChildSpec:
-        pair = (sockets[number - 1], operators[number - 1])
-        own, of_operators = (each.fileno() for each in pair)
-        one = OneOfMany(number=number, customers=[own], operators=[of_operators])
-        return child(
-            "gateway" if gateways == 1 else f"gateway {number}",
-            f"gateway-{number}",
-            stop_seconds(settings),
-            *(*sluice, "gateway", "--host", LOOPBACK, "--port", str(_port(pair[0]))),
-            *("--operator-port", str(_port(pair[1]))),
-            *("--one-of-many", msgspec.json.encode(one).decode()),
-            environment=of_gateways,
-            descriptors=(own, of_operators),
+    def child(
+        name: str, log: str, seconds: float, environment: dict[str, str], *command: str, **more: Any
+    ) -> ChildSpec:
+        return ChildSpec(
+            name=name,
+            log=folder / "logs" / f"{log}.log",
+            stop_seconds=seconds,
+            environment=environment,
+            command=command,
+            **more,
         )
 
+    def gateway(number: int, own: socket.socket, of_operators: socket.socket) -> ChildSpec:
+        files = (own.fileno(), of_operators.fileno())
+        one = OneOfMany(number=number, customers=[files[0]], operators=[files[1]])
+        name = "gateway" if gateways == 1 else f"gateway {number}"
+        return child(
+            name,
+            f"gateway-{number}",
+            stop_seconds(settings),
+            of_gateways,
+            *(*sluice, "gateway", "--host", LOOPBACK, "--port", str(_port(own))),
+            *("--operator-port", str(_port(of_operators))),
+            *("--one-of-many", msgspec.json.encode(one).decode()),
+            descriptors=files,
+        )
+
+    # These are tables: a row is a process.
+    # fmt: off
     return LaunchPlan(
         folder=folder,
-        model_name=name,
+        model_name=served,
         redis_url=redis_url,
         database_url=environment["SLUICE_DATABASE_URL"],
         ports=list(map(_port, sockets)),
         operator_ports=list(map(_port, operators)),
-        redis=child(
-            *("Redis server", "redis"),
-            REDIS_STOP_SECONDS,
-            *(redis_server(), "-"),
-            # Any user of this machine can connect to the port, so the server requires a password.
-            # It comes from standard input, so that the process list does not show it.
-            configuration=_REDIS.replace("PORT", str(redis_port))
-            .replace("PASSWORD", password)
-            .replace("FOLDER", str(folder)),
-        ),
+        redis=child("Redis server", "redis", REDIS_STOP_SECONDS, {}, redis_server(), "-",
+                    configuration=redis),
         jobs=[
-            child(
-                *(name, command),
-                seconds,
-                *(*sluice, command),
-                # The environment may name a port, which only one of the two processes can use.
-                environment=environment
-                | ({"SLUICE_METRICS_PORT": ""} if command == "beat" else {}),
-            )
-            for name, command, seconds in (
-                ("background jobs", "jobs", JOBS_STOP_SECONDS),
-                ("scheduler of background jobs", "beat", BEAT_STOP_SECONDS),
-            )
+            child("background jobs", "jobs", JOBS_STOP_SECONDS, environment, *sluice, "jobs"),
+            child("scheduler of background jobs", "beat", BEAT_STOP_SECONDS, of_beat, *sluice,
+                  "beat"),
         ],
-        worker=child(
-            *("worker", "worker"),
-            WORKER_STOP_SECONDS,
-            *worker.PROGRAM,
-            *("--model-path", path, "--model-name", name, "--engine", engine, "--runner", runner),
-            *(*of_model, *worker_arguments),
-            environment={
-                name: environment[name] for name in ("SLUICE_REDIS_URL", "SLUICE_FILE_STORE")
-            },
-        ),
-        gateways=[gateway(number + 1) for number in range(gateways)],
+        worker=child("worker", "worker", WORKER_STOP_SECONDS, of_worker, *worker.PROGRAM,
+                     *served_as, "--runner", runner, *of_model, *worker_arguments),
+        gateways=list(map(gateway, count(1), sockets, operators)),
         # The commands encrypt and verify with the keys of the background jobs.
         command_variables=environment | {"SLUICE_AUDIT_KEY": ",".join(settings.audit_keys)},
         adapters=adapters,
         close_sockets=held.close,
     )
+    # fmt: on
 
 
 def require_ports(
-    first: int, count: int, *, held: ExitStack, option: str = "--port"
+    first: int, number: int, *, held: ExitStack, option: str = "--port"
 ) -> list[socket.socket]:
-    """Return sockets that listen on `count` ports from `first`, which `held` closes.
+    """Return sockets that listen on `number` ports from `first`, which `held` closes.
 
     Raises StartupError if one is in use, with `option`.
     """
     sockets = []
-    for port in range(first, first + count):
+    for port in range(first, first + number):
         try:
             sockets.append(held.enter_context(socket.create_server((LOOPBACK, port))))
         except (OSError, OverflowError) as error:
@@ -208,15 +202,15 @@ def require_ports(
     return sockets
 
 
-def find_ports(first: int, count: int, *, held: ExitStack) -> list[socket.socket]:
+def find_ports(first: int, number: int, *, held: ExitStack) -> list[socket.socket]:
     """Return sockets as `require_ports` does, on the first free ports from `first` on."""
     for start in range(first, first + TRIED_PORTS):
         with ExitStack() as group, suppress(StartupError):
-            sockets = require_ports(start, count, held=group)
+            sockets = require_ports(start, number, held=group)
             held.push(group.pop_all())
             return sockets
     raise StartupError(
-        f"There are no {count} consecutive free ports from {first} to {first + TRIED_PORTS}. "
+        f"There are no {number} consecutive free ports from {first} to {first + TRIED_PORTS}. "
         "Choose others with --port."
     )
 
@@ -245,11 +239,11 @@ def redis_server() -> str:
 
 
 def _sockets(
-    given: int | None, default: int, count: int, held: ExitStack, option: str
+    given: int | None, default: int, number: int, held: ExitStack, option: str
 ) -> list[socket.socket]:
     if given is None:
-        return find_ports(default, count, held=held)
-    return require_ports(given, count, held=held, option=option)
+        return find_ports(default, number, held=held)
+    return require_ports(given, number, held=held, option=option)
 
 
 def _port(listening: socket.socket) -> int:
