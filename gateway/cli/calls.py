@@ -73,7 +73,7 @@ class Calls(click.Group):
     Args:
         name: the name of the group.
         routers: modules of the routes that its commands call, separated by spaces.
-        path: the path of an item in the Admin API.
+        path: the path of an item in the Admin API; it ends with `/` if items have none.
         table: the columns of items, as for `columns`.
         verbs: its commands that need no more than their names, as for `add`, with commas.
         examples: the end of its help.
