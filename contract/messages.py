@@ -337,6 +337,8 @@ class JobFinished(OfAttempt, frozen=True, omit_defaults=True):
     """Name and version of the engine, as in `WorkerCard.engine`."""
     exactness_class: str = ""
     """Class of the engine, if this attempt generated a token; empty from workers before 0.4.0."""
+    ended_at: int = 0
+    """Unix time in seconds, by the worker's clock; 0 from workers before 0.4.0."""
 
 
 class ContextExcess(msgspec.Struct, frozen=True, array_like=True):

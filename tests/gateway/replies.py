@@ -117,9 +117,12 @@ def ended(
     cached: int = 0,
     prefill_ms: float = 0.0,
     generation_ms: float = 0.0,
+    ended_at: int = 1_700_000_001,
 ) -> Reply:
     """Make the end of a job."""
-    finished = JobFinished(1, 1, prompt_tokens, tokens, cached, prefill_ms, generation_ms)
+    finished = JobFinished(
+        1, 1, prompt_tokens, tokens, cached, prefill_ms, generation_ms, ended_at=ended_at
+    )
     return Reply(prompt, finished)
 
 

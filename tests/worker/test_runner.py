@@ -134,7 +134,9 @@ async def test_frames_come_in_order_numbered_and_complete(
             generation_ms=end.generation_ms,
             engine=engine.info.name,
             exactness_class=engine.info.exactness.digest,
+            ended_at=end.ended_at,
         )
+        assert clock.now_seconds() - PATIENCE_SECONDS < end.ended_at <= clock.now_seconds()
         assert end.generation_ms > end.prefill_ms > 0
     assert len(gateway.frames) < 60, "one frame has all sequences of a step"
 

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer
 
+from common import clock
 from contract.messages import (
     LOGPROBS_AT_ONCE,
     Delta,
@@ -553,6 +554,7 @@ class RunningJob:
             chosen=self._chosen() if self._is_ranked else [],
             engine=self.engine,
             exactness_class=self.exactness_class if self.first_token_at is not None else "",
+            ended_at=clock.now_seconds(),
         )
         self.outbox.finish(finished, self.report, is_streamed=self.job.stream)
 

@@ -78,6 +78,8 @@ _PAGE: Final = 20
 _MOST_OF_PAGE: Final = 1000
 """Default and largest `limit` of a page."""
 _OfPages = Annotated[str | None, Query(description="Of pages, as in Anthropic's form.")]
+Lifecycle = Literal["active", "deprecated", "retired"]
+"""Anthropic's stages. An alias that ends is deprecated, and then no longer listed."""
 _CODEX_EFFORTS: Final = ("low", "medium", "high")
 _CODEX_INSTRUCTIONS: Final = (
     "You are a coding agent that works in the user's terminal. Read the files that matter before "
@@ -186,7 +188,8 @@ class ModelList:
             "id": alias.name,
             "aliases": [],
             "resolves_to": model.card.model,
-            "sunset_at": None if alias.sunset_at is None else alias.sunset_at.isoformat(),
+            "deprecated_at": alias.deprecated_at and alias.deprecated_at.isoformat(),
+            "sunset_at": alias.sunset_at and alias.sunset_at.isoformat(),
         }
 
     def _body_of_adapter(
@@ -243,11 +246,17 @@ async def list_models(
     limit: _OfPages = None,
     after_id: _OfPages = None,
     before_id: _OfPages = None,
+    lifecycle: Annotated[
+        list[Lifecycle] | None,
+        Query(alias="lifecycle[]", description="Only models in these stages, as in Anthropic's."),
+    ] = None,
 ) -> dict[str, Any]:
     """Return every announced model that the principal may use."""
     services = services_of(request)
     principal = await services[Authorizer].authorize(request, Scope.COMPLETIONS)
     models = await services[ModelList].list(principal)
+    if lifecycle is not None:
+        models["data"] = [each for each in models["data"] if _lifecycle(each) in lifecycle]
     if client_version is not None:
         # What a model can do is unknown while its first worker loads it, and Codex keeps the list.
         listed = enumerate(body for body in models["data"] if body["features"])
@@ -299,6 +308,10 @@ def _page(query: Mapping[str, str], bodies: Sequence[Mapping[str, Any]]) -> dict
     }
 
 
+def _lifecycle(model: Mapping[str, Any]) -> Lifecycle:
+    return "deprecated" if model.get("sunset_at") else "active"
+
+
 def _anthropic_body(model: Mapping[str, Any]) -> dict[str, Any]:
     created = datetime.fromtimestamp(model["created"], UTC)
     return {
@@ -308,6 +321,9 @@ def _anthropic_body(model: Mapping[str, Any]) -> dict[str, Any]:
         "created_at": created.isoformat().replace("+00:00", "Z"),
         "max_input_tokens": model["context_window"],
         "max_tokens": model["context_window"],
+        "lifecycle": _lifecycle(model),
+        "deprecated_at": model.get("deprecated_at"),
+        "retires_at": model.get("sunset_at"),
     }
 
 

@@ -11,8 +11,10 @@ from typing import Any, Final
 import msgspec
 from typing_extensions import override
 
+from common.clock import now_seconds
 from contract.messages import TEXT_ARGUMENT
 from contract.outcomes import FinishReason
+from contract.tier import ServiceTier
 from gateway.completions.queue.generation import Turn
 from gateway.completions.rendering.assembler import PartsAssembler, WholeResponse, in_turn
 from gateway.completions.rendering.completion import Completion, Usage
@@ -112,14 +114,17 @@ class ResponseObjects:
         *,
         usage: Usage | None = None,
         error: ApiError | None = None,
+        ended_at: int = 0,
     ) -> msgspec.Raw:
-        """Return the response."""
+        """Return the response. `ended_at` is a Unix time in seconds."""
         completion = self._completion
-        tier = completion.request.service_tier
+        is_complete, created = status == "completed", completion.created
         body = {
             "id": completion.id,
             "object": "response",
-            "created_at": completion.created,
+            "created_at": created,
+            # Clocks of machines differ, and older workers send no time.
+            "completed_at": max(ended_at or now_seconds(), created) if is_complete else None,
             "status": status,
             "model": completion.model,
             "output": list(output),
@@ -128,7 +133,7 @@ class ResponseObjects:
                 {"reason": "max_output_tokens"} if status == "incomplete" else None
             ),
             "usage": None if usage is None else _usage(usage) | completion.cost(usage),
-            **({} if tier is None else {"service_tier": tier}),
+            "service_tier": completion.request.service_tier or ServiceTier.DEFAULT,
         }
         return msgspec.Raw(_json(body)[:-1] + b"," + self.options.echo[1:])
 
@@ -168,7 +173,8 @@ class ResponseObjects:
             item["content"] = content
         if self.options.has_sealed_reasoning:
             seal = self._completion.seal
-            item["encrypted_content"] = seal(text, part.number) if text and seal else None
+            if text and seal:
+                item["encrypted_content"] = seal(text, part.number)
         return {**item, "status": status}
 
     def _call(self, part: Part, form: CallForm, status: str) -> dict[str, Any]:
@@ -253,7 +259,8 @@ class ResponseAssembler(PartsAssembler):
 
         def content() -> bytes:
             status, output = _whole_status(self.stream), _output(self.stream, objects)
-            return bytes(objects.response(status, output, usage=self.usage))
+            ended_at = self.stopwatch.ended_at
+            return bytes(objects.response(status, output, usage=self.usage, ended_at=ended_at))
 
         size = self.size + len(objects.options.echo)
         return WholeResponse(await in_turn(turn, content, size=size), self.usage, {})
@@ -306,7 +313,8 @@ class ResponseRenderer(PartsRenderer):
         if not self._stream.parts:
             self._add_missing_reasoning(parts)
         status, output = _whole_status(self._stream), _output(self._stream, self._objects)
-        response = self._objects.response(status, output, usage=self.usage)
+        ended_at = self._stopwatch.ended_at
+        response = self._objects.response(status, output, usage=self.usage, ended_at=ended_at)
         self._add(f"response.{status}", {"response": response}, parts)
 
     @override

@@ -36,11 +36,13 @@ class Stopwatch:
     Like the time to first token, it includes the transfer of replies, about a millisecond.
     """
 
-    __slots__ = ("_started_at", "_times")
+    __slots__ = ("_started_at", "_times", "ended_at")
 
     def __init__(self, started_at: float) -> None:
         self._started_at = started_at
         self._times = Timings()
+        self.ended_at = 0
+        """Unix time in seconds of the last end, the same in each replay; 0 if it is unknown."""
 
     def elapsed_ms(self) -> float:
         """Return the milliseconds since the start."""
@@ -50,6 +52,7 @@ class Stopwatch:
         """Record a job that has just finished, or finished earlier if its response is replayed."""
         total_ms = max(self.elapsed_ms(), finished.prefill_ms + finished.generation_ms)
         ttft_ms = max(total_ms - finished.generation_ms, 0.0)
+        self.ended_at = max(self.ended_at, finished.ended_at)
         times = self._times
         times.total_ms = max(times.total_ms, total_ms)
         times.time_to_first_token_ms = max(times.time_to_first_token_ms, ttft_ms)

@@ -247,19 +247,20 @@ def _call(block: dict[str, Any], path: str) -> dict[str, Any]:
     call, name = (
         required_text(block, each, path, most=MAX_NAME_CHARACTERS) for each in ("id", "name")
     )
-    arguments = block.get("input")
-    if not isinstance(arguments, dict | None):
-        raise must(f"{path}.input", "be an object", arguments)
+    arguments = read_object(required(block, "input", path), f"{path}.input")
     # In vLLM's order, as in chats.
-    function = {"arguments": restyled(arguments or {}, call), "name": name}
+    function = {"arguments": restyled(arguments, call), "name": name}
     return {"id": call, "function": function, "type": "function"}
 
 
 def _add_reasoning(message: dict[str, Any], block: dict[str, Any], kind: str, path: str) -> None:
     """Add reasoning as text if the block has text; else as it was sealed, which is opened later."""
-    text = read_text(block, "thinking", path) if kind == "thinking" else ""
-    name = "signature" if kind == "thinking" else "data"
-    sealed = read_text(block, name, path)
+    if kind == "thinking":
+        name, text = "signature", required_text(block, "thinking", path)
+        sealed = read_text(block, name, path)
+    else:
+        name, text = "data", ""
+        sealed = required_text(block, name, path)
     if text or sealed:
         part = text or Sealed(sealed or "", f"{path}.{name}")
         message.setdefault("reasoning", []).append(part)

@@ -5,11 +5,13 @@ after `context_length_exceeded`, and stops after `insufficient_quota` and `inval
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
 
 from common.clock import now_seconds
+from contract.tier import ServiceTier
 from gateway.records.errors import (
     ApiError,
     BadRequestError,
@@ -18,6 +20,31 @@ from gateway.records.errors import (
     OverloadedError,
     RateLimitError,
 )
+
+DEFAULTS: Final[Mapping[str, Any]] = {
+    "background": False,
+    "frequency_penalty": 0.0,
+    "instructions": None,
+    "max_output_tokens": None,
+    "max_tool_calls": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "presence_penalty": 0.0,
+    "previous_response_id": None,
+    "prompt_cache_key": None,
+    "reasoning": {"effort": None, "summary": None},
+    "safety_identifier": None,
+    "store": False,
+    "temperature": 1.0,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_logprobs": 0,
+    "top_p": 1.0,
+    "truncation": "disabled",
+    "user": None,
+}
+"""The members of a response that repeat those of a request without them."""
 
 _AGAIN: Final = "Please try again in"
 _TOO_MANY: Final = RateLimitError.status
@@ -54,20 +81,16 @@ def failed_stream(error: ApiError, request_id: str, model: str) -> bytes | None:
     response: dict[str, Any] = {
         "id": request_id,
         "object": "response",
-        "created_at": int(now_seconds()),
+        "created_at": now_seconds(),
+        "completed_at": None,
         "status": "in_progress",
         "model": model,
         "output": [],
         "error": None,
         "incomplete_details": None,
-        "instructions": None,
-        "metadata": {},
-        "parallel_tool_calls": True,
-        "previous_response_id": None,
-        "store": False,
-        "tool_choice": "auto",
-        "tools": [],
         "usage": None,
+        "service_tier": ServiceTier.DEFAULT,
+        **DEFAULTS,
     }
     failed = {**response, "status": "failed", "error": failure_of(error)}
     return event("response.created", 0, {"response": response}) + event(

@@ -49,6 +49,7 @@ _OUTPUTS: Final = (
     *("function_call_output", "custom_tool_call_output"),
     *("local_shell_call_output", "shell_call_output"),
 )
+_UNCALLED: Final = "input.output_without_call"
 _ITEM_MEMBERS: Final = by_type(Endpoints.RESPONSES, "input[]")
 _PART_MEMBERS: Final = by_type(Endpoints.RESPONSES, "content[]")
 _SYSTEM: Final = ("system", "developer")
@@ -74,7 +75,13 @@ def read_input(value: object, instructions: str | None, toolbox: Toolbox) -> Con
             reader.read(item, f"input[{index}]")
     conversation = reader.finished()
     if not conversation.messages:
-        raise invalid("input", "must have at least one item that is a message. Given: none.")
+        rule = "must have at least one item that is a message. Given: none."
+        if _UNCALLED in conversation.ignored:
+            rule = (
+                "must have the calls of its outputs, too. Given: outputs alone. Send the whole "
+                "conversation: responses are not kept for a 'previous_response_id'."
+            )
+        raise invalid("input", rule)
     return conversation
 
 
@@ -261,7 +268,7 @@ class _Reader:
         """Return whether no call waits for an output, which is then left out."""
         if _call_id(item, path) in self._uncalled:
             return False
-        self._ignore("output_without_call")
+        name_once(_UNCALLED, self._conversation.ignored)
         return True
 
     def _add_output(self, item: dict[str, Any], path: str, parts: list[_Part]) -> None:

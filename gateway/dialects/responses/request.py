@@ -31,6 +31,7 @@ from gateway.dialects.request import (
     Structure,
     StructureKind,
 )
+from gateway.dialects.responses.failures import DEFAULTS
 from gateway.dialects.responses.items import read_input
 from gateway.dialects.responses.tools import (
     CHOICE_SCHEMA,
@@ -38,6 +39,7 @@ from gateway.dialects.responses.tools import (
     Toolbox,
     read_use,
 )
+from gateway.dialects.stream_options import AUTO_TIER
 from gateway.dialects.structured.structures import checked_schema
 from gateway.dialects.wire import INTEGRAL, validate
 from gateway.records.errors import invalid, must, unsupported
@@ -51,6 +53,10 @@ _VERBOSITIES: Final = ("low", "medium", "high")
 _TRUNCATIONS: Final = ("disabled", "auto")
 _NO_PROFILE: Final = PROFILES[Dialect.OPENAI]
 """The profile whose defaults are those of the API."""
+
+_FUNCTION: Final = {"description": None, "parameters": None}
+_FORMAT: Final = {"name": "", "description": None, "strict": False}
+"""What a response shows of tools and of a format that lack these members."""
 
 _ONE_CHOICE: Final = ("n", "n_cmpl")
 _OF_CHATS: Final = ("logprobs", "n_probs")
@@ -151,6 +157,8 @@ def read_response(body: dict[str, Any], profile: Profile, *, max_prompts: int) -
     served = {name: value for name, value in body.items() if name not in _UNSERVED}
     wire = validate(ResponseRequest, served)
     check_metadata(wire.metadata)
+    # Without what a rejected parameter refers to, the input may make no sense.
+    ignored = _ignored(body, wire)
     toolbox = Toolbox()
     toolbox.describe(wire.tools, "tools")
     conversation = read_input(wire.input, wire.instructions, toolbox)
@@ -202,6 +210,7 @@ def read_response(body: dict[str, Any], profile: Profile, *, max_prompts: int) -
             has_sealed_reasoning=ENCRYPTED in included,
             has_summaries=summary is not None,
         ),
+        service_tier=shared.service_tier or AUTO_TIER,
         chat=ChatRequest(
             messages=conversation.messages,
             param="input",
@@ -217,9 +226,7 @@ def read_response(body: dict[str, Any], profile: Profile, *, max_prompts: int) -
         structure=structure,
         tool_use=use,
         sampling=msgspec.structs.replace(shared.sampling, thinking_budget=thinking.budget),
-        ignored_parameters=tuple(
-            sorted({*_ignored(body, wire), *conversation.ignored, *toolbox.ignored})
-        ),
+        ignored_parameters=tuple(sorted({*ignored, *conversation.ignored, *toolbox.ignored})),
     )
     return with_one_constraint(request)
 
@@ -268,24 +275,45 @@ def _echo(
     text: dict[str, Any],
 ) -> dict[str, Any]:
     """Return the members of the response that repeat the request."""
-    return {
+    given = {
         "background": shared.is_background,
+        "frequency_penalty": shared.sampling.frequency_penalty,
         "instructions": wire.instructions,
         "max_output_tokens": wire.max_output_tokens,
         "max_tool_calls": wire.max_tool_calls,
-        "metadata": wire.metadata or {},
-        "parallel_tool_calls": wire.parallel_tool_calls is not False,
-        "previous_response_id": None,
+        "metadata": wire.metadata,
+        "parallel_tool_calls": wire.parallel_tool_calls,
+        "presence_penalty": shared.sampling.presence_penalty,
         "prompt_cache_key": wire.prompt_cache_key,
         "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
         "safety_identifier": wire.safety_identifier,
-        "store": False,
         "temperature": shared.sampling.temperature,
-        "text": {"format": {"type": "text"}} | {key: each for key, each in text.items() if each},
-        "tool_choice": "auto" if wire.tool_choice is None else wire.tool_choice,
-        "tools": wire.tools or [],
-        "top_logprobs": wire.top_logprobs or 0,
+        "text": DEFAULTS["text"] | {key: each for key, each in text.items() if each},
+        "tool_choice": wire.tool_choice,
+        "tools": [_whole_tool(each) for each in wire.tools or ()],
+        "top_logprobs": wire.top_logprobs,
         "top_p": shared.sampling.top_p,
-        "truncation": wire.truncation or "disabled",
+        "truncation": wire.truncation,
         "user": wire.user,
     }
+    echo = {**DEFAULTS, **{name: each for name, each in given.items() if each is not None}}
+    if echo["text"]["format"].get("type") == "json_schema":
+        form = {name: each for name, each in echo["text"]["format"].items() if each is not None}
+        echo["text"]["format"] = {**_FORMAT, **form}
+    match echo["tool_choice"]:
+        case {"type": "allowed_tools"} as choice:
+            echo["tool_choice"] = {"mode": "auto", **choice}
+        case _:
+            pass
+    return echo
+
+
+def _whole_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    """Return a tool with the members that each function of a response has."""
+    match tool:
+        case {"type": "namespace", "tools": list(tools)}:
+            return {**tool, "tools": [_whole_tool(each) for each in tools]}
+        case {"type": "function"}:
+            return {**_FUNCTION, **tool, "strict": bool(tool.get("strict"))}
+        case _:
+            return tool

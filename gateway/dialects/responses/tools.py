@@ -205,7 +205,7 @@ def read_use(value: object, toolbox: Toolbox, *, is_parallel: bool) -> ToolUse |
     """Return how the model may use the tools, from `tool_choice`. Raises a BadRequestError."""
     tools, allowed = toolbox.tools, tuple[str, ...]()
     mode: ToolMode | None
-    name = None
+    name, names = None, set[str]()
     match value:
         case "none":
             mode = None
@@ -215,13 +215,16 @@ def read_use(value: object, toolbox: Toolbox, *, is_parallel: bool) -> ToolUse |
             mode = ToolMode.REQUIRED
         case {"type": "allowed_tools", **allowing}:
             mode, names = _allowed(allowing, toolbox)
-            allowed = tuple(names) if len(names) < len(tools) else ()
-            tools = [tool for tool in tools if tool.name in names]
         case {"type": str()}:
-            mode, name = ToolMode.NAMED, _chosen(value, "tool_choice", toolbox)
+            mode, names = ToolMode.REQUIRED, _chosen(value, "tool_choice", toolbox)
+            if len(names) == 1:
+                mode, (name,) = ToolMode.NAMED, names
         case _:
             rule = "be none, auto, required, or an object with the type and name of a tool"
             raise must("tool_choice", rule, value)
+    if names and name is None:
+        allowed = tuple(names) if len(names) < len(tools) else ()
+        tools = [tool for tool in tools if tool.name in names]
     return checked_use(tools, mode, name, given=value, is_parallel=is_parallel, allowed=allowed)
 
 
@@ -231,26 +234,34 @@ def _allowed(choice: dict[Any, Any], toolbox: Toolbox) -> tuple[ToolMode, set[st
         raise must("tool_choice.mode", "be auto or required", mode)
     path = "tool_choice.tools"
     listed = read_list(choice.get("tools"), path, most=MAX_TOOLS)
-    names = {_chosen(each, f"{path}[{index}]", toolbox) for index, each in enumerate(listed)}
-    if not names:
+    found = [_chosen(each, f"{path}[{index}]", toolbox) for index, each in enumerate(listed)]
+    if not (names := set[str]().union(*found)):
         raise must(path, "have at least one tool", choice.get("tools"))
     return ToolMode(mode), names
 
 
-def _chosen(value: object, path: str, toolbox: Toolbox) -> str:
-    """Return the model's name of a tool that a client selects by its type and name."""
+def _chosen(value: object, path: str, toolbox: Toolbox) -> set[str]:
+    """Return the model's names of the tool, or tools of a namespace, that a client selects."""
+    forms, flat, names = toolbox.forms, "", set[str]()
     match value:
+        case {"type": "namespace", "name": str(namespace)}:
+            names = {each for each, form in forms.items() if form.namespace == namespace}
         case {"name": str(name), "namespace": str(namespace)}:
             flat = flat_name(name, namespace)
         case {"name": str(flat)}:
-            pass
+            # OpenAI's type has no member for the namespace.
+            names = {each for each, form in forms.items() if form.name == flat}
+            if len(names) > 1 and flat not in forms:
+                rule = "have a 'namespace': several have a tool of this name"
+                raise must(path, rule, value)
         case {"type": str(flat)}:
             pass
         case _:
-            flat = ""
-    if flat not in toolbox.forms:
+            pass
+    names = {flat} if flat in forms else names
+    if not names:
         raise must(path, "select one of the tools by its type and name", value)
-    return flat
+    return names
 
 
 def _name(tool: Mapping[str, Any], path: str) -> str:

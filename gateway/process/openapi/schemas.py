@@ -178,6 +178,8 @@ ResponseUsage
   cost?: float  # Cost in dollars, if the account or the request enables it.
 Response
   id: match("^resp_"); object: "response"; created_at: int; model: str
+  completed_at: int | None  # When it was completed.
+  service_tier: tier  # The tier that ran the request.
   status: "queued" | "in_progress" | "completed" | "failed" | "cancelled" | "incomplete"
   output: list[ResponseItem]
   error: ResponseFailure | None
@@ -285,6 +287,7 @@ Model
     # `completion_micros`.
   resolves_to?: str
     # Of an alias that an operator has defined: the model that runs the requests of this tenant.
+  deprecated_at?: time | None  # When this alias got a `sunset_at`.
   sunset_at?: time | None  # When requests for this alias begin to fail.
 ModelList = {"object": "list", "data": list[Model]}
 _NativeToken = {"id": int, "token": str, "bytes": list[int] | None}

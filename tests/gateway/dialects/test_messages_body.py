@@ -400,6 +400,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": [assistant(use() | {"id": ""})]}, "messages[0].content[0].id"),
     ({"messages": [assistant(use() | {"name": None})]}, "messages[0].content[0].name"),
     ({"messages": [assistant(use() | {"input": "a"})]}, "messages[0].content[0].input"),
+    ({"messages": [assistant(use() | {"input": None})]}, "messages[0].content[0].input"),
+    (
+        {"messages": [assistant({"type": "thinking", "signature": "a"})]},
+        "messages[0].content[0].thinking",
+    ),
+    ({"messages": [assistant({"type": "redacted_thinking"})]}, "messages[0].content[0].data"),
     ({"messages": [user(result() | {"tool_use_id": None})]}, "messages[0].content[0].tool_use_id"),
     ({"messages": [user(result(is_error="a"))]}, "messages[0].content[0].is_error"),
     ({"messages": [user(result([use()]))]}, "messages[0].content[0].content[0].type"),

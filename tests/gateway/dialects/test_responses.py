@@ -205,6 +205,9 @@ def test_tools_are_functions_for_the_model() -> None:
         ("required", ToolMode.REQUIRED, None),
         ({"type": "function", "name": "f"}, ToolMode.NAMED, "f"),
         ({"type": "function", "name": "look", "namespace": "mcp"}, ToolMode.NAMED, "mcp__look"),
+        # OpenAI's type of a choice has no namespace.
+        ({"type": "function", "name": "look"}, ToolMode.NAMED, "mcp__look"),
+        ({"type": "namespace", "name": "mcp"}, ToolMode.NAMED, "mcp__look"),
         ({"type": "custom", "name": "patch"}, ToolMode.NAMED, "patch"),
         (
             {
@@ -227,6 +230,27 @@ def test_choices_of_tools(choice: Any, mode: ToolMode, name: str | None) -> None
     is_free = mode is ToolMode.AUTO
     assert (request.structure is not None) is is_free
     assert request.ignored_parameters == (() if is_free else ("text.format",))
+
+
+def test_namespace_of_several_tools_is_chosen_as_a_whole() -> None:
+    both = {**NAMESPACE, "tools": [FUNCTION, *NAMESPACE["tools"]]}
+    other = {**NAMESPACE, "name": "db"}
+    tools, names = [FUNCTION, both, other], ["mcp__f", "mcp__look"]
+    to_all = {"type": "namespace", "name": "mcp"}
+    for choice, mode in (
+        (to_all, ToolMode.REQUIRED),
+        ({"type": "allowed_tools", "mode": "auto", "tools": [to_all]}, ToolMode.AUTO),
+    ):
+        use = read(tools=tools, tool_choice=choice).tool_use
+        assert use is not None
+        assert (use.mode, use.name, sorted(use.allowed)) == (mode, None, names)
+        assert [tool.name for tool in use.tools] == names
+    # A tool outside of namespaces has the name alone.
+    use = read(tools=tools, tool_choice={"type": "function", "name": "f"}).tool_use
+    assert use is not None
+    assert use.name == "f"
+    with pytest.raises(BadRequestError, match="'tool_choice' must have a 'namespace'"):
+        read(tools=tools, tool_choice={"type": "function", "name": "look"})
 
 
 def test_body_of_codex_is_taken() -> None:
@@ -279,6 +303,7 @@ def test_body_of_codex_is_taken() -> None:
         ({"input": [{**CALL, "call_id": None}]}, "input[0].call_id"),
         ({"input": [{**CALL, "name": ""}]}, "input[0].name"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"previous_response_id": "resp_1", "input": [OUTPUT]}, "previous_response_id"),
         ({"conversation": {"id": "c"}}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
@@ -310,6 +335,12 @@ def test_errors_name_the_place(body: dict[str, Any], param: str) -> None:
         read(body)
     assert caught.value.param == param
     assert param in caught.value.message
+
+
+def test_outputs_alone_are_refused_by_what_they_lack() -> None:
+    with pytest.raises(BadRequestError, match="'previous_response_id'") as caught:
+        read(input=[OUTPUT])
+    assert caught.value.param == "input"
 
 
 @all_cases(

@@ -174,6 +174,14 @@ async def test_dated_alias_announces_its_sunset_and_then_names_its_replacement(
             assert response.headers["sunset"] == "Tue, 31 Dec 2999 12:00:00 GMT"
             deprecated_at = int(response.headers["deprecation"].removeprefix("@"))
             assert 0 <= deprecated_at - int(began.timestamp()) < 60
+    headers = {"anthropic-version": "2023-06-01"}
+    model = (await client.get("/v1/models/dated", headers=headers)).json()
+    dates = [datetime.fromisoformat(model[name]) for name in ("deprecated_at", "retires_at")]
+    assert model["lifecycle"] == "deprecated"
+    assert (int(dates[0].timestamp()), dates[1]) == (deprecated_at, LATER)
+    listed = (await client.get("/v1/models?lifecycle[]=deprecated")).json()["data"]
+    assert {each["id"] for each in listed if each["sunset_at"]} == {each["id"] for each in listed}
+    assert "dated" in {each["id"] for each in listed}
     over = began - timedelta(days=1)
     await aliases.define(
         "dated", weights={MODEL: 1}, sunset_at=over, replacement="newer", is_over=True

@@ -416,6 +416,10 @@ async def test_models_have_the_form_of_the_api(
     model = await sdk.models.retrieve(MODEL)
     assert (model.type, model.id, model.display_name) == ("model", MODEL, MODEL)
     assert model.created_at.tzinfo is not None
+    assert (model.lifecycle, model.retires_at) == ("active", None)
+    assert [each.id async for each in sdk.models.list(lifecycle=["retired"])] == []
+    active = [each async for each in sdk.models.list(lifecycle=["active", "retired"])]
+    assert active == everything
     headers = {"anthropic-version": "2023-06-01"}
     for query in ("limit=0", "limit=1001", "limit=a", "after_id=unknown"):
         response = await client.get(f"/v1/models?{query}", headers=headers)

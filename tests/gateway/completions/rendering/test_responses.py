@@ -11,12 +11,14 @@ import msgspec
 import openai
 import pytest
 
+from contract.dialect import Dialect
 from contract.messages import CallPiece, TokenLogprob
 from contract.outcomes import FailureCode
 from gateway.completions.queue.generation import Reply
 from gateway.completions.rendering.completion import Completion
 from gateway.completions.rendering.forms import collect, event_renderer
 from gateway.completions.sealing import Sealer
+from gateway.dialects.profile import PROFILES
 from gateway.dialects.request import (
     CallForm,
     CallKind,
@@ -28,6 +30,7 @@ from gateway.dialects.request import (
     ToolUse,
 )
 from gateway.dialects.responses.failures import failed_stream, failure_of
+from gateway.dialects.responses.request import read_response
 from gateway.records.errors import (
     ApiError,
     AuthenticationError,
@@ -325,6 +328,101 @@ def test_stream_resumes_after_any_event(name: str) -> None:
     # A keep-alive of a stream that can be resumed has the number of the last event.
     silence = events_of(renderer.keep_alive() or b"")
     assert silence[0]["sequence_number"] == len(events) - 1
+
+
+NUMBER, TEXT_OR_NULL, COUNT_OR_NULL = (int, float), (str, type(None)), (int, type(None))
+OPEN_RESPONSES: dict[str, Any] = {
+    **dict.fromkeys(("id", "object", "status", "model", "truncation", "service_tier"), str),
+    **dict.fromkeys(("created_at", "top_logprobs"), int),
+    **dict.fromkeys(("completed_at", "max_output_tokens", "max_tool_calls"), COUNT_OR_NULL),
+    **dict.fromkeys(("incomplete_details", "error", "usage", "reasoning"), (dict, type(None))),
+    **dict.fromkeys(("previous_response_id", "instructions"), TEXT_OR_NULL),
+    **dict.fromkeys(("safety_identifier", "prompt_cache_key"), TEXT_OR_NULL),
+    **dict.fromkeys(("output", "tools"), list),
+    **dict.fromkeys(("parallel_tool_calls", "store", "background"), bool),
+    **dict.fromkeys(("top_p", "temperature"), NUMBER),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty"), NUMBER),
+    **dict.fromkeys(("text", "metadata"), dict),
+    "tool_choice": (str, dict),
+}
+"""The members of a response that the schema of Open Responses requires, and their types."""
+OPEN_FUNCTION: dict[str, Any] = {
+    **dict.fromkeys(("type", "name"), str),
+    "description": TEXT_OR_NULL,
+    "parameters": (dict, type(None)),
+    "strict": bool,
+}
+OPEN_FORMAT: dict[str, Any] = {
+    **dict.fromkeys(("type", "name"), str),
+    "description": TEXT_OR_NULL,
+    "schema": dict,
+    "strict": bool,
+}
+
+
+def check_members(value: dict[str, Any], members: dict[str, Any]) -> None:
+    for name, types in members.items():
+        assert isinstance(value.get(name, ...), types), (name, value.get(name))
+
+
+@all_cases(
+    ("parameters", "tier"),
+    [
+        ({}, "default"),
+        ({"service_tier": "priority", "presence_penalty": 1, "frequency_penalty": 0.5}, "priority"),
+    ],
+)
+async def test_responses_have_the_members_that_open_responses_requires(
+    parameters: dict[str, Any], tier: str
+) -> None:
+    function = {"type": "function", "name": "f", "strict": None}
+    request = read_response(
+        {
+            "model": "m",
+            "input": "a",
+            "tools": [function, {"type": "namespace", "name": "n", "tools": [function]}],
+            "tool_choice": {"type": "allowed_tools", "tools": [function]},
+            "text": {"format": {"type": "json_schema", "schema": {}, "strict": None}},
+        }
+        | parameters,
+        PROFILES[Dialect.OPENAI],
+        max_prompts=1,
+    )
+    # Admission resolves the tier of the account.
+    request = msgspec.structs.replace(request, service_tier=tier)
+    made = msgspec.structs.replace(response(), request=request)
+    replies, ends = [said("a"), END], [1_700_000_007, 1_600_000_000, 0]
+    bodies, completed = [], []
+    for ended_at in ends:
+        inputs = [*replies, ended(ended_at=ended_at)]
+        content = (await collect(made, inbox(*inputs))).content
+        events = events_of(event_renderer(made).render(inputs))
+        last = events[-1]["response"]
+        bodies += [json.loads(content), *(each["response"] for each in events[:2]), last]
+        completed += [bodies[-4]["completed_at"], last["completed_at"]]
+    for ending in ([said("a"), CUT, LAST], [said("a"), failed()]):
+        renderer = event_renderer(made)
+        stream = renderer.render(ending)
+        if renderer.failure is not None:
+            stream += renderer.render_failure(renderer.failure)
+        bodies.append(events_of(stream)[-1]["response"])
+        assert bodies[-1]["completed_at"] is None
+    # The worker's clock may be behind, and an older worker sends no time.
+    assert completed[:4] == [1_700_000_007] * 2 + [made.created] * 2
+    assert min(completed[4:]) > made.created
+    for body in bodies:
+        check_members(body, OPEN_RESPONSES)
+        penalties = [parameters.get(f"{name}_penalty", 0) for name in ("presence", "frequency")]
+        assert [body["presence_penalty"], body["frequency_penalty"]] == penalties
+        assert body["service_tier"] == tier
+        check_members(body["text"]["format"], OPEN_FORMAT)
+        first, namespace = body["tools"]
+        check_members(first, OPEN_FUNCTION)
+        check_members(namespace["tools"][0], OPEN_FUNCTION)
+        assert body["tool_choice"]["mode"] == "auto"
+    # A stream that is refused before it begins.
+    for each in events_of(failed_stream(OverloadedError("a"), "resp_1", "m") or b""):
+        check_members(each["response"], OPEN_RESPONSES)
 
 
 async def test_tokens_of_a_text_have_their_log_probabilities() -> None:
