@@ -15,6 +15,7 @@ from gateway.dialects.parameters import MAX_NAMED, ROWS, Endpoints, RefusedParam
 _TABLE: Final = """
 both: stream_options include_usage include_obfuscation continuous_usage_stats
 both: repetition_detection max_pattern_size min_pattern_size min_count
+both: prompt_cache_options | mode ttl comparison_response_id
 both: grammar type value
 both: response_format type schema value json_schema grammar
 both: response_format:wrapper name schema value strict
@@ -83,18 +84,22 @@ responses: tool_choice.tools[] type namespace name
 responses: text format verbosity
 responses: text.format type name schema strict
 responses: reasoning effort summary generate_summary
-messages: messages[] role content | cache_control
+messages: messages[] role content clear_at | cache_control
 messages: content[]:text type text | cache_control citations
 messages: content[]:image type source | cache_control
 messages: content[]:document type source title context | cache_control
 messages: content[]:search_result type source title content | cache_control
 messages: content[]:tool_reference type tool_name | cache_control
+messages: content[]:tool_addition type tool tools | cache_control
+messages: content[]:tool_addition.tool type name definition
+messages: content[]:tool_removal type tool tools | cache_control
+messages: content[]:tool_removal.tool type name
 messages: content[]:tool_use type id name input | cache_control caller toolset_name
 messages: content[]:tool_result type tool_use_id content is_error | cache_control toolset_name
 messages: content[]:thinking type thinking signature | cache_control
 messages: content[]:redacted_thinking type data | cache_control
 messages: content[]:image.source type media_type data url
-messages: content[]:document.source type media_type data content
+messages: content[]:document.source type media_type data content url
 messages: tools[] type name description input_schema input_examples strict | cache_control
   defer_loading eager_input_streaming
 messages: tool_choice type name disable_parallel_tool_use

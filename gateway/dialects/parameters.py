@@ -35,6 +35,9 @@ MAX_NAMED: Final = 32
 UNSEEN_IMAGE: Final = "[An image, which this model cannot see.]"
 """Replaces an image in the result of a tool, for models without vision."""
 
+_BASE64: Final = (3, 4)
+"""Bytes, and the characters that stand for them."""
+
 _SAFE_NAME: Final = re.compile(r"[A-Za-z0-9_.\[\]-]{1,64}")
 _NOTHING: Final[tuple[Any, ...]] = (None, "", [], {})
 """Values that request nothing; so does false, except where true is accepted."""
@@ -51,6 +54,20 @@ class Endpoints(Flag):
     MESSAGES = auto()
     BOTH = COMPLETIONS | CHATS
     ALL = BOTH | POOLING
+
+
+def unread_file(media_type: str | None, *, data: str = "", name: str | None = None) -> str:
+    """Return the text that replaces a file which no model here reads.
+
+    A refusal would stay in the history, so the session of an agent could not go on. `data` is in
+    base64, or a data URI; empty if it is unknown.
+    """
+    head, _, content = data.rpartition(",")
+    media_type = media_type or head.removeprefix("data:").partition(";")[0]
+    bytes_, characters = _BASE64
+    size = len(content.rstrip("=")) * bytes_ // characters
+    known = [name, media_type, f"{size:,} bytes" if content else ""]
+    return f"[A document, which this model cannot read: {', '.join(filter(None, known))}]"
 
 
 class RefusedParameter(NamedTuple):
@@ -273,6 +290,10 @@ responses: content[]:input_image.file_id
   = Files are not read from their ids. Send the image itself as image_url.
 responses: reasoning.context="auto"|"all_turns"
   = Omit from 'input' the reasoning that the model should not see.
+responses: personality
+  = Write the style into 'instructions'.
+both: prompt_cache_options.prewarm
+  = A request always generates. To fill the cache, send the prompt with 'max_tokens' 1.
 responses: reasoning.mode="standard"
   = Reasoning has one mode. Use 'reasoning.effort'.
 messages: content[]:document.citations={"enabled":false}
@@ -280,15 +301,32 @@ messages: content[]:document.citations={"enabled":false}
   = Texts come without citations. Ask for quotes in 'messages'.
 messages: content[]:image.transformations={"oversized_image":"downsize"}
   = The model's processor scales images. Scale them before the request.
+messages: compaction
+  = Conversations are not summarized here. Ask for a summary in 'messages'.
+messages: container mcp_servers
+  = The server runs no tools and keeps no files. Offer 'tools' that the client runs.
+messages: messages[].output_config
+  = Effort is that of the whole request. Use 'output_config'.
+messages: thread
+  = Conversations are not kept. Send all 'messages'.
+none: content[]:text.prompt_cache_breakpoint content[]:image_url.prompt_cache_breakpoint
+  content[]:input_text.prompt_cache_breakpoint content[]:input_image.prompt_cache_breakpoint
+  = Requests with a common prefix share cached work automatically.
+none: output_config.task_budget response_format:wrapper.description text.format.description
+  = The template has no place for it. To advise the model, write it into the messages.
+none: thinking.block_binding
+  = Reasoning that cannot be opened is left out and named.
 none: content[]:image_url.image_url.detail="auto"|"high"|"original"
   content[]:input_image.detail="auto"|"high"|"original"
   = The model's processor decides how much of an image the model sees. Scale it before the request.
 none: tools[].allowed_callers=["direct"] tools[]:function.allowed_callers=["direct"]
   tools[]:custom.allowed_callers=["direct"] tools[]:shell.allowed_callers=["direct"]
-  tools[]:shell.environment={"type":"local"}
+  tools[]:shell.environment={"type":"local"} tools[]:function.async tools[]:custom.async
+  tools[]:function.output_schema
   = The model calls tools directly, and the client runs them.
-none: adaptive_decay backend_sampling cache_control compliance custom_labels data_parallel_rank
-  debug disagg_prefill_dp_rank extra_key id_slot inference_geo metadata n_cache_reuse n_discard
+none: access_programs adaptive_decay backend_sampling billing_policy cache_control compliance
+  custom_labels data_parallel_rank debug diagnostics disagg_prefill_dp_rank extra_key
+  fallback_credit_token fallbacks id_slot image inference_geo metadata n_cache_reuse n_discard
   n_keep ngram_corpus_id prompt_cache_key prompt_cache_max_len prompt_cache_options
   prompt_cache_retention request_id return_cached_tokens_details rid route routed_dp_rank
   routed_experts_prompt_start routed_experts_start_len safety_identifier session_id
@@ -311,7 +349,9 @@ def _rows() -> Iterable[tuple[str, RefusedParameter]]:
 ROWS: Final = tuple(_rows())
 """The documented parameters of other APIs that the gateway rejects or that have no effect. Pooling
 models have rows of their own, also for names that completions have."""
-PARAMETERS: Final = {name: row for name, row in ROWS if row.endpoints is not Endpoints.POOLING}
+PARAMETERS: Final = {
+    name: row for name, row in ROWS if row.endpoints & Endpoints.BOTH or not row.endpoints
+}
 """The rows of completions and chats."""
 
 
@@ -323,6 +363,7 @@ def rejected_by(endpoint: Endpoints) -> dict[str, RefusedParameter]:
 REJECTED: Final = rejected_by(Endpoints.COMPLETIONS)
 REJECTED_BY_CHATS: Final = rejected_by(Endpoints.CHATS)
 REJECTED_BY_POOLING: Final = rejected_by(Endpoints.POOLING)
+REJECTED_BY_MESSAGES: Final = rejected_by(Endpoints.MESSAGES)
 
 
 def unread(

@@ -26,12 +26,15 @@ from gateway.records.errors import MissingParameterError, invalid, must, unsuppo
 
 _WRITTEN: Final = Field(strict=False)
 """The fields of forms are texts."""
-_REFUSED: Final = {
+REFUSED: Final = {
     "include": "is not supported: log-probabilities of transcriptions are not returned.",
     "chunking_strategy": "must be auto, or absent: audio is always cut at quiet points.",
+    "keywords": "is not supported. Write the words into 'prompt'.",
+    "languages": "is not supported. Use 'language', or omit it: the model detects the language.",
     "known_speaker_names": "is not supported: speakers are not told apart.",
     "known_speaker_references": "is not supported: speakers are not told apart.",
 }
+"""Fields that are rejected, and why."""
 
 
 class Granularity(StrEnum):
@@ -84,7 +87,7 @@ def _read(
     """Return the request of a form. Raises a BadRequestError."""
     del max_prompts
     for name, value in body.items():
-        refusal = _REFUSED.get(re.split(r"\[", name, maxsplit=1)[0])
+        refusal = REFUSED.get(re.split(r"\[", name, maxsplit=1)[0])
         if refusal is not None and (name, value) != ("chunking_strategy", "auto"):
             raise unsupported(name, refusal)
     if "word" in body.get("timestamp_granularities[]", ()):
@@ -118,6 +121,8 @@ def _read(
         context_length_behavior=ContextLengthBehavior.ERROR,
         sampling=SamplingSpec(seed=new_seed(), temperature=wire.temperature or 0.0),
         stream=stream,
+        # Segments show the mean of their tokens.
+        logprobs=0 if form is SpeechFormat.VERBOSE_JSON else None,
         shows_special_tokens=True,
         reads_prefix_cache=False,
         service_tier=read_service_tier(wire),

@@ -4,10 +4,10 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
-from contract.tier import REQUEST_TIERS
-from gateway.dialects.fields import Parameters, agreed
+from contract.tier import REQUEST_TIERS, ServiceTier
+from gateway.dialects.fields import Parameters, agreed, one_of
 from gateway.dialects.profile import Profile
-from gateway.records.errors import invalid, must
+from gateway.records.errors import invalid
 
 MAX_ISOLATION_KEY_CHARACTERS = 256
 MAX_LABEL_CHARACTERS: Final = 1_024
@@ -15,6 +15,15 @@ MAX_LABEL_CHARACTERS: Final = 1_024
 
 AUTO_TIER: Final = "auto"
 """OpenAI's value for the account's own tier."""
+
+
+TIERS: Final = {
+    **{tier.value: tier for tier in REQUEST_TIERS},
+    "scale": ServiceTier.DEFAULT,
+    "fast": ServiceTier.PRIORITY,
+    "ultrafast": ServiceTier.PRIORITY,
+}
+"""The tiers by their names, of which the last ones are those of other vendors."""
 
 
 class StreamOptions(Parameters):
@@ -38,8 +47,8 @@ class AccountParameters(Parameters):
 
     service_tier: str | None = None
     """Priority of the request, at the tier's price: `flex` (when capacity is free), `default` or
-    `priority` (first). `auto` and null: the account's tier. The response names the tier, unless it
-    is null."""
+    `priority` (first). `scale` is default; `fast` and `ultrafast` are priority. `auto` and null:
+    the account's tier. The response names the tier, unless it is null."""
     user: Annotated[str, Field(max_length=MAX_LABEL_CHARACTERS)] | None = None
     """Id of the client's end user, for abuse tracking."""
 
@@ -94,9 +103,9 @@ def read_service_tier(body: AccountParameters) -> str | None:
     Raises InvalidParameterError.
     """
     name = body.service_tier
-    if name not in (None, AUTO_TIER, *REQUEST_TIERS):
-        raise must("service_tier", f"be one of {', '.join((AUTO_TIER, *REQUEST_TIERS))}", name)
-    return name
+    if name in (None, AUTO_TIER):
+        return name
+    return TIERS[one_of(name, "service_tier", (AUTO_TIER, *TIERS))]
 
 
 def read_cache_isolation_key(body: DeliveryParameters, profile: Profile) -> str:

@@ -55,6 +55,12 @@ _LONG_ITEMS: Final = re.compile(rb'\[\s*["\[{]')
 _SLICED_LEVELS: Final = 8
 """Levels of nested containers that are sliced. Text in message parts is at the fifth."""
 _HIGH_SURROGATE: Final = re.compile(rb"\\u[dD][89abAB]")
+_SURROGATES: Final = re.compile(
+    rb"(\\+)u([dD][89a-fA-F][0-9a-fA-F]{2})(?:\\u([dD][c-fC-F][0-9a-fA-F]{2}))?"
+    rb"|\xed[\xa0-\xbf][\x80-\xbf]"
+)
+"""Halves of characters outside the basic plane, alone or in pairs: escapes, or in UTF-8."""
+_REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}".encode()
 _CHARACTER_BYTES: Final = 4
 """Length of the longest character in UTF-8."""
 _CONTINUATION_BYTES: Final = bytes(range(0x80, 0xC0))
@@ -99,6 +105,10 @@ def parse_object(body: bytes | bytearray) -> dict[str, Any]:
     except RecursionError:
         raise _too_deep() from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        # Clients cut texts within a character. Few do, so only what is invalid is searched.
+        whole = _SURROGATES.sub(_without_halves, body)
+        if whole != body:
+            return parse_object(whole)
         raise InvalidJsonError(f"The body is not valid JSON: {error}.") from None
     if not isinstance(value, dict):
         raise InvalidJsonError(f"The body must be a JSON object. Given: {shown(value)}.")
@@ -226,6 +236,18 @@ def _whole_characters(text: bytes) -> int:
     before = at - _ESCAPE_BYTES
     is_pair = _HIGH_SURROGATE.match(text, before) is not None and _begins_escape(text, before)
     return before if is_pair else at
+
+
+def _without_halves(found: re.Match[bytes]) -> bytes:
+    """Return what was found with U+FFFD for each half that lacks its other half."""
+    escapes, first, second = found.groups()
+    if escapes is None:
+        return _REPLACEMENT
+    is_escape = len(escapes) % 2 == 1
+    if is_escape and second and first[1:2] in b"89abAB":
+        return found[0]
+    start = escapes[:-1] + _REPLACEMENT if is_escape else escapes + b"u" + first
+    return start + _REPLACEMENT * bool(second)
 
 
 def _begins_escape(text: bytes, at: int) -> bool:

@@ -6,6 +6,7 @@
     │   ├── InvalidParameterError
     │   ├── MissingParameterError
     │   ├── UnsupportedParameterError
+    │   │   └── UnsupportedThreadError
     │   ├── UnknownParameterError
     │   ├── InvalidGrammarError
     │   └── ContextLengthExceededError
@@ -255,6 +256,21 @@ class MissingParameterError(BadRequestError, code="missing_required_parameter"):
 
 class UnsupportedParameterError(BadRequestError, code="unsupported_parameter"):
     """A parameter that would change the output is not supported, or not by this model."""
+
+
+class UnsupportedThreadError(UnsupportedParameterError):
+    """A message asks the server to keep its conversation.
+
+    By the details, Anthropic's SDKs send the whole conversation instead.
+    """
+
+    @override
+    def body(self, style: ErrorStyle = ErrorStyle.OPENAI) -> dict[str, Any]:
+        body = super().body(style)
+        if style is ErrorStyle.ANTHROPIC:
+            code = "thread_unsupported_request"
+            body["error"]["details"] = {"error_code": code, "unsupported": ["thread"]}
+        return body
 
 
 class UnknownParameterError(BadRequestError, code="unknown_parameter"):

@@ -101,6 +101,7 @@ class _Blocks:
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": usage.cached_tokens,
             "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens or 0},
             **named,
             **self._completion.cost(usage),
         }

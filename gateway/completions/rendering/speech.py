@@ -3,12 +3,13 @@
 import re
 import zlib
 from collections.abc import Iterator
+from itertools import chain, repeat
 from typing import Any, Final
 
 import msgspec
 from typing_extensions import override
 
-from contract.messages import AUDIO_RATE, Delta
+from contract.messages import AUDIO_RATE, Delta, decode_logprobs
 from gateway.completions.queue.generation import Turn
 from gateway.completions.rendering.assembler import Assembler, WholeResponse
 from gateway.completions.rendering.completion import Completion, Usage
@@ -19,11 +20,10 @@ from gateway.records.errors import ApiError
 
 _MARK: Final = re.compile(r"<\|([^|]*)\|>")
 _TIME: Final = re.compile(r"[0-9]+\.[0-9]{2}")
-_MEDIA_TYPES: Final = {
-    SpeechFormat.TEXT: "text/plain; charset=utf-8",
-    SpeechFormat.SRT: "text/plain; charset=utf-8",
-    SpeechFormat.VTT: "text/vtt; charset=utf-8",
-}
+_TEXT: Final = {"content-type": "text/plain; charset=utf-8"}
+"""Headers of texts. Of other types, also `text/vtt`, OpenAI's client for .NET reads only JSON."""
+_Scored = tuple[int, float]
+"""A token id and its log-probability; 0 if it was not reported."""
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -34,12 +34,13 @@ class SpeechAssembler(Assembler):
         super().__init__(completion)
         self._options = completion.request.speech
         self._texts = [""] * len(completion.request.prompts)
-        self._tokens: list[list[int]] = [[] for _ in self._texts]
+        self._tokens: list[list[_Scored]] = [[] for _ in self._texts]
 
     @override
     def add_delta(self, prompt_index: int, delta: Delta) -> None:
         self._texts[prompt_index] += delta.text
-        self._tokens[prompt_index] += delta.token_ids
+        scores = [each.logprob or 0.0 for each in decode_logprobs(delta.logprobs)]
+        self._tokens[prompt_index] += zip(delta.token_ids, chain(scores, repeat(0.0)))  # noqa: B905
 
     @override
     async def response(self, turn: Turn) -> WholeResponse:
@@ -55,8 +56,7 @@ class SpeechAssembler(Assembler):
                 content += f"{each['id'] + 1}\n" if is_srt else ""
                 start, end = (_clock(each[name], "," if is_srt else ".") for name in _ENDS)
                 content += f"{start} --> {end}\n{each['text'].strip()}\n\n"
-        headers = {"content-type": _MEDIA_TYPES[form]}
-        return WholeResponse(content.encode(), self.usage, headers)
+        return WholeResponse(content.encode(), self.usage, {**_TEXT})
 
     def _body(self, form: SpeechFormat) -> dict[str, Any]:
         usage = _usage(self.completion, self.usage)
@@ -91,18 +91,19 @@ class SpeechAssembler(Assembler):
             for at in range(0, len(times), 2):
                 start = min(max(times[at], last), end)
                 last = min(max([*times, end][at + 1], start), end)
-                words = texts[at]
+                words, run = texts[at], runs[at] if at < len(runs) else []
+                # Typed clients require all numbers.
                 yield {
                     "id": number,
                     "seek": round(begin * 100),
                     "start": round(start, 3),
                     "end": round(last, 3),
                     "text": words,
-                    "tokens": runs[at] if at < len(runs) else [],
+                    "tokens": [token_id for token_id, _ in run],
                     "temperature": self.completion.request.sampling.temperature,
-                    "avg_logprob": None,
+                    "avg_logprob": round(sum(score for _, score in run) / max(len(run), 1), 6),
                     "compression_ratio": _compression(words.encode()),
-                    "no_speech_prob": None,
+                    "no_speech_prob": 0.0,
                 }
                 number += 1
 
@@ -127,14 +128,14 @@ def _timed(text: str, begin: float) -> tuple[list[float], list[str]]:
     return times, texts
 
 
-def _runs(token_ids: list[int], first_time: int) -> list[list[int]]:
+def _runs(tokens: list[_Scored], first_time: int) -> list[list[_Scored]]:
     """Return the tokens after each time; those of times are at the end of the vocabulary."""
-    runs: list[list[int]] = []
-    for token_id in token_ids:
-        if token_id >= first_time:
+    runs: list[list[_Scored]] = []
+    for token in tokens:
+        if token[0] >= first_time:
             runs.append([])
         elif runs:
-            runs[-1].append(token_id)
+            runs[-1].append(token)
     return runs
 
 

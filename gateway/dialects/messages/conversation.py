@@ -20,11 +20,12 @@ from gateway.dialects.chat.messages import (
     read_text,
     required_text,
 )
-from gateway.dialects.fields import read_boolean, read_list, required
+from gateway.dialects.fields import one_of, read_boolean, read_list, required
 from gateway.dialects.images import SIGNATURES
 from gateway.dialects.json_styles import restyled
 from gateway.dialects.members import by_type, name_once
-from gateway.dialects.parameters import Endpoints
+from gateway.dialects.messages.tools import ToolChange, read_changes, text_of_changes
+from gateway.dialects.parameters import Endpoints, unread_file
 from gateway.dialects.request import Sealed
 from gateway.records.errors import MissingParameterError, must, shown, unsupported
 
@@ -39,6 +40,8 @@ _ERROR: Final = "Error: "
 _BLOCK_MEMBERS: Final = by_type(Endpoints.MESSAGES, "content[]")
 
 _OF_SYSTEM: Final = ("text",)
+_OF_SYSTEM_MESSAGES: Final = ("text", "tool_addition", "tool_removal")
+_CLEARED: Final = ("next_user_message", "never")
 _OF_DOCUMENTS: Final = ("text", "image")
 _OF_RESULTS: Final = ("text", "image", "document", "search_result", "tool_reference")
 _OF_USERS: Final = ("text", "image", "document", "search_result", "tool_result")
@@ -47,15 +50,36 @@ _OF_ASSISTANTS: Final = ("text", "thinking", "redacted_thinking", "tool_use")
 _Part = dict[str, str]
 
 
-def read_conversation(system: object, messages: object) -> Conversation:
-    """Return the conversation. Raises a BadRequestError that names the first invalid place."""
+class MessagesConversation(Conversation):
+    """A conversation of Messages, which may change the tools."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tool_changes: list[ToolChange] = []
+        self.more_tools: list[dict[str, Any]] = []
+        """Descriptions of the tools that messages define, unless the messages contain them."""
+
+
+def read_conversation(system: object, messages: object, *, has_tools: bool) -> MessagesConversation:
+    """Return the conversation. Raises a BadRequestError that names the first invalid place.
+
+    If the request `has_tools`, messages contain the descriptions of those that they add: the
+    beginning of the prompt, with the request's tools, stays as it was.
+    """
     if messages is None:
         raise MissingParameterError("messages")
-    reader = _Reader()
+    listed = read_list(messages, "messages", most=MAX_MESSAGES)
+    of_users = (
+        index
+        for index in range(len(listed) - 1, -1, -1)
+        if isinstance(listed[index], dict) and listed[index].get("role") == "user"
+    )
+    reader = _Reader(has_tools=has_tools)
     if system is not None:
         reader.read_system(system, "system")
-    for index, message in enumerate(read_list(messages, "messages", most=MAX_MESSAGES)):
-        reader.read_message(message, f"messages[{index}]")
+    last_of_user = next(of_users, -1)
+    for index, message in enumerate(listed):
+        reader.read_message(message, f"messages[{index}]", is_past=index < last_of_user)
     conversation = reader.finished()
     if not messages or not conversation.messages:
         raise must("messages", "have at least one message with content", messages)
@@ -63,11 +87,12 @@ def read_conversation(system: object, messages: object) -> Conversation:
 
 
 class _Reader:
-    def __init__(self) -> None:
-        self._conversation = Conversation()
+    def __init__(self, *, has_tools: bool) -> None:
+        self._has_tools = has_tools
+        self._conversation = MessagesConversation()
         self._messages = self._conversation.messages
 
-    def finished(self) -> Conversation:
+    def finished(self) -> MessagesConversation:
         """Return the conversation, in which content of one text is that text."""
         for message in self._messages:
             join_reasoning(message)
@@ -78,7 +103,8 @@ class _Reader:
                 message["content"] = parts[0]["text"]
         return self._conversation
 
-    def read_message(self, value: object, path: str) -> None:
+    def read_message(self, value: object, path: str, *, is_past: bool) -> None:
+        """Read a message, which `is_past` if a later one is of the user."""
         message = read_object(value, path)
         role, content = (required(message, name, path) for name in ("role", "content"))
         path = f"{path}.content"
@@ -88,11 +114,36 @@ class _Reader:
             case "assistant":
                 self._read_assistant(content, path)
             case "system":
-                self.read_system(content, path)
+                place = path.replace(".content", ".clear_at")
+                until = one_of(message.get("clear_at"), place, _CLEARED)
+                is_hidden = is_past and until == _CLEARED[0]
+                self._read_system_message(content, path, is_hidden=is_hidden)
             case _:
                 raise must(path.replace(".content", ".role"), _one_of(ROLES), role)
 
+    def _read_system_message(self, content: object, path: str, *, is_hidden: bool) -> None:
+        """Read a system message, which may change the tools."""
+        if not isinstance(content, list):
+            self.read_system([] if is_hidden else content, path)
+            return
+        texts, conversation = list[Any](), self._conversation
+        for index, each in enumerate(_blocks(content, path)):
+            place = f"{path}[{index}]"
+            block, kind = self._block(each, place, _OF_SYSTEM_MESSAGES)
+            if kind == "text":
+                texts += [] if is_hidden else [block]
+                continue
+            changes, definitions = read_changes(block, place, conversation.ignored)
+            conversation.tool_changes += changes
+            if not self._has_tools:
+                conversation.more_tools += definitions
+                definitions = []
+            if text := text_of_changes(changes, definitions):
+                texts.append({"type": "text", "text": text})
+        self.read_system(texts, path)
+
     def read_system(self, content: object, path: str) -> None:
+        """Read the system prompt, or a system message."""
         parts = self._parts(content, path, _OF_SYSTEM)
         for part in parts:
             if lines := _ATTRIBUTION.match(part["text"]):
@@ -199,10 +250,17 @@ class _Reader:
                 return [{"type": "text", "text": text}] if text else []
             case "content":
                 return self._parts(source.get("content"), f"{path}.content", _OF_DOCUMENTS)
+            case "base64" | "url" as kind:
+                name_once("messages.document", self._conversation.ignored)
+                data = required_text(source, "data" if kind == "base64" else "url", path)
+                media = read_text(source, "media_type", path)
+                text = unread_file(media, data=data if kind == "base64" else "")
+                url = [{"type": "text", "text": data}] if kind == "url" else []
+                return [*url, {"type": "text", "text": text}]
             case kind:
                 raise unsupported(
                     f"{path}.type",
-                    "must be one of text, content: other documents are not read here. Given: "
+                    "must be one of text, content, base64, url: files are not kept here. Given: "
                     f"{shown(kind)}. Send the document's text, or images of its pages.",
                 )
 

@@ -1,7 +1,5 @@
 """Messages: the body of Anthropic's `POST /v1/messages`, and its `GenerationRequest`."""
 
-import json
-import re
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -10,9 +8,8 @@ from pydantic import Field
 from contract import sampling
 from contract.dialect import Dialect
 from contract.sampling import MAX_STOP_CHARACTERS, MAX_STOP_STRINGS
-from contract.tier import REQUEST_TIERS, ServiceTier
+from contract.tier import ServiceTier
 from gateway.dialects.bodies import SharedParameters, read_shared, with_one_constraint
-from gateway.dialects.chat.messages import Conversation, read_object
 from gateway.dialects.chat.template_arguments import TemplateParameters, read_template_arguments
 from gateway.dialects.chat.thinking import Thinking
 from gateway.dialects.fields import (
@@ -23,15 +20,26 @@ from gateway.dialects.fields import (
     one_of,
     optional_object,
     read_boolean,
-    read_list,
     read_strings,
-    required,
     typed,
 )
 from gateway.dialects.json_types import schema_of
 from gateway.dialects.members import unread_inside
-from gateway.dialects.messages.conversation import ROLES, read_conversation
-from gateway.dialects.parameters import Endpoints, is_nothing
+from gateway.dialects.messages.conversation import (
+    ROLES,
+    MessagesConversation,
+    read_conversation,
+)
+from gateway.dialects.messages.tools import (
+    MAX_EXAMPLES,
+    MAX_TOOLS,
+    NAME,
+    ToolChange,
+    described,
+    offered,
+    read_tools,
+)
+from gateway.dialects.parameters import REJECTED_BY_MESSAGES, Endpoints, is_nothing, unread
 from gateway.dialects.profile import PROFILES, ContextLengthBehavior, Profile
 from gateway.dialects.request import (
     ChatRequest,
@@ -44,24 +52,21 @@ from gateway.dialects.request import (
     ToolMode,
     ToolUse,
 )
-from gateway.dialects.stream_options import AUTO_TIER
+from gateway.dialects.stream_options import AUTO_TIER, TIERS
 from gateway.dialects.structured.structures import checked_schema
-from gateway.dialects.structured.tools import check_members, check_names, checked_use
+from gateway.dialects.structured.tools import checked_use
 from gateway.dialects.wire import INTEGRAL, validate
-from gateway.records.errors import MissingParameterError, must, shown, unsupported
+from gateway.records.errors import MissingParameterError, UnsupportedThreadError, must
 
-MAX_TOOLS: Final = 1024
-"""Agents send the tools of all their MCP servers."""
-MAX_EXAMPLES: Final = 64
-"""Most examples of one tool's input."""
 LEAST_BUDGET: Final = 1024
 """Least tokens of a reasoning budget."""
 EFFORTS: Final = ("low", "medium", "high", "xhigh", "max")
 _TIERS: Final = {
     "auto": AUTO_TIER,
     "standard_only": ServiceTier.DEFAULT,
-    **{tier.value: tier for tier in REQUEST_TIERS},
+    **TIERS,
 }
+_SPEEDS: Final = ("standard", "fast")
 _THINKING: Final = {"enabled": True, "disabled": False, "adaptive": None, "between_tools": None}
 """Whether the model should reason; None leaves the decision to its template."""
 _DISPLAYS: Final = ("summarized", "omitted", "updates")
@@ -72,7 +77,6 @@ _MODES: Final = {
     "none": None,
 }
 
-_TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _NO_PROFILE: Final = PROFILES[Dialect.OPENAI]
 """The profile whose defaults are those of Anthropic's API."""
 
@@ -91,9 +95,10 @@ class MessageRequest(Parameters):
         Any, typed(f'list[{{"role": role, "content": {_CONTENT}}}, 1:]', role={"enum": list(ROLES)})
     ] = None
     """The conversation, oldest message first. Required. Content is text or a list of blocks: text,
-    image, document (as text), search_result, tool_use, tool_result, thinking and redacted_thinking.
-    System messages keep their places. If the last message is the assistant's and has text, the
-    response continues it."""
+    image, document, search_result, tool_use, tool_result, thinking and redacted_thinking; in system
+    messages also tool_addition and tool_removal. Of a document that is no text, the model sees its
+    title, type and size. System messages keep their places. If the last message is the assistant's
+    and has text, the response continues it."""
     system: Annotated[Any, typed(f"{_CONTENT} | None")] = None
     """The system prompt: text, or blocks of type text. Lines that begin with `x-anthropic-` are
     left out: they differ in each request of Claude Code."""
@@ -138,7 +143,7 @@ class MessageRequest(Parameters):
             f'"type?": "custom" | None, "strict?": bool | None, "input_examples?": examples}}, '
             f":{MAX_TOOLS}] | None",
             examples=schema_of(f"list[dict, :{MAX_EXAMPLES}] | None"),
-            name={"type": "string", "pattern": f"^{_TOOL_NAME.pattern}$"},
+            name={"type": "string", "pattern": f"^{NAME.pattern}$"},
         ),
     ] = None
     """Tools of the client that the model may call: `{name, description, input_schema,
@@ -157,6 +162,9 @@ class MessageRequest(Parameters):
     service_tier: str | None = None
     """`auto` (the account's tier), `standard_only`, or a tier of chats. The response names the tier
     in its usage. Default: auto."""
+    speed: str | None = None
+    """`fast` is the tier priority, unless `service_tier` names another; `standard` has no
+    effect."""
     metadata: Annotated[Any, typed('{"user_id?": str | None} | None')] = None
     """`{user_id}`: an id of the end user, or of the session of an agent."""
     cache_control: Any = None
@@ -186,7 +194,8 @@ def read_counted_message(
 
 
 def _read(wire: MessageRequest, profile: Profile, *, max_tokens: int) -> GenerationRequest:
-    conversation = read_conversation(wire.system, wire.messages)
+    tools = read_tools(wire.tools)
+    conversation = read_conversation(wire.system, wire.messages, has_tools=bool(tools))
     for name in ("metadata", "output_config", "thinking", "tool_choice"):
         optional_object(getattr(wire, name), name)
     shared = read_shared(
@@ -203,9 +212,12 @@ def _read(wire: MessageRequest, profile: Profile, *, max_tokens: int) -> Generat
         max_tokens=max_tokens,
     )
     thinking = _thinking(wire, max_tokens=max_tokens)
-    tools = _tools(wire.tools)
-    others = (name for name, value in (wire.model_extra or {}).items() if not is_nothing(value))
-    ignored = [*conversation.ignored, *others, *unread_inside(wire, Endpoints.MESSAGES)]
+    extra = {name: each for name, each in (wire.model_extra or {}).items() if not is_nothing(each)}
+    if "thread" in extra:
+        reason = REJECTED_BY_MESSAGES["thread"].reason
+        raise UnsupportedThreadError(f"'thread' is not supported. {reason}", param="thread")
+    ignored = [*unread(extra, REJECTED_BY_MESSAGES), *conversation.ignored]
+    ignored += unread_inside(wire, Endpoints.MESSAGES)
     request = msgspec.structs.replace(
         shared,
         profile=profile,
@@ -222,19 +234,21 @@ def _read(wire: MessageRequest, profile: Profile, *, max_tokens: int) -> Generat
             longest=MAX_STOP_CHARACTERS,
         ),
         structure=_structure(wire),
-        tool_use=_tool_use(tools, wire.tool_choice),
+        tool_use=_tool_use(tools, conversation.tool_changes, wire.tool_choice),
         sampling=msgspec.structs.replace(shared.sampling, thinking_budget=thinking.budget),
-        service_tier=_TIERS[one_of(wire.service_tier, "service_tier", _TIERS) or "auto"],
+        service_tier=_tier(wire),
         ignored_parameters=tuple(sorted(ignored)),
     )
     return with_one_constraint(request)
 
 
-def _chat(wire: MessageRequest, conversation: Conversation, thinking: Thinking) -> ChatRequest:
+def _chat(
+    wire: MessageRequest, conversation: MessagesConversation, thinking: Thinking
+) -> ChatRequest:
     arguments, params = read_template_arguments(TemplateParameters(), thinking)
     return ChatRequest(
         messages=conversation.messages,
-        tools=[_described(tool) for tool in wire.tools or ()],
+        tools=[described(tool) for tool in wire.tools or ()] or conversation.more_tools,
         image_sources=conversation.image_sources,
         template_arguments=arguments,
         argument_params=params,
@@ -275,6 +289,12 @@ def _thinking(wire: MessageRequest, *, max_tokens: int) -> Thinking:
     )
 
 
+def _tier(wire: MessageRequest) -> str:
+    tier = _TIERS[one_of(wire.service_tier, "service_tier", _TIERS) or "auto"]
+    is_fast = one_of(wire.speed, "speed", _SPEEDS) == "fast" and tier == AUTO_TIER
+    return ServiceTier.PRIORITY if is_fast else tier
+
+
 def _structure(wire: MessageRequest) -> Structure | None:
     param, value = "output_config.format", (wire.output_config or {}).get("format")
     if value is None:
@@ -287,49 +307,8 @@ def _structure(wire: MessageRequest) -> Structure | None:
     return Structure(StructureKind.JSON_SCHEMA, schema, param, ".schema")
 
 
-def _tools(value: object) -> list[Tool]:
-    listed = read_list(value, "tools", most=MAX_TOOLS)
-    tools = [_tool(each, f"tools[{index}]") for index, each in enumerate(listed)]
-    check_names(tools, "tools")
-    return tools
-
-
-def _tool(value: object, path: str) -> Tool:
-    tool = optional_object(value, path)
-    name, kind = tool.get("name"), tool.get("type")
-    if kind not in (None, "custom"):
-        raise unsupported(
-            f"{path}.type",
-            "must be custom: tools that Anthropic defines are not available here. Describe the "
-            f"tool {shown(name)} by an 'input_schema'. Given: {shown(kind)}.",
-        )
-    if not isinstance(name, str) or not _TOOL_NAME.fullmatch(name):
-        raise must(f"{path}.name", "have 1 to 128 letters, digits, '_' or '-'", name)
-    check_members(tool, path)
-    place = f"{path}.input_examples"
-    examples = read_list(tool.get("input_examples"), place, most=MAX_EXAMPLES)
-    for index, each in enumerate(examples):
-        read_object(each, f"{place}[{index}]")
-    schema, place = required(tool, "input_schema", path), f"{path}.input_schema"
-    return Tool(name, checked_schema(schema, place), bool(tool.get("strict")), place)
-
-
-def _described(tool: dict[str, Any]) -> dict[str, Any]:
-    """Return a tool for the template, in the form of chats."""
-    description = tool.get("description")
-    if examples := tool.get("input_examples"):
-        # Templates have no place for examples.
-        shown_examples = (json.dumps(each, ensure_ascii=False) for each in examples)
-        description = "\n".join([description or "", "Examples of the input:", *shown_examples])
-    function = {
-        "name": tool["name"],
-        "description": description,
-        "parameters": tool["input_schema"],
-    }
-    return {"type": "function", "function": function}
-
-
-def _tool_use(tools: list[Tool], value: object) -> ToolUse | None:
+def _tool_use(declared: list[Tool], changes: list[ToolChange], value: object) -> ToolUse | None:
+    tools, allowed = offered(declared, changes)
     choice = {"type": "auto"} if value is None else optional_object(value, "tool_choice")
     kind, path = choice.get("type"), "tool_choice.disable_parallel_tool_use"
     if not (isinstance(kind, str) and kind in _MODES):
@@ -338,4 +317,5 @@ def _tool_use(tools: list[Tool], value: object) -> ToolUse | None:
     is_single = read_boolean(choice.get("disable_parallel_tool_use"), path)
     if mode is ToolMode.NAMED and not isinstance(name := choice.get("name"), str):
         raise must("tool_choice.name", "be a string", name)
-    return checked_use(tools, mode, name, given=value, is_parallel=not is_single)
+    is_parallel = not is_single
+    return checked_use(tools, mode, name, given=value, is_parallel=is_parallel, allowed=allowed)

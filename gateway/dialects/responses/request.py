@@ -20,6 +20,7 @@ from gateway.dialects.parameters import (
     Endpoints,
     RefusedParameter,
     is_nothing,
+    rejected_by,
     unread,
 )
 from gateway.dialects.profile import PROFILES, ContextLengthBehavior, Profile
@@ -74,6 +75,7 @@ _SERVED: Final = frozenset({"context_management", "container", "max_output_token
 """Parameters that chats reject. Here they are served, or concern only OpenAI's servers."""
 REJECTED: Final = {
     **{name: row for name, row in REJECTED_BY_CHATS.items() if name not in _SERVED},
+    **rejected_by(Endpoints.RESPONSES),
     **dict.fromkeys(
         ("previous_response_id", "conversation"),
         RefusedParameter(
@@ -265,6 +267,8 @@ def _ignored(body: dict[str, Any], wire: ResponseRequest) -> list[str]:
         ignored.append("truncation")
     if wire.max_tool_calls is not None:
         ignored.append("max_tool_calls")
+    if wire.store and not wire.background:
+        ignored.append("store")
     return ignored
 
 

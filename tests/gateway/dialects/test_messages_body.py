@@ -1,6 +1,7 @@
 """Bodies of Anthropic's Messages: the chats they become, and the errors that name their places."""
 
 import base64
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +26,7 @@ from gateway.dialects.request import (
     ToolMode,
 )
 from gateway.dialects.stream_options import AUTO_TIER
-from gateway.records.errors import BadRequestError
+from gateway.records.errors import BadRequestError, ErrorStyle
 from tests.gateway.dialects.chat_reading import PNG
 from tests.gateway.dialects.reading import LLAMACPP, OPENAI, at_once
 from tests.gateway.dialects.test_chat_any_body import VALUES, check
@@ -350,12 +351,9 @@ def test_format_of_the_output_is_enforced(parameters: dict[str, Any]) -> None:
 
 def test_what_has_no_effect_is_named() -> None:
     request = read(
-        context_management={"edits": [{"type": "clear_tool_uses_20250919"}]},
-        container="c",
-        mcp_servers=[{"type": "url"}],
         fallbacks=["m"],
         inference_geo="eu",
-        speed="fast",
+        speed="standard",
         anything={"a": 1},
         output_config={"task_budget": {"total": 1}},
         metadata={"user_id": "u", "b": 1},
@@ -366,18 +364,118 @@ def test_what_has_no_effect_is_named() -> None:
     )
     assert request.ignored_parameters == (
         "anything",
-        "container",
-        "context_management",
         "fallbacks",
         "inference_geo",
-        "mcp_servers",
         "messages[1].b",
         "metadata.b",
         "output_config.task_budget",
-        "speed",
         "thinking.c",
         "tools[0].anything",
     )
+
+
+PDF = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}
+UNREAD = "[A document, which this model cannot read: application/pdf, 5 bytes]"
+
+
+def test_document_that_is_no_text_is_named_to_the_model() -> None:
+    document = {"type": "document", "source": PDF, "title": "Plan"}
+    url = {"type": "document", "source": {"type": "url", "url": "https://a.b/c.pdf"}}
+    messages = [
+        user(document, {"type": "text", "text": "Sum."}),
+        user(result([document])),
+        user(url),
+    ]
+    request = read(messages=messages)
+    assert request.chat is not None
+    asked, shown, linked = request.chat.messages
+    assert [part["text"] for part in asked["content"]] == ["Plan", UNREAD, "Sum."]
+    assert shown["content"] == f"Plan\n{UNREAD}"
+    texts = [part["text"] for part in linked["content"]]
+    assert texts == ["https://a.b/c.pdf", "[A document, which this model cannot read: ]"]
+    assert request.ignored_parameters == ("messages.document",)
+
+
+def change(kind: str, name: str, definition: Any = None) -> dict[str, Any]:
+    tool = {"type": "tool_reference", "name": name}
+    if definition is not None:
+        tool = {"type": "tool_definition", "definition": definition}
+    return {"type": f"tool_{kind}", "tool": tool}
+
+
+def names_of(request: GenerationRequest) -> tuple[list[str], list[str], list[str]]:
+    """Return the tools that may be called, those that the template describes, and `allowed`."""
+    assert request.chat is not None
+    use = request.tool_use
+    called, allowed = ([], []) if use is None else ([each.name for each in use.tools], use.allowed)
+    return called, [each["function"]["name"] for each in request.chat.tools], list(allowed)
+
+
+def test_messages_change_the_tools() -> None:
+    write, more = READ | {"name": "Write"}, READ | {"name": "More"}
+    changes = [change("removal", "Read"), change("addition", "More", more)]
+    system = {"role": "system", "content": [{"type": "text", "text": "Now."}, *changes]}
+    request = read(messages=[HELLO, system, HELLO], tools=[READ, write])
+    # The beginning of the prompt stays as it was.
+    assert names_of(request) == (["Write", "More"], ["Read", "Write"], ["Write", "More"])
+    assert request.ignored_parameters == ()
+    assert request.chat is not None
+    first, gone, told = (part["text"] for part in request.chat.messages[1]["content"])
+    assert (first, gone) == ("Now.", "These tools are no longer available: Read")
+    assert json.loads(told.splitlines()[1])["function"]["name"] == "More"
+    again = {"role": "system", "content": [change("addition", "Read")]}
+    request = read(messages=[HELLO, system, HELLO, again], tools=[READ, write])
+    assert names_of(request)[0] == ["Write", "More", "Read"]
+    # Without tools of the request, the template describes those that are added.
+    older = {"type": "tool_addition", "tools": [more]}
+    request = read(messages=[HELLO, {"role": "system", "content": [older]}, HELLO])
+    assert names_of(request) == (["More"], ["More"], [])
+    assert request.chat is not None
+    assert [each["role"] for each in request.chat.messages] == ["user"]
+    removed = {"role": "system", "content": [change("removal", "Read")]}
+    assert read(messages=[HELLO, removed], tools=[READ]).tool_use is None
+    for block, place in (
+        (change("removal", "None"), "tool.name"),
+        (change("addition", "None"), "tool.name"),
+        (change("removal", []), "tool.name"),
+        (change("removal", "Read", READ), "tool.type"),
+        (change("addition", "", {"type": "bash_20250124"}), "tool.definition.type"),
+        ({"type": "tool_addition", "tool": {"type": "mcp_tool_reference"}}, "tool.type"),
+        ({"type": "tool_addition", "tools": [1]}, "tools[0]"),
+    ):
+        with pytest.raises(BadRequestError) as caught:
+            read(messages=[HELLO, {"role": "system", "content": [block]}], tools=[READ])
+        assert caught.value.param == f"messages[1].content[0].{place}"
+
+
+def test_system_message_of_one_turn_is_left_out_later() -> None:
+    texts = [{"type": "text", "text": "Once."}]
+    for content in ("Once.", texts):
+        once = {"role": "system", "content": content, "clear_at": "next_user_message"}
+        now = chat(messages=[HELLO, once]).messages
+        assert [each["role"] for each in now] == ["user", "system"]
+        later = chat(messages=[HELLO, once, assistant(text("Yes")), HELLO]).messages
+        assert [each["role"] for each in later] == ["user", "assistant", "user"]
+        kept = chat(messages=[HELLO, once | {"clear_at": "never"}, HELLO]).messages
+        assert [each["role"] for each in kept] == ["user", "system", "user"]
+
+
+@all_cases("thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "msg_a"}])
+def test_thread_is_refused_so_that_the_sdk_goes_on_without(thread: dict[str, str]) -> None:
+    with pytest.raises(BadRequestError) as caught:
+        read(thread=thread)
+    body = caught.value.body(ErrorStyle.ANTHROPIC)["error"]
+    assert (body["type"], body["message"]) == ("invalid_request_error", caught.value.message)
+    unsupported = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    assert body["details"] == unsupported
+    assert caught.value.param == "thread"
+    assert "details" not in caught.value.body()["error"]
+
+
+def test_fast_messages_have_priority() -> None:
+    assert read(speed="fast").service_tier == "priority"
+    assert read(speed="fast", service_tier="flex").service_tier == "flex"
+    assert read(speed="standard").service_tier == read().service_tier == AUTO_TIER
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -423,9 +521,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "messages[0].content[0].source.type",
     ),
     (
-        {"messages": [user({"type": "document", "source": PNG_SOURCE})]},
+        {"messages": [user({"type": "document", "source": {"type": "file", "file_id": "f"}})]},
         "messages[0].content[0].source.type",
     ),
+    ({"container": "container_1"}, "container"),
+    ({"mcp_servers": [{"type": "url"}]}, "mcp_servers"),
+    ({"compaction": {"type": "summarize"}}, "compaction"),
+    ({"speed": "slow"}, "speed"),
+    ({"messages": [HELLO | {"output_config": {"effort": "low"}}]}, "messages[0].output_config"),
+    ({"messages": [{"role": "system", "content": "a", "clear_at": 5}]}, "messages[0].clear_at"),
     ({"system": 1}, "system"),
     ({"system": [IMAGE]}, "system[0].type"),
     ({"thinking": 1}, "thinking"),

@@ -14,6 +14,9 @@ from tests.support.cases import all_cases
         ("flex", ServiceTier.FLEX),
         ("default", ServiceTier.DEFAULT),
         ("priority", ServiceTier.PRIORITY),
+        ("scale", ServiceTier.DEFAULT),
+        ("fast", ServiceTier.PRIORITY),
+        ("ultrafast", ServiceTier.PRIORITY),
     ],
 )
 def test_tier_is_read(given: str | None, tier: str | None) -> None:
@@ -23,7 +26,7 @@ def test_tier_is_read(given: str | None, tier: str | None) -> None:
         assert request.ignored_parameters == ()
 
 
-@all_cases("given", ["batch", "scale", "Priority", "", " flex"])
+@all_cases("given", ["batch", "standard", "Priority", "", " flex"])
 def test_other_tiers_are_refused_by_name(given: str) -> None:
     for profile in PROFILES.values():
         error = refusal(profile, service_tier=given)

@@ -112,6 +112,12 @@ async def test_formats_tell_the_same(api: httpx.AsyncClient) -> None:
     assert (whole["task"], whole["language"], whole["duration"]) == ("transcribe", "en", 12.5)
     assert [(each["start"], each["end"]) for each in whole["segments"]] == [(0, 10), (10, 12.5)]
     assert [len(each["tokens"]) for each in whole["segments"]] == [10, 3]
+    for name in ("avg_logprob", "compression_ratio", "no_speech_prob", "temperature"):
+        assert all(isinstance(each[name], float) for each in whole["segments"]), name
+    assert all(-20 < each["avg_logprob"] < 0 for each in whole["segments"])
+    # OpenAI's client for .NET reads other types of text as JSON.
+    for form in ("srt", "vtt", "text"):
+        assert made[form].headers["content-type"] == "text/plain; charset=utf-8"
     first, second = (each["text"].strip() for each in whole["segments"])
     assert whole["text"] == f"{first} {second}"
     assert made["srt"].text == (

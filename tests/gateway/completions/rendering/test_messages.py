@@ -240,6 +240,9 @@ async def test_sdk_reads_the_whole_message_from_the_stream(name: str) -> None:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": 8,
         "output_tokens": 2,
+        "output_tokens_details": {
+            "thinking_tokens": sum(getattr(each.message, "reasoning_tokens", 0) for each in replies)
+        },
         "service_tier": "standard",
     }
 
