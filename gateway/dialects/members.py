@@ -30,22 +30,29 @@ chats: messages[]:user role content name
 chats: messages[]:assistant role content name refusal reasoning reasoning_content tool_calls
   function_call partial | annotations
 chats: messages[]:tool role content name tool_call_id
-chats: messages[]:assistant.tool_calls[] id type function | index
+chats: messages[]:assistant.tool_calls[] id type function custom | index
+chats: messages[]:assistant.tool_calls[].custom name input
 chats: messages[]:assistant.tool_calls[].function name arguments
 chats: messages[]:assistant.function_call name arguments
 chats: content[]:text type text
 chats: content[]:refusal type refusal
 chats: content[]:image_url type image_url
 chats: content[]:image_url.image_url url
-chats: tools[] type function
+chats: tools[] type function custom
+chats: tools[].custom name description format
+chats: tools[].custom.format type syntax definition grammar
+chats: tools[].custom.format.grammar syntax definition
 chats: tools[].function name description parameters strict
 chats: functions[] name description parameters strict
-chats: tool_choice type function name allowed_tools mode tools
+chats: tool_choice type function custom name allowed_tools mode tools
+chats: tool_choice.custom name
 chats: tool_choice.function name
 chats: tool_choice.allowed_tools mode tools
-chats: tool_choice.allowed_tools.tools[] type function name
+chats: tool_choice.allowed_tools.tools[] type function custom name
+chats: tool_choice.allowed_tools.tools[].custom name
 chats: tool_choice.allowed_tools.tools[].function name
-chats: tool_choice.tools[] type function name
+chats: tool_choice.tools[] type function custom name
+chats: tool_choice.tools[].custom name
 chats: tool_choice.tools[].function name
 chats: function_call name
 chats: thinking type budget_tokens

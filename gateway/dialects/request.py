@@ -184,6 +184,8 @@ class ToolUse:
     """Whether a choice may have several calls."""
     allowed: tuple[str, ...] = ()
     """Names of `tools`, if the prompt also describes tools that must not be called; else empty."""
+    texts: tuple[str, ...] = ()
+    """Names of the tools of a chat whose calls are returned as texts, not as JSON."""
 
     @property
     def param(self) -> str:

@@ -16,9 +16,12 @@ from gateway.completions.rendering.logprobs import ContentTokens, encoded_tokens
 from gateway.completions.rendering.prompt_logprobs import EncodedPrompt
 from gateway.completions.rendering.tool_calls import (
     ReturnedCalls,
+    TextArgument,
     call_id,
+    custom_call,
     function_call,
     merged,
+    text_argument,
 )
 from gateway.dialects.request import GenerationRequest, ToolMode
 
@@ -84,6 +87,9 @@ class ChatChoice(Choice):
             returns_one=self._is_legacy or (use is not None and not use.is_parallel),
         )
         self._pieces: list[_Piece] = []
+        self._texts = frozenset(() if use is None else use.texts)
+        self._text: _TextCall | None = None
+        """The call that gets a text, while it is streamed."""
 
     @classmethod
     @override
@@ -202,7 +208,10 @@ class ChatChoice(Choice):
             parts.append(self._reasoning(piece.reasoning))
         if piece.content:
             parts.append({"content": piece.content})
-        parts += [self._call_part(call) for call in piece.calls]
+        for call in piece.calls:
+            parts += self._text_parts(call) if self._texts else [self._call_part(call)]
+        if piece.finish_reason is not None:
+            parts += self._end_of_text()
         return parts
 
     def _reasoning(self, text: str | None) -> dict[str, Any]:
@@ -218,6 +227,24 @@ class ChatChoice(Choice):
         if call.name:
             part |= {"id": self._call_id(call.index), "type": "function"}
         return {"tool_calls": [part | {"function": function}]}
+
+    def _text_parts(self, call: CallPiece) -> list[dict[str, Any]]:
+        """Return the parts of a call, which may be one that gets a text."""
+        parts: list[dict[str, Any]] = []
+        if self._text is not None and self._text.index != call.index:
+            parts += self._end_of_text()
+        if call.name in self._texts:
+            self._text = _TextCall(call.index)
+            begun = custom_call(self._call_id(call.index), call.name, "")
+            parts.append({"tool_calls": [{"index": call.index, **begun}]})
+        if self._text is None:
+            return [*parts, self._call_part(call)]
+        self._text.arguments += call.arguments
+        return [*parts, *self._text.parts(self._text.reader.add(call.arguments))]
+
+    def _end_of_text(self) -> list[dict[str, Any]]:
+        call, self._text = self._text, None
+        return [] if call is None else call.parts(call.reader.finish(call.arguments))
 
     def _call_id(self, call: int) -> str:
         return call_id(self._request_id, self._index, call)
@@ -238,11 +265,27 @@ class ChatChoice(Choice):
             (call,) = calls
             message["function_call"] = {"name": call.name, "arguments": call.arguments}
         elif calls or profile.has_null_parts:
-            message["tool_calls"] = [
-                function_call(self._call_id(call.index), call.name, call.arguments)
-                for call in calls
-            ] or None
+            message["tool_calls"] = [self._whole_call(call) for call in calls] or None
         return message
+
+    def _whole_call(self, call: CallPiece) -> dict[str, Any]:
+        id_, name = self._call_id(call.index), call.name
+        if name in self._texts:
+            return custom_call(id_, name, text_argument(call.arguments))
+        return function_call(id_, name, call.arguments)
+
+
+@dataclass(eq=False, slots=True)
+class _TextCall:
+    """A call that gets a text, as the text of its arguments arrives."""
+
+    index: int
+    reader: TextArgument = field(default_factory=TextArgument)
+    arguments: str = ""
+
+    def parts(self, text: str) -> list[dict[str, Any]]:
+        """Return the part of a message with a new text, if there is any."""
+        return [{"tool_calls": [{"index": self.index, "custom": {"input": text}}]}] * bool(text)
 
 
 @dataclass(eq=False, slots=True)

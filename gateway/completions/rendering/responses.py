@@ -4,7 +4,6 @@ Every event has a `sequence_number`, from 0 without gaps. A keep-alive takes a n
 stream can be resumed, it repeats the last one instead: there, numbers follow from the tokens alone.
 """
 
-import re
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -12,7 +11,6 @@ import msgspec
 from typing_extensions import override
 
 from common.clock import now_seconds
-from contract.messages import TEXT_ARGUMENT
 from contract.outcomes import FinishReason
 from contract.tier import ServiceTier
 from gateway.completions.queue.generation import Turn
@@ -20,7 +18,13 @@ from gateway.completions.rendering.assembler import PartsAssembler, WholeRespons
 from gateway.completions.rendering.completion import Completion, Usage
 from gateway.completions.rendering.events import PartsRenderer
 from gateway.completions.rendering.parts import Part, PartKind, PartStream
-from gateway.completions.rendering.tool_calls import call_id, decoded, derived_id
+from gateway.completions.rendering.tool_calls import (
+    TextArgument,
+    call_id,
+    decoded,
+    derived_id,
+    text_argument,
+)
 from gateway.dialects.json_styles import style_of
 from gateway.dialects.request import CallForm, CallKind, ResponsesOptions
 from gateway.dialects.responses.failures import event, event_data, failure_of
@@ -40,62 +44,6 @@ _PREFIXES: Final = {
 _TEXT_INPUT: Final = "custom_tool_call_input"
 _NO_ITEM: Final = Part(-1, PartKind.REASONING)
 """The reasoning of a model that wrote none."""
-_OPENING: Final = re.compile(rf'\s*\{{\s*"{TEXT_ARGUMENT}"\s*:\s*"')
-_WHOLE: Final = re.compile(
-    r'(?:[^"\\]+|\\[^u]|\\u(?:[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}'
-    r"|(?![dD][89abAB])[0-9a-fA-F]{4}))*"
-)
-"""The characters of a JSON string that are complete."""
-
-
-_MOST_UNREAD: Final = 4_096
-"""Characters that are kept until more of the JSON shows what they mean."""
-
-
-class TextArgument:
-    """Reads a text from the JSON of a call's arguments while the JSON arrives."""
-
-    def __init__(self) -> None:
-        self._unread = ""
-        self.is_open = False
-        """Whether the text has begun."""
-        self.text = ""
-        """The text so far."""
-
-    def add(self, piece: str) -> str:
-        """Add JSON. Return what it adds to the text."""
-        if len(self._unread) > _MOST_UNREAD:
-            return ""  # It has another form, which is read at its end.
-        self._unread += piece
-        if not self.is_open:
-            found = _OPENING.match(self._unread)
-            if found is None:
-                return ""
-            self.is_open, self._unread = True, self._unread[found.end() :]
-        found = _WHOLE.match(self._unread)
-        new = "" if found is None else decoded(f'"{found[0]}"', "")
-        if new:
-            self._unread = self._unread[len(found[0] if found else "") :]
-            self.text += new
-        return new
-
-    def finish(self, arguments: str) -> str:
-        """Return the rest of the text, if all arguments have arrived."""
-        text = text_argument(arguments)
-        rest = text[len(self.text) :] if text.startswith(self.text) else ""
-        self.text += rest
-        return rest
-
-
-def text_argument(arguments: str) -> str:
-    """Return the text in a call's arguments; the arguments themselves if they have another form."""
-    value = decoded(arguments)
-    if isinstance(value, dict) and isinstance(value.get(TEXT_ARGUMENT), str):
-        text: str = value[TEXT_ARGUMENT]
-        return text
-    reader = TextArgument()
-    reader.add(arguments)
-    return reader.text if reader.is_open else arguments
 
 
 class ResponseObjects:

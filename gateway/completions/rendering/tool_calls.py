@@ -1,16 +1,25 @@
 """Tool calls: which calls of the model a client receives, their ids, and OpenAI's format."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-from contract.messages import CallPiece
+from contract.messages import TEXT_ARGUMENT, CallPiece
 from gateway.completions.structure.tools import parse_tool_calls
 
 ID_BYTES = 12
+_OPENING: Final = re.compile(rf'\s*\{{\s*"{TEXT_ARGUMENT}"\s*:\s*"')
+_WHOLE: Final = re.compile(
+    r'(?:[^"\\]+|\\[^u]|\\u(?:[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}'
+    r"|(?![dD][89abAB])[0-9a-fA-F]{4}))*"
+)
+"""The characters of a JSON string that are complete."""
+_MOST_UNREAD: Final = 4_096
+"""Characters that are kept until more of the JSON shows what they mean."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -76,6 +85,11 @@ def call_id(request_id: str, choice: int, call: int) -> str:
     return derived_id("call_", request_id, choice, call)
 
 
+def custom_call(id_: str, name: str, text: str) -> dict[str, Any]:
+    """Return a whole call of a tool that gets a text."""
+    return {"id": id_, "type": "custom", "custom": {"name": name, "input": text}}
+
+
 def function_call(id_: str, name: str, arguments: str) -> dict[str, Any]:
     """Return a whole call."""
     return {"id": id_, "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -87,3 +101,49 @@ def tool_calls_in(text: str, request_id: str, choice: int) -> list[dict[str, Any
         function_call(call_id(request_id, choice, index), call.name, call.arguments)
         for index, call in enumerate(parse_tool_calls(text))
     ]
+
+
+class TextArgument:
+    """Reads a text from the JSON of a call's arguments while the JSON arrives."""
+
+    def __init__(self) -> None:
+        self._unread = ""
+        self.is_open = False
+        """Whether the text has begun."""
+        self.text = ""
+        """The text so far."""
+
+    def add(self, piece: str) -> str:
+        """Add JSON. Return what it adds to the text."""
+        if len(self._unread) > _MOST_UNREAD:
+            return ""  # It has another form, which is read at its end.
+        self._unread += piece
+        if not self.is_open:
+            found = _OPENING.match(self._unread)
+            if found is None:
+                return ""
+            self.is_open, self._unread = True, self._unread[found.end() :]
+        found = _WHOLE.match(self._unread)
+        new = "" if found is None else decoded(f'"{found[0]}"', "")
+        if new:
+            self._unread = self._unread[len(found[0] if found else "") :]
+            self.text += new
+        return new
+
+    def finish(self, arguments: str) -> str:
+        """Return the rest of the text, if all arguments have arrived."""
+        text = text_argument(arguments)
+        rest = text[len(self.text) :] if text.startswith(self.text) else ""
+        self.text += rest
+        return rest
+
+
+def text_argument(arguments: str) -> str:
+    """Return the text in a call's arguments; the arguments themselves if they have another form."""
+    value = decoded(arguments)
+    if isinstance(value, dict) and isinstance(value.get(TEXT_ARGUMENT), str):
+        text: str = value[TEXT_ARGUMENT]
+        return text
+    reader = TextArgument()
+    reader.add(arguments)
+    return reader.text if reader.is_open else arguments

@@ -12,6 +12,7 @@ from typing import Any, Final
 from pydantic import Field
 
 from common.present import present
+from contract.messages import TEXT_ARGUMENT
 from gateway.dialects.fields import Parameters, agreed, one_of, read_boolean, read_list, required
 from gateway.dialects.images import MAX_IMAGES, decoded_image
 from gateway.dialects.json_types import schema_of
@@ -61,7 +62,7 @@ _CALL: Final = schema_of(
         "id": name,
         "type?": "function",
         "function": {"name": name, "arguments?": str | dict | None},
-    }""",
+    } | {"id": name, "type": "custom", "custom": {"name": name, "input?": str | None}}""",
     name=_NAME,
 )
 _MESSAGE: Final = schema_of(
@@ -340,11 +341,13 @@ def _calls(message: dict[str, Any], path: str, conversation: Conversation) -> li
 def _call(value: object, path: str) -> dict[str, Any]:
     call = read_object(value, path)
     kind = call.get("type", "function")
-    if kind != "function":
-        raise unsupported(f"{path}.type", f"must be function. Given: {shown(kind)}.")
+    if kind not in ("function", "custom"):
+        rule = f"must be one of function, custom. Given: {shown(kind)}."
+        raise unsupported(f"{path}.type", rule)
     call_id = required_text(call, "id", path, most=MAX_NAME_CHARACTERS)
-    required(call, "function", path)
-    function = _function(call["function"], f"{path}.function")
+    value = required(call, kind, path)
+    read = _function if kind == "function" else _text_call
+    function = read(value, f"{path}.{kind}")
     # In vLLM's order, which affects the prompt if a template dumps the whole call.
     return {"id": call_id, "function": function, "type": "function"}
 
@@ -354,6 +357,12 @@ def _function(value: object, path: str) -> dict[str, Any]:
     name = required_text(function, "name", path, most=MAX_NAME_CHARACTERS)
     arguments = read_arguments(function.get("arguments"), f"{path}.arguments")
     return {"arguments": arguments, "name": name}
+
+
+def _text_call(value: object, path: str) -> dict[str, Any]:
+    call = read_object(value, path)
+    name = required_text(call, "name", path, most=MAX_NAME_CHARACTERS)
+    return {"arguments": {TEXT_ARGUMENT: read_text(call, "input", path) or ""}, "name": name}
 
 
 def read_arguments(value: object, path: str) -> dict[str, Any] | str:

@@ -9,22 +9,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from contract.messages import TEXT_ARGUMENT
 from gateway.dialects.chat.messages import read_object, read_text
-from gateway.dialects.fields import non_empty, read_boolean, read_list, required
+from gateway.dialects.fields import read_boolean, read_list, required
 from gateway.dialects.json_types import schema_of
 from gateway.dialects.members import by_type, name_once
 from gateway.dialects.parameters import Endpoints
 from gateway.dialects.request import (
     CallForm,
     CallKind,
-    Structure,
-    StructureKind,
     Tool,
     ToolMode,
     ToolUse,
 )
 from gateway.dialects.structured.structures import checked_schema
+from gateway.dialects.structured.text_tools import read_text_tool
 from gateway.dialects.structured.tools import check_names, checked_use
 from gateway.records.errors import MissingParameterError, must
 
@@ -32,12 +30,6 @@ MAX_TOOLS: Final = 1024
 """Agents send the tools of all their MCP servers."""
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _NO_ARGUMENTS: Final[dict[str, Any]] = {"type": "object", "properties": {}}
-_TEXT: Final[dict[str, Any]] = {
-    "type": "object",
-    "properties": {TEXT_ARGUMENT: {"type": "string"}},
-    "required": [TEXT_ARGUMENT],
-    "additionalProperties": False,
-}
 _STRINGS: Final = {"type": "array", "items": {"type": "string"}}
 _SHELLS: Final[Mapping[str, dict[str, Any]]] = {
     "local_shell": {
@@ -64,7 +56,6 @@ _SHELLS: Final[Mapping[str, dict[str, Any]]] = {
     },
 }
 """What the model sees of tools whose type alone describes them."""
-_SYNTAXES: Final = {"lark": StructureKind.LARK, "regex": StructureKind.REGEX}
 
 _MEMBERS: Final = by_type(Endpoints.RESPONSES, "tools[]")
 """By the type of a tool. Tools of other types are ignored as a whole."""
@@ -147,53 +138,27 @@ class Toolbox:
         return described
 
     def _add(
-        self,
-        kind: CallKind,
-        tool: dict[str, Any],
-        path: str,
-        namespace: str = "",
-        grammar: Structure | None = None,
+        self, kind: CallKind, tool: dict[str, Any], path: str, namespace: str = ""
     ) -> dict[str, Any]:
         name, description = _name(tool, path), read_text(tool, "description", path)
         place, strict = f"{path}.parameters", read_boolean(tool.get("strict"), f"{path}.strict")
         given = tool.get("parameters")
         schema = checked_schema(_NO_ARGUMENTS if given is None else given, place)
         flat = flat_name(name, namespace)
-        if not (self._is_complete and flat in self.forms):
-            self.tools.append(Tool(flat, schema, bool(strict), place, grammar))
-            self.forms[flat] = CallForm(kind, name, namespace)
+        self._keep(Tool(flat, schema, bool(strict), place), CallForm(kind, name, namespace))
         function = {"name": flat, "description": description, "parameters": schema}
         return {"type": "function", "function": function}
 
     def _add_text(self, tool: dict[str, Any], path: str, namespace: str) -> dict[str, Any]:
-        form = read_object(tool.get("format") or {"type": "text"}, f"{path}.format")
-        about = [read_text(tool, "description", path), f"'{TEXT_ARGUMENT}' is a free text."]
-        grammar = None
-        match form.get("type"):
-            case "text":
-                pass
-            case "grammar":
-                within = "format"
-                if form.get("grammar") is not None:  # The form of chats.
-                    within = "format.grammar"
-                    form = read_object(form["grammar"], f"{path}.{within}")
-                syntax, definition = form.get("syntax"), form.get("definition")
-                if not isinstance(syntax, str) or syntax not in _SYNTAXES:
-                    names = ", ".join(_SYNTAXES)
-                    raise must(f"{path}.{within}.syntax", f"be one of {names}", syntax)
-                place = f"{path}.{within}.definition"
-                definition = non_empty(definition, place)
-                param, bracket, rest = place.partition("[")
-                grammar = Structure(_SYNTAXES[syntax], definition, param, bracket + rest)
-                about.append(f"It must match this grammar ({syntax}):\n{definition}")
-            case kind:
-                raise must(f"{path}.format.type", "be text or grammar", kind)
-        tool = {
-            "name": tool.get("name"),
-            "description": "\n".join(filter(None, about)),
-            "parameters": _TEXT,
-        }
-        return self._add(CallKind.CUSTOM, tool, path, namespace, grammar)
+        name = _name(tool, path)
+        read, described = read_text_tool(tool, path, flat_name(name, namespace))
+        self._keep(read, CallForm(CallKind.CUSTOM, name, namespace))
+        return described
+
+    def _keep(self, tool: Tool, form: CallForm) -> None:
+        if not (self._is_complete and tool.name in self.forms):
+            self.tools.append(tool)
+            self.forms[tool.name] = form
 
 
 def flat_name(name: str, namespace: str = "") -> str:

@@ -13,7 +13,7 @@ from gateway.records.errors import invalid, must, shown
 
 MAX_TOOLS = 128
 
-_FUNCTION_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+FUNCTION_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
 
 FUNCTION_SCHEMA: Final = schema_of(
@@ -23,7 +23,7 @@ FUNCTION_SCHEMA: Final = schema_of(
         "parameters?": dict | bool | None,
         "strict?": bool | None,
     }""",
-    name={"type": "string", "pattern": f"^{_FUNCTION_NAME.pattern}$"},
+    name={"type": "string", "pattern": f"^{FUNCTION_NAME.pattern}$"},
 )
 TOOLS_SCHEMA: Final = schema_of(
     f'list[{{"type": "function", "function": function}}, :{MAX_TOOLS}] | None',
@@ -57,7 +57,7 @@ def read_tool_use(body: ToolParameters) -> ToolUse | None:
 def read_tools(value: object) -> list[Tool]:
     """Return the functions in `tools`. Raises a BadRequestError."""
     listed = read_list(value, "tools", most=MAX_TOOLS)
-    tools = [_tool(item, f"tools[{index}]") for index, item in enumerate(listed)]
+    tools = [read_tool(item, f"tools[{index}]") for index, item in enumerate(listed)]
     check_names(tools, "tools")
     return tools
 
@@ -70,7 +70,7 @@ def read_function(value: object, path: str, *, param: str) -> Tool:
     if not isinstance(value, dict):
         raise must(path, "be an object", value, param=param)
     name, schema = value.get("name"), value.get("parameters")
-    if not isinstance(name, str) or not _FUNCTION_NAME.fullmatch(name):
+    if not isinstance(name, str) or not FUNCTION_NAME.fullmatch(name):
         raise must(
             f"{path}.name", "have 1 to 64 letters, digits, '_', '-' or '.'", name, param=param
         )
@@ -138,7 +138,8 @@ def read_tool_choice(value: object) -> tuple[ToolMode | None, str | None]:
             raise must("tool_choice", f"{rule} function", value)
 
 
-def _tool(value: object, path: str) -> Tool:
+def read_tool(value: object, path: str) -> Tool:
+    """Return the function that is the tool at `path`. Raises InvalidParameterError."""
     if not isinstance(value, dict) or value.get("type") != "function":
         raise must(path, "be an object of type function", value, param="tools")
     return read_function(value.get("function"), f"{path}.function", param="tools")

@@ -3,7 +3,7 @@
 from typing import Any
 
 from gateway.dialects.profile import Profile
-from gateway.dialects.request import Tool, ToolMode, ToolUse
+from gateway.dialects.request import StructureKind, Tool, ToolMode, ToolUse
 from tests.gateway.dialects.chat_reading import chat, chat_refusal, read_chat
 from tests.gateway.dialects.reading import EVERY_PROFILE, VLLM, read, refusal
 from tests.support.cases import all_cases
@@ -18,6 +18,11 @@ READ_TIME = Tool("time", {"type": "object", "properties": {}}, is_strict=False)
 READ = [READ_WEATHER, READ_TIME]
 
 NAMED = {"type": "function", "function": {"name": "time"}}
+
+
+LARK = {"syntax": "lark", "definition": "start: /[0-9]+/"}
+QUERY = {"name": "query", "description": "Asks.", "format": {"type": "grammar", "grammar": LARK}}
+TEXT = {"type": "custom", "custom": QUERY}
 
 
 def allowed(*names: str, mode: Any = "auto") -> dict[str, Any]:
@@ -127,7 +132,7 @@ def test_tool_choice_without_tools_calls_nothing(nothing: dict[str, Any]) -> Non
         ({"tools": TOOLS * 65}, "tools", "'tools' must have at most 128 entries. Given: 130."),
         ({"tools": TOOLS + TOOLS}, "tools", "'tools' must have functions with different names."),
         (
-            {"tools": [{"type": "custom"}]},
+            {"tools": [{"type": "other"}]},
             "tools",
             "'tools[0]' must be an object of type function.",
         ),
@@ -264,3 +269,50 @@ def test_constrained_response_ends_where_its_structure_does(
     value = {"ignore_eos": True, "min_tokens": 3, "allowed_token_ids": [1]}[name]
     error = chat_refusal(**given | {name: value})
     assert error.message.startswith(f"'{name}' cannot be combined with '{constraint}': ")
+
+
+def test_custom_tools_get_texts() -> None:
+    to_query = {"type": "custom", "custom": {"name": "query"}}
+    for choice, mode, names in (
+        (None, ToolMode.AUTO, ["weather", "time", "query"]),
+        (to_query, ToolMode.NAMED, ["query"]),
+        (
+            {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "required", "tools": [to_query, NAMED]},
+            },
+            ToolMode.REQUIRED,
+            ["time", "query"],
+        ),
+    ):
+        request = read_chat(tools=[*TOOLS, TEXT], tool_choice=choice)
+        use = request.tool_use
+        assert use is not None
+        assert (use.mode, use.texts, request.ignored_parameters) == (mode, ("query",), ())
+        assert [tool.name for tool in use.callable_tools] == names
+        grammar = use.tools[-1].grammar
+        assert grammar is not None
+        assert (grammar.kind, grammar.source) == (StructureKind.LARK, LARK["definition"])
+        assert grammar.place == "tools[2].custom.format.grammar.definition"
+        assert request.chat
+        function = request.chat.tools[2]["function"]
+        assert function["parameters"]["required"] == ["input"]
+        assert function["description"].startswith("Asks.\n'input' is a free text.")
+    call = {"id": "c", "type": "custom", "custom": {"name": "query", "input": "5"}}
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [call]}]
+    request = read_chat(messages=messages, tools=[TEXT])
+    assert request.chat
+    [read_call] = request.chat.messages[1]["tool_calls"]
+    assert read_call["function"] == {"arguments": {"input": "5"}, "name": "query"}
+    for tools, param in (
+        ([{"type": "custom"}], "tools[0].custom"),
+        ([{"type": "custom", "custom": {"name": "a b"}}], "tools[0].custom.name"),
+        ([TEXT, TEXT], "tools"),
+        (
+            [{"type": "custom", "custom": QUERY | {"format": {"type": "x"}}}],
+            "tools[0].custom.format.type",
+        ),
+    ):
+        assert chat_refusal(tools=tools).param == param
+    # Completions have no prompt that describes the text.
+    assert refusal(tools=[TEXT]).param == "tools"

@@ -61,6 +61,15 @@ LEGACY: Final = {
 }
 
 
+GRAMMAR: Final = {"syntax": "lark", "definition": "start: /a/"}
+TEXT_TOOL: Final = {
+    "type": "custom",
+    "custom": {"name": "q", "format": {"type": "grammar", "grammar": GRAMMAR}},
+}
+TO_TEXT: Final = {"type": "custom", "custom": {"name": "q"}}
+TEXT_CALL: Final = {"id": "c", "type": "custom", "custom": {"name": "q", "input": "a"}}
+
+
 def chat_with(**parameters: Any) -> dict[str, Any]:
     return {"model": "m", "messages": CHAT["messages"], "tools": [FUNCTION]} | parameters
 
@@ -77,7 +86,6 @@ def input_of(*parts: Any) -> list[Any]:
     return [{"role": "user", "content": list(parts)}]
 
 
-GRAMMAR: Final = {"syntax": "lark", "definition": "start: /a/"}
 ITEMS: Final = [
     of_type("message", role="user", content="a"),
     of_type("agent_message", author="b", content="c"),
@@ -216,6 +224,41 @@ PLACES: Final[dict[Endpoints, dict[str, Place]]] = {
     CHATS: {
         "tools[]": (read_chat_body, chat_with(), "tools[0]"),
         "tools[].function": (read_chat_body, chat_with(), "tools[0].function"),
+        **{
+            f"tools[].custom{inner}": (
+                read_chat_body,
+                {**chat_with(), "tools": [TEXT_TOOL]},
+                f"tools[0].custom{inner}",
+            )
+            for inner in ("", ".format", ".format.grammar")
+        },
+        "tool_choice.custom": (
+            read_chat_body,
+            {**chat_with(tool_choice=TO_TEXT), "tools": [TEXT_TOOL]},
+            "tool_choice.custom",
+        ),
+        **{
+            f"tool_choice.{outer}tools[].custom": (
+                read_chat_body,
+                {**chat_with(tool_choice=choice), "tools": [TEXT_TOOL]},
+                f"tool_choice.{outer}tools[0].custom",
+            )
+            for outer, choice in (
+                ("", {"type": "allowed_tools", "mode": "auto", "tools": [TO_TEXT]}),
+                (
+                    "allowed_tools.",
+                    {
+                        "type": "allowed_tools",
+                        "allowed_tools": {"mode": "auto", "tools": [TO_TEXT]},
+                    },
+                ),
+            )
+        },
+        "messages[]:assistant.tool_calls[].custom": (
+            read_chat_body,
+            {**CHAT, "messages": [{"role": "assistant", "tool_calls": [TEXT_CALL]}]},
+            "messages[0].tool_calls[0].custom",
+        ),
         "functions[]": (read_chat_body, LEGACY, "functions[0]"),
         "tool_choice": (read_chat_body, chat_with(tool_choice=TO_TOOLS), "tool_choice"),
         "tool_choice.function": (
@@ -421,6 +464,7 @@ SAME_PLACES: Final = {
 ANY_MEMBERS: Final = {
     "tools[].input_schema",
     "input[]:local_shell_call.action",
+    "input[]:shell_call.action",
     "cache_control",
     "chunking_strategy",
 }

@@ -396,7 +396,7 @@ def test_document_that_is_no_text_is_named_to_the_model() -> None:
     assert request.ignored_parameters == ("messages.document",)
 
 
-def change(kind: str, name: str, definition: Any = None) -> dict[str, Any]:
+def change(kind: str, name: Any, definition: Any = None) -> dict[str, Any]:
     tool = {"type": "tool_reference", "name": name}
     if definition is not None:
         tool = {"type": "tool_definition", "definition": definition}

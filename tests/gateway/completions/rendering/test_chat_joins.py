@@ -20,7 +20,9 @@ from tests.gateway.replies import completion, ended, failed, inbox, said
 from tests.support.events import numbered_events, parse_chunks
 
 TOOLS = [Tool("f", {}, is_strict=False)]
-TEXTS = st.text(max_size=4)
+TO_TEXTS = ToolUse(TOOLS, ToolMode.AUTO, texts=("f",))
+"""Calls of other names are those of functions."""
+TEXTS = st.one_of(st.text(max_size=4), st.sampled_from(['{"input": "a', "\\u00e9b", '"}', ""]))
 PLAIN: dict[str, Any] = {"logprobs": None}
 
 # A token of the reasoning, and one of the content. A mark, or a token whose text is held back,
@@ -46,12 +48,13 @@ FIELDS = st.fixed_dictionaries(
                 ToolUse(TOOLS, ToolMode.AUTO),
                 ToolUse(TOOLS, ToolMode.AUTO, is_parallel=False),
                 ToolUse(TOOLS, ToolMode.NAMED, "f"),
+                TO_TEXTS,
             ]
         ),
         "dialect": st.sampled_from(Dialect),
         "include_usage": st.booleans(),
     }
-)
+).filter(lambda each: each["tool_use"] != TO_TEXTS or not each["chat"].uses_legacy_functions)
 # Streams with data of tokens use the slow rendering; half of the others use the fast one.
 DETAILS = st.one_of(
     st.just(PLAIN),
@@ -129,12 +132,13 @@ def joined(chunks: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
         # Dialect vllm repeats the reasoning under another name.
         assert len(delta.keys() - {"role", "reasoning"}) <= 1
         for call in delta.pop("tool_calls", []):
-            known = whole["calls"].setdefault(call["index"], {"name": "", "arguments": ""})
+            known = whole["calls"].setdefault(call["index"], defaultdict(str))
             known["id"] = known.get("id") or call["id"]
-            for name, text in call["function"].items():
+            known["type"] = known.get("type") or call["type"]
+            for name, text in call[known["type"]].items():
                 known[name] += text
         for name, text in delta.pop("function_call", {}).items():
-            whole["calls"].setdefault(0, {"name": "", "arguments": ""})[name] += text
+            whole["calls"].setdefault(0, defaultdict(str))[name] += text
         for name, text in delta.items():
             whole["message"][name] += text
         whole["ids"] += choice.get("token_ids", [])
@@ -147,7 +151,7 @@ def as_joined(choice: dict[str, Any]) -> dict[str, Any]:
     """Return a choice of a whole response in the form of `joined`."""
     message = {name: value for name, value in choice["message"].items() if value is not None}
     calls = {
-        index: call["function"] | {"id": call["id"]}
+        index: call[call["type"]] | {"id": call["id"], "type": call["type"]}
         for index, call in enumerate(message.pop("tool_calls", []))
     }
     if "function_call" in message:
