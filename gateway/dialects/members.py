@@ -115,6 +115,12 @@ messages: output_config effort format
 messages: output_config.format type schema
 messages: output_format type schema
 messages: metadata user_id
+messages: context_management edits
+messages: context_management.edits[] type trigger keep clear_at_least exclude_tools
+  clear_tool_inputs
+messages: context_management.edits[].trigger type value
+messages: context_management.edits[].keep type value
+messages: context_management.edits[].clear_at_least type value
 """
 """Endpoints and objects, the members that are read, and those without effect after `|`.
 

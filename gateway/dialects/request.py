@@ -47,6 +47,8 @@ class MessagesOptions(msgspec.Struct, frozen=True, omit_defaults=True, tag="mess
 
     omits_thinking: bool = False
     """Whether thinking blocks have only a signature."""
+    applied_edits: list[dict[str, Any]] | None = None
+    """The edits that changed the conversation; None if the request has none."""
 
 
 class CallKind(StrEnum):
@@ -248,6 +250,23 @@ class Sealed(NamedTuple):
     """Its place in the body."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolClearing:
+    """An edit of a conversation: when to clear the results of tools, and which."""
+
+    trigger: int
+    """The conversation is edited if it has more tokens, or more results."""
+    is_triggered_by_uses: bool
+    kept: int
+    """The latest results that are kept."""
+    at_least: int
+    """The edit is left out if it clears fewer tokens."""
+    excluded: frozenset[str]
+    """Tools whose results are kept."""
+    inputs: bool | frozenset[str]
+    """Whether the inputs of the calls are cleared, too, or of which tools."""
+
+
 SWITCHES: Final = ("enable_thinking", "thinking")
 """Variables by which templates of different models turn reasoning on and off."""
 
@@ -282,6 +301,8 @@ class ChatRequest:
     opens_message: bool = True
     """Whether the prompt ends with the beginning of a new message, if none is continued."""
     shows_reasoning: bool = True
+    edits: list[ToolClearing] = field(default_factory=list)
+    """Edits of the messages that the size of the prompt triggers."""
     uses_legacy_functions: bool = False
     """Whether the client uses `functions` and gets a `function_call` in the response."""
 

@@ -31,6 +31,7 @@ from gateway.completions.structure.tools import has_tool_calls
 from gateway.dialects.chat.template_arguments import unread_parameters
 from gateway.dialects.endpoint import Endpoint, served_endpoints
 from gateway.dialects.lengths import MAX_TOKENS_NAMES
+from gateway.dialects.messages.edits import CLEAR_TOOL_USES, clear_tool_uses
 from gateway.dialects.parameters import (
     check_supported,
     reject_ignored,
@@ -39,6 +40,7 @@ from gateway.dialects.parameters import (
 from gateway.dialects.profile import ALL_THAT_FIT, SHORT_DEFAULT
 from gateway.dialects.request import (
     GenerationRequest,
+    MessagesOptions,
     Reasoning,
     ResponseForm,
     ToolUse,
@@ -147,6 +149,8 @@ class RenderedRequest(NamedTuple):
     tokenizer: Tokenizer
     score_template: ChatTemplate | None = None
     """Renders the pairs of texts that a pooling model compares."""
+    prepared: tuple[GenerationRequest, PreparedRequest] | None = None
+    """The prompt as tokens, if its length had to be known before."""
 
 
 @dataclass(eq=False)
@@ -162,10 +166,10 @@ class RequestChecker:
 
     async def check(self, call: Call, endpoint: Endpoint) -> CheckedRequest:
         """Check a request against its dialect, model and context window. Raises an ApiError."""
-        rendered = await self.render(call, endpoint)
+        rendered = await self._edited(await self.render(call, endpoint), call)
         chat, card = rendered.chat, rendered.card
         choice = call.choice
-        request, prepared = await self._prepare(rendered, call)
+        request, prepared = rendered.prepared or await self._prepare(rendered, call)
         tier = call.principal.service_tier
         if call.line is not None:
             tier = ServiceTier.BATCH
@@ -204,10 +208,10 @@ class RequestChecker:
         They may exceed the context window. An image counts with the most tokens it may have. The
         second value has the parameters without effect.
         """
-        rendered = await self.render(call, endpoint)
+        rendered = await self._edited(await self.render(call, endpoint), call)
         ignored = rendered.chat.request.ignored_parameters
         try:
-            _, prepared = await self._prepare(rendered, call)
+            _, prepared = rendered.prepared or await self._prepare(rendered, call)
         except ContextLengthExceededError as error:
             if error.n_prompt_tokens is None:
                 raise
@@ -271,6 +275,47 @@ class RequestChecker:
             reject_ignored(chat.request.ignored_parameters)
         return RenderedRequest(chat, card, tokenizer, template)
 
+    async def _edited(self, rendered: RenderedRequest, call: Call) -> RenderedRequest:
+        """Return a request whose chat is edited, if it is as long as its edits require."""
+        request = rendered.chat.request
+        options, chat = request.form_options, request.chat
+        if chat is None or not chat.edits or not isinstance(options, MessagesOptions):
+            return rendered
+        tokens, rendered = await self._measured(rendered, call)
+        applied = []
+        for edit in chat.edits:
+            clear = partial(clear_tool_uses, chat, edit, tokens)
+            edited, uses = await call.beside(clear)
+            if not uses:
+                continue
+            changed = msgspec.structs.replace(request, chat=edited)
+            checked = await self._check_chat(
+                changed, rendered.card, rendered.tokenizer, call.beside
+            )
+            shorter = rendered._replace(chat=checked)
+            left, shorter = await self._measured(shorter, call)
+            if tokens - left < edit.at_least:
+                continue
+            cleared = {"cleared_tool_uses": uses, "cleared_input_tokens": max(tokens - left, 0)}
+            applied.append({"type": CLEAR_TOOL_USES, **cleared})
+            tokens, rendered, chat = left, shorter, edited
+        options = msgspec.structs.replace(options, applied_edits=applied)
+        request = msgspec.structs.replace(rendered.chat.request, form_options=options)
+        prepared = rendered.prepared and (request, rendered.prepared[1])
+        whole = msgspec.structs.replace(rendered.chat, request=request)
+        return rendered._replace(chat=whole, prepared=prepared)
+
+    async def _measured(self, rendered: RenderedRequest, call: Call) -> tuple[int, RenderedRequest]:
+        """Return the tokens of a prompt, and the request with the prompt if it fits."""
+        try:
+            prepared = await self._prepare(rendered, call)
+        except ContextLengthExceededError as error:
+            if error.n_prompt_tokens is None:
+                raise
+            return error.n_prompt_tokens, rendered._replace(prepared=None)
+        tokens = sum(len(each.token_ids) for each in prepared[1].prompts)
+        return tokens, rendered._replace(prepared=prepared)
+
     async def _score_template(
         self, request: GenerationRequest, card: WorkerCard
     ) -> ChatTemplate | None:
@@ -284,7 +329,7 @@ class RequestChecker:
     async def _prepare(
         self, rendered: RenderedRequest, call: Call
     ) -> tuple[GenerationRequest, PreparedRequest]:
-        chat, card, tokenizer, template = rendered
+        chat, card, tokenizer, template, _ = rendered
         request, literal, beside = chat.request, None, call.beside
         if request.form is ResponseForm.SPEECH:
             literal = await self._tokenizers.get_literal(card.tokenizer_digest, is_inner=True)

@@ -50,6 +50,10 @@ class _Blocks:
         options = completion.request.form_options
         self._completion = completion
         self.omits_thinking = isinstance(options, MessagesOptions) and options.omits_thinking
+        self.management: dict[str, Any] = {}
+        """The member that names the edits of the conversation, if the request has some."""
+        if isinstance(options, MessagesOptions) and options.applied_edits is not None:
+            self.management = {"context_management": {"applied_edits": options.applied_edits}}
 
     def opening(self, part: Part, style: str = "") -> dict[str, Any]:
         """Return the block as it begins; `style` is that of a call's input."""
@@ -148,7 +152,8 @@ class MessageRenderer(PartsRenderer):
             self._add_ended(_EMPTY, parts)
         blocks, usage = self._blocks, self.usage
         ending = blocks.ending(self._stream, usage)
-        self._add_event(event("message_delta", delta=ending, usage=blocks.usage(usage)), parts)
+        more = {"usage": blocks.usage(usage), **blocks.management}
+        self._add_event(event("message_delta", delta=ending, **more), parts)
         self._add_event(event("message_stop"), parts)
 
     @override
@@ -213,6 +218,7 @@ class MessageAssembler(PartsAssembler):
             **blocks.head(content),
             **blocks.ending(stream, usage),
             "usage": blocks.usage(usage),
+            **blocks.management,
         }
 
 

@@ -1,5 +1,6 @@
 """Messages: the body of Anthropic's `POST /v1/messages`, and its `GenerationRequest`."""
 
+from dataclasses import replace
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -30,6 +31,7 @@ from gateway.dialects.messages.conversation import (
     MessagesConversation,
     read_conversation,
 )
+from gateway.dialects.messages.edits import read_edits
 from gateway.dialects.messages.tools import (
     MAX_EXAMPLES,
     MAX_TOOLS,
@@ -167,6 +169,10 @@ class MessageRequest(Parameters):
     effect."""
     metadata: Annotated[Any, typed('{"user_id?": str | None} | None')] = None
     """`{user_id}`: an id of the end user, or of the session of an agent."""
+    context_management: Annotated[Any, typed('{"edits?": list[dict] | None} | None')] = None
+    """`{edits}`: an edit of type clear_tool_uses_20250919 replaces the results of older calls by a
+    short text once the prompt is long. The response names the edits that were applied. Others have
+    no effect."""
     cache_control: Any = None
     """No effect, here and in blocks: requests with a common prefix share cached work
     automatically."""
@@ -218,6 +224,7 @@ def _read(wire: MessageRequest, profile: Profile, *, max_tokens: int) -> Generat
         raise UnsupportedThreadError(f"'thread' is not supported. {reason}", param="thread")
     ignored = [*unread(extra, REJECTED_BY_MESSAGES), *conversation.ignored]
     ignored += unread_inside(wire, Endpoints.MESSAGES)
+    edits = read_edits(wire.context_management, ignored)
     request = msgspec.structs.replace(
         shared,
         profile=profile,
@@ -225,7 +232,7 @@ def _read(wire: MessageRequest, profile: Profile, *, max_tokens: int) -> Generat
         form_options=MessagesOptions(
             omits_thinking=(wire.thinking or {}).get("display") == "omitted"
         ),
-        chat=_chat(wire, conversation, thinking),
+        chat=replace(_chat(wire, conversation, thinking), edits=edits),
         adds_special_tokens=False,
         stop=read_strings(
             wire.stop_sequences,

@@ -135,6 +135,12 @@ SYSTEM: Final = [
     of_type("tool_removal", tool=of_type("tool_reference", name="f")),
     of_type("tool_addition", tool=of_type("tool_reference", name="f")),
 ]
+CLEARING: Final = {
+    "type": "clear_tool_uses_20250919",
+    "trigger": {"type": "tool_uses", "value": 9},
+    "keep": {"type": "tool_uses", "value": 1},
+    "clear_at_least": {"type": "input_tokens", "value": 1},
+}
 MESSAGE: Final = {
     "model": "m",
     "max_tokens": 9,
@@ -148,6 +154,7 @@ MESSAGE: Final = {
     "thinking": {"type": "adaptive"},
     "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}},
     "output_format": {"type": "json_schema", "schema": SCHEMA},
+    "context_management": {"edits": [CLEARING]},
     "metadata": {"user_id": "u"},
 }
 
@@ -360,6 +367,15 @@ PLACES: Final[dict[Endpoints, dict[str, Place]]] = {
             for path in ("tool_choice", "thinking", "metadata", "output_format")
         },
         "output_config": (read_a_message, MESSAGE, "output_config"),
+        "context_management": (read_a_message, MESSAGE, "context_management"),
+        **{
+            f"context_management.edits[]{inner}": (
+                read_a_message,
+                MESSAGE,
+                f"context_management.edits[0]{inner}",
+            )
+            for inner in ("", ".trigger", ".keep", ".clear_at_least")
+        },
         "output_config.format": (read_a_message, MESSAGE, "output_config.format"),
     },
 }
@@ -472,6 +488,7 @@ ANY_MEMBERS: Final = {
 READ_TYPES: Final = {
     "content[]:document.source": {"base64", "text", "content", "url"},
     "content[]:image.source": {"base64", "url"},
+    "context_management.edits[]": {"clear_tool_uses_20250919"},
     "content[]:tool_addition.tool": {"tool_reference", "tool_definition"},
     "content[]:tool_removal.tool": {"tool_reference"},
     "tools[]": {"custom", "function"},

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from contract.messages import Feature
 from gateway.dialects.messages.conversation import ROLES
+from gateway.dialects.messages.edits import CLEARED, clear_tool_uses
 from gateway.dialects.messages.request import (
     MessageRequest,
     read_counted_message,
@@ -458,6 +459,65 @@ def test_system_message_of_one_turn_is_left_out_later() -> None:
         assert [each["role"] for each in later] == ["user", "assistant", "user"]
         kept = chat(messages=[HELLO, once | {"clear_at": "never"}, HELLO]).messages
         assert [each["role"] for each in kept] == ["user", "system", "user"]
+
+
+def test_results_of_tools_are_cleared_from_a_long_conversation() -> None:
+    blocks = [assistant(use(1), use(2)), user(result(number=1), result(number=2))]
+    messages = [HELLO, *blocks, assistant(use(3)), user(result("c", number=3)), HELLO]
+
+    def cleared(tokens: int = 0, **edit: Any) -> tuple[int, list[Any], list[Any]]:
+        given = {"edits": [{"type": "clear_tool_uses_20250919", **edit}]}
+        made = chat(messages=messages, context_management=given)
+        [read_edit] = made.edits
+        edited, number = clear_tool_uses(made, read_edit, tokens)
+        assert (edited is made) is (number == 0)
+        contents = [each["content"] for each in edited.messages if each["role"] == "tool"]
+        inputs = [
+            call["function"]["arguments"]
+            for each in edited.messages
+            for call in each.get("tool_calls", ())
+        ]
+        assert len(edited.messages) == len(made.messages)
+        return number, contents, inputs
+
+    def at(kind: str, value: int) -> dict[str, Any]:
+        return {"type": kind, "value": value}
+
+    given = use()["input"]
+    kept, gone = at("tool_uses", 1), CLEARED
+    assert cleared(100_001) == (0, ["b", "b", "c"], [given] * 3)
+    assert cleared(100_000, keep=kept) == (0, ["b", "b", "c"], [given] * 3)
+    assert cleared(100_001, keep=kept) == (2, [gone, gone, "c"], [given] * 3)
+    few = at("tool_uses", 2)
+    assert cleared(trigger=few, keep=at("tool_uses", 0)) == (3, [gone] * 3, [given] * 3)
+    assert cleared(trigger=at("tool_uses", 3), keep=kept)[0] == 0
+    assert cleared(trigger=few, keep=kept, clear_tool_inputs=True)[2] == [{}, {}, given]
+    name = use()["name"]
+    for names, inputs in (([name], [{}, {}, given]), (["Other"], [given] * 3)):
+        assert cleared(trigger=few, keep=kept, clear_tool_inputs=names)[2] == inputs
+    assert cleared(trigger=few, keep=kept, exclude_tools=[name]) == (
+        0,
+        ["b", "b", "c"],
+        [given] * 3,
+    )
+    others: list[Any] = [
+        {"type": "compact_20260112"},
+        {"type": "clear_thinking_20251015", "keep": "all"},
+        {},
+    ]
+    request = read(context_management={"edits": others})
+    named = ("context_management", "context_management.compact_20260112")
+    assert request.ignored_parameters == named
+    for edit, place in (
+        ({"trigger": at("turns", 1)}, ".trigger.type"),
+        ({"keep": {"type": "tool_uses"}}, ".keep.value"),
+        ({"clear_at_least": at("input_tokens", -1)}, ".clear_at_least.value"),
+        ({"exclude_tools": [1]}, ".exclude_tools"),
+        ({"clear_tool_inputs": 1}, ".clear_tool_inputs"),
+    ):
+        with pytest.raises(BadRequestError) as caught:
+            cleared(**edit)
+        assert caught.value.param == f"context_management.edits[0]{place}"
 
 
 @all_cases("thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "msg_a"}])

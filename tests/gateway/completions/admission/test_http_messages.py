@@ -1,10 +1,12 @@
 """`POST /v1/messages` over HTTP: requests as Anthropic's clients send them, and their errors."""
 
 import asyncio
+import contextlib
 import json
 import re
 from collections.abc import AsyncIterator, Awaitable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -16,6 +18,7 @@ from contract.messages import CallPiece
 from contract.outcomes import FailureCode, FinishReason
 from gateway.records.limits import LimitName
 from gateway.records.scopes import Scope
+from tests.e2e.clients.environments import PROGRAMS, PYTHON
 from tests.gateway.callers import caller
 from tests.gateway.chats import CHATS, PARSERS, TOKENIZER, prompt_of, serve_chats, tool
 from tests.gateway.conftest import MAX_BODY_BYTES, gateway_client
@@ -139,6 +142,78 @@ async def test_conversation_becomes_the_prompt_of_a_job(
     response = await request
     assert response.json()["content"] == [{"type": "text", "text": "Hi"}]
     assert response.headers["x-ignored-params"] == "context_management"
+
+
+async def test_long_conversation_loses_the_results_of_older_calls(
+    client: httpx.AsyncClient, sdk: anthropic.AsyncAnthropic, store: "Redis"
+) -> None:
+    worker, name = await serve_chats(store)
+    edit: dict[str, Any] = {
+        "type": "clear_tool_uses_20250919",
+        "trigger": {"type": "input_tokens", "value": 50},
+        "keep": {"type": "tool_uses", "value": 1},
+    }
+    messages: list[Any] = [HELLO]
+    for number in range(3):
+        use = {"type": "tool_use", "id": f"toolu_{number}", "name": "Read", "input": {}}
+        result = {"type": "tool_result", "tool_use_id": f"toolu_{number}", "content": "long " * 40}
+        messages += [
+            {"role": "assistant", "content": [use]},
+            {"role": "user", "content": [result]},
+        ]
+    given: dict[str, Any] = {"messages": messages, "tools": [READ]}
+
+    async def counted(**parameters: Any) -> int:
+        body = asking(name, **given | parameters)
+        response = await client.post(f"{MESSAGES}/count_tokens", json=body)
+        return int(response.json()["input_tokens"])
+
+    edited = {"context_management": {"edits": [edit]}}
+    saved = await counted() - await counted(**edited)
+    applied = {"type": edit["type"], "cleared_tool_uses": 2, "cleared_input_tokens": saved}
+    for stream in (False, True):
+        request, claim = await claimed(worker, client, name, **given | edited, stream=stream)
+        assert prompt_of(claim).count("long long") == 39
+        assert prompt_of(claim).count("[Old tool result content cleared]") == 2
+        assert len(claim.job.prompt_token_ids) == await counted(**edited)
+        await worker.conclude(claim, "Hi")
+        body = (await request).text
+        if stream:
+            body = next(line for line in body.split("\n") if '"message_delta"' in line)[6:]
+        assert json.loads(body)["context_management"] == {"applied_edits": [applied]}
+    # It would save too little.
+    edit["clear_at_least"] = {"type": "input_tokens", "value": saved + 1}
+    request, claim = await claimed(worker, client, name, **given | edited)
+    assert prompt_of(claim).count("long long") == 3 * 39
+    await worker.conclude(claim, "Hi")
+    assert (await request).json()["context_management"] == {"applied_edits": []}
+
+
+@PYTHON.skip
+async def test_tool_runner_goes_on_without_a_thread(
+    stack: Stack, key: str, store: "Redis", tmp_path: Path
+) -> None:
+    """By default, the newest SDK asks the server to keep the conversation."""
+    worker, name = await serve_chats(store)
+    command = ["python", str(PROGRAMS / "tool_runner.py")]
+    variables = {"ANTHROPIC_BASE_URL": stack.url, "ANTHROPIC_API_KEY": key, "MODEL": name}
+    run = asyncio.create_task(asyncio.to_thread(PYTHON.run, command, tmp_path, **variables))
+    claim: Any = None
+    while claim is None:  # The import of the SDK takes some time.
+        assert not run.done(), run.result()
+        with contextlib.suppress(TimeoutError):
+            claim = await worker.claim_one()
+    assert "How is the garden?" in prompt_of(claim)
+    pieces = [CallPiece(0, "look", ""), CallPiece(0, "", '{"place": "The garden"}')]
+    deltas = [worker.next_delta(claim, "", calls=[each]) for each in pieces]
+    last = worker.next_delta(claim, "", finish_reason=FinishReason.STOP)
+    await worker.send(claim.job.gateway, deltas=[*deltas, last])
+    await worker.finish(claim)
+    claim = await worker.claim_one()
+    assert "How is the garden?" in prompt_of(claim)
+    assert "The garden is green." in prompt_of(claim)
+    await worker.conclude(claim, "Green.")
+    assert json.loads(await run) == [{"type": "text", "text": "Green."}]
 
 
 async def test_reasoning_returns_to_the_prompt_of_the_next_turn(
