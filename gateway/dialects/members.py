@@ -36,6 +36,8 @@ chats: messages[]:assistant.tool_calls[].function name arguments
 chats: messages[]:assistant.function_call name arguments
 chats: content[]:text type text
 chats: content[]:refusal type refusal
+chats: content[]:file type file
+chats: content[]:file.file filename file_data
 chats: content[]:image_url type image_url
 chats: content[]:image_url.image_url url
 chats: tools[] type function custom
@@ -77,6 +79,7 @@ responses: content[]:text type text
 responses: content[]:summary_text type text
 responses: content[]:reasoning_text type text
 responses: content[]:refusal type refusal
+responses: content[]:input_file type filename file_data file_url | detail
 responses: content[]:input_image type image_url
 responses: tools[]:function type name description parameters strict | defer_loading
 responses: tools[]:custom type name description format | defer_loading

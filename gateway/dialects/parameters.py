@@ -288,6 +288,10 @@ pooling: truncate="NONE"
   = Use 'truncate_prompt_tokens' and 'truncation_side'.
 responses: content[]:input_image.file_id
   = Files are not read from their ids. Send the image itself as image_url.
+responses: content[]:input_file.file_id
+  = Files are not read from their ids. Send the text of the file.
+chats: content[]:file.file.file_id
+  = Files are not read from their ids. Send the text of the file in 'messages'.
 responses: reasoning.context="auto"|"all_turns"
   = Omit from 'input' the reasoning that the model should not see.
 responses: personality
@@ -311,6 +315,7 @@ messages: thread
   = Conversations are not kept. Send all 'messages'.
 none: content[]:text.prompt_cache_breakpoint content[]:image_url.prompt_cache_breakpoint
   content[]:input_text.prompt_cache_breakpoint content[]:input_image.prompt_cache_breakpoint
+  content[]:input_file.prompt_cache_breakpoint content[]:file.prompt_cache_breakpoint
   = Requests with a common prefix share cached work automatically.
 none: output_config.task_budget response_format:wrapper.description text.format.description
   = The template has no place for it. To advise the model, write it into the messages.

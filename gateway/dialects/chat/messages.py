@@ -16,8 +16,8 @@ from contract.messages import TEXT_ARGUMENT
 from gateway.dialects.fields import Parameters, agreed, one_of, read_boolean, read_list, required
 from gateway.dialects.images import MAX_IMAGES, decoded_image
 from gateway.dialects.json_types import schema_of
-from gateway.dialects.members import by_type
-from gateway.dialects.parameters import Endpoints
+from gateway.dialects.members import by_type, name_once
+from gateway.dialects.parameters import Endpoints, unread_file
 from gateway.dialects.request import ImageSource, Sealed
 from gateway.dialects.wire import parse_object, written_object
 from gateway.records.errors import (
@@ -50,9 +50,10 @@ _DATA_SCHEME = "data:"
 _NAME: Final = schema_of(f"str[1:{MAX_NAME_CHARACTERS}]")
 _PART: Final = schema_of(
     """{
-        "type": "text" | "image_url" | "refusal",
+        "type": "text" | "image_url" | "refusal" | "file",
         "text?": str,
         "refusal?": str,
+        "file?": {"file_data": str, "filename?": str | None},
         "image_url?": str | {"url": str, "detail?": detail},
     }""",
     detail={"enum": [*DETAILS, None]},
@@ -92,7 +93,8 @@ class MessageParameters(Parameters):
         default=None,
         description="The conversation, oldest message first. Required. Roles: system, developer, "
         "user, assistant, tool and function; in dialect vllm, any. Content is text or a list of "
-        "parts of `type` text or, in user messages, image_url: a data URI, or a URL if the "
+        "parts of `type` text or, in user messages, file, of which the model sees only the name, "
+        "type and size, and image_url: a data URI, or a URL if the "
         f"gateway's operator allows its host; at most {MAX_IMAGES} images. `reasoning_content` of "
         "assistant messages is passed to chat templates that use it. If the last message is an "
         "assistant message with `partial`, the response continues it.",
@@ -265,7 +267,7 @@ def _content(
         raise must(path, "be a string or an array of parts", content)
     if not 0 < len(content) <= MAX_PARTS:
         raise must(path, f"have 1 to {MAX_PARTS} parts", len(content))
-    kinds = ["text", *["image_url"] * takes_images, *["refusal"] * takes_refusals]
+    kinds = ["text", *["image_url", "file"] * takes_images, *["refusal"] * takes_refusals]
     return [
         _part(part, f"{path}[{index}]", kinds, conversation) for index, part in enumerate(content)
     ]
@@ -287,6 +289,11 @@ def _part(value: object, path: str, kinds: list[str], conversation: Conversation
             path, url = f"{path}.url", url.get("url")
         add_image(url, path, conversation)
         return {"type": "image"}
+    if kind == "file":
+        name_once("messages.file", conversation.ignored)
+        path, value = f"{path}.{kind}", read_object(part.get(kind), f"{path}.{kind}")
+        data, name = required_text(value, "file_data", path), read_text(value, "filename", path)
+        return {"type": "text", "text": unread_file(None, data=data, name=name)}
     return {"type": "text", "text": required_text(part, kind, path)}
 
 

@@ -254,9 +254,8 @@ class _Reader:
                 name_once("messages.document", self._conversation.ignored)
                 data = required_text(source, "data" if kind == "base64" else "url", path)
                 media = read_text(source, "media_type", path)
-                text = unread_file(media, data=data if kind == "base64" else "")
-                url = [{"type": "text", "text": data}] if kind == "url" else []
-                return [*url, {"type": "text", "text": text}]
+                known = {"data": data} if kind == "base64" else {"name": data}
+                return [{"type": "text", "text": unread_file(media, **known)}]
             case kind:
                 raise unsupported(
                     f"{path}.type",

@@ -28,7 +28,7 @@ from gateway.dialects.chat.messages import (
 from gateway.dialects.fields import one_of, read_list, required
 from gateway.dialects.json_styles import restyled
 from gateway.dialects.members import by_type, name_once
-from gateway.dialects.parameters import Endpoints
+from gateway.dialects.parameters import Endpoints, unread_file
 from gateway.dialects.request import Sealed
 from gateway.dialects.responses.tools import Toolbox, flat_name
 from gateway.records.errors import MissingParameterError, invalid, must, unsupported
@@ -309,6 +309,11 @@ class _Reader:
             check_detail(part, path)
             add_image(part.get("image_url"), f"{path}.image_url", self._conversation)
             return [{"type": "image"}]
+        if kind == "input_file" and (part.get("file_data") or part.get("file_url")):
+            self._ignore(kind)
+            names = ("filename", "file_data", "file_url")
+            name, data, url = (read_text(part, each, path) for each in names)
+            return [_text_part(unread_file(None, data=data or "", name=name or url))]
         if kind in ("input_file", "input_image", "input_audio"):
             raise unsupported(
                 f"{path}.type",

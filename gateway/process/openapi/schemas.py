@@ -112,14 +112,21 @@ _Reasoning
   reasoning_content?: str | None
     # The model's reasoning; dialect `vllm` has it as `reasoning` too.
   reasoning?: str | None
+TextCall
+  name: str
+  input: str  # The text that a tool of type custom gets.
+ChatToolCall  # Has the member that its `type` names.
+  id: str; type: "function" | "custom"; function?: FunctionCall; custom?: TextCall
 ChatMessage
   role: "assistant"
   content: str | None  # Null if the message has only calls.
-  refusal: None; +_Reasoning; tool_calls?: list[ToolCall] | None
+  refusal: None; +_Reasoning; tool_calls?: list[ChatToolCall] | None
   function_call?: FunctionCall  # For requests with `functions`.
 FunctionCallPart = {"arguments": str, "name?": str}
-ToolCallPart  # Only the first part of a call has `id`, `type` and the function's name.
-  index: int; function: FunctionCallPart; id?: str; type?: "function"
+TextCallPart = {"input": str, "name?": str}
+ToolCallPart  # Only the first part of a call has `id`, `type` and the tool's name.
+  index: int; function?: FunctionCallPart; custom?: TextCallPart; id?: str
+  type?: "function" | "custom"
 ChatDelta  # The first delta of a choice has the role; the last is empty.
   role?: "assistant"; content?: str | None; +_Reasoning; tool_calls?: list[ToolCallPart]
   function_call?: FunctionCallPart
@@ -149,6 +156,7 @@ MessageUsage
   cache_creation_input_tokens: 0
   cache_read_input_tokens: int  # Cached prompt tokens.
   output_tokens: int  # Tokens of the message, including thinking.
+  output_tokens_details: dict  # `thinking_tokens`: those of thinking.
   service_tier: str  # The tier that ran the request; `standard` is `default`.
   cost?: float  # Cost in dollars, if the account or the request enables it.
 MessageBlock
@@ -162,9 +170,12 @@ Message
   stop_reason: stop
   stop_sequence: str | None  # The stop sequence that ended the message.
   usage: MessageUsage
+  context_management?: dict  # `applied_edits`, if the request has `context_management`.
 MessageTokens
   input_tokens: int  # Tokens of the prompt, as they would be billed.
-MessageFailureText = {"type": str, "message": str}
+MessageFailureText
+  type: str; message: str
+  details?: dict  # Of a rejected `thread`: the `error_code` that clients read.
 MessageFailure
   type: "error"; error: MessageFailureText
   request_id?: match("^req_")  # The same as the header `request-id`.
@@ -186,6 +197,7 @@ Response
   incomplete_details: dict | None
   usage: ResponseUsage | None
   tools: list; tool_choice: Any; parallel_tool_calls: bool
+  presence_penalty: float; frequency_penalty: float
 ResponseTokens
   object: "response.input_tokens"
   input_tokens: int  # Tokens of the prompt, as they would be billed.

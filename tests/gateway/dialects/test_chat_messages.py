@@ -460,3 +460,18 @@ def test_entries_without_effect_are_named() -> None:
 def test_entries_without_effect_are_named_up_to_a_bound() -> None:
     messages = [USER | {f"e{number}": 1 for number in range(1000)}] * 10
     assert len(read_chat(messages=messages).ignored_parameters) == 32
+
+
+def test_file_is_named_to_the_model() -> None:
+    file = {"filename": "a.pdf", "file_data": "data:application/pdf;base64,AAAA"}
+    content: list[dict[str, Any]] = [{"type": "file", "file": file}]
+    request = read_chat(messages=[{"role": "user", "content": content}])
+    assert request.chat
+    [part] = request.chat.messages[0]["content"]
+    named = "a.pdf, application/pdf, 3 bytes"
+    assert part["text"] == f"[A document, which this model cannot read: {named}]"
+    assert request.ignored_parameters == ("messages.file",)
+    for value, place in ({"filename": "a"}, ".file_data"), (5, ""):
+        content[0]["file"] = value
+        error = chat_refusal(messages=[{"role": "user", "content": content}])
+        assert error.param == f"messages[0].content[0].file{place}"

@@ -36,10 +36,11 @@ SCHEMA: Final = {"type": "object"}
 FUNCTION: Final = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
 ALLOWED: Final = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]}
 STREAMED: Final = {"stream": True, "stream_options": {"include_usage": True}}
+FILE: Final = {"type": "file", "file": {"file_data": "data:application/pdf;base64,JVBERi0="}}
 CHAT: Final = {
     "model": "m",
     "messages": [
-        {"role": "user", "content": [text(), image()]},
+        {"role": "user", "content": [text(), image(), FILE]},
         {
             "role": "assistant",
             "content": [{"type": "refusal", "refusal": "no"}],
@@ -107,6 +108,7 @@ PARTS: Final = [
     *(of_type(kind, text="a") for kind in ("summary_text", "reasoning_text")),
     of_type("refusal", refusal="a"),
     of_type("input_image", image_url=PNG_URI),
+    of_type("input_file", file_url="https://a.b/c.pdf"),
 ]
 RESPONSE_TOOLS: Final = [
     of_type("function", name="f", parameters=SCHEMA),
@@ -310,6 +312,8 @@ PLACES: Final[dict[Endpoints, dict[str, Place]]] = {
         "messages[]:assistant.function_call": (read_chat_body, CHAT, "messages[3].function_call"),
         "content[]:text": (read_chat_body, CHAT, "messages[0].content[0]"),
         "content[]:image_url": (read_chat_body, CHAT, "messages[0].content[1]"),
+        "content[]:file": (read_chat_body, CHAT, "messages[0].content[2]"),
+        "content[]:file.file": (read_chat_body, CHAT, "messages[0].content[2].file"),
         "content[]:image_url.image_url": (read_chat_body, CHAT, "messages[0].content[1].image_url"),
         "content[]:refusal": (read_chat_body, CHAT, "messages[1].content[0]"),
         "thinking": (read_chat_body, CHAT, "thinking"),

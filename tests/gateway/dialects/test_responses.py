@@ -115,6 +115,21 @@ def test_items_of_other_servers_are_left_out_and_named() -> None:
     assert set(request.ignored_parameters) == {f"input.{kind}" for kind in kinds}
 
 
+def test_file_is_named_to_the_model() -> None:
+    data = {
+        "type": "input_file",
+        "filename": "a.pdf",
+        "file_data": "data:application/pdf;base64,AAAA",
+    }
+    url = {"type": "input_file", "file_url": "https://a.b/c.pdf"}
+    request = read(input=[{"role": "user", "content": [data, url]}])
+    assert request.chat is not None
+    start = "[A document, which this model cannot read: "
+    texts = [part["text"] for part in request.chat.messages[0]["content"]]
+    assert texts == [f"{start}a.pdf, application/pdf, 3 bytes]", f"{start}https://a.b/c.pdf]"]
+    assert request.ignored_parameters == ("input.input_file",)
+
+
 def test_messages_keep_their_places() -> None:
     messages = messages_of(
         [

@@ -173,7 +173,7 @@ async def test_long_conversation_loses_the_results_of_older_calls(
     applied = {"type": edit["type"], "cleared_tool_uses": 2, "cleared_input_tokens": saved}
     for stream in (False, True):
         request, claim = await claimed(worker, client, name, **given | edited, stream=stream)
-        assert prompt_of(claim).count("long long") == 39
+        assert prompt_of(claim).count("long long") == 20
         assert prompt_of(claim).count("[Old tool result content cleared]") == 2
         assert len(claim.job.prompt_token_ids) == await counted(**edited)
         await worker.conclude(claim, "Hi")
@@ -184,7 +184,7 @@ async def test_long_conversation_loses_the_results_of_older_calls(
     # It would save too little.
     edit["clear_at_least"] = {"type": "input_tokens", "value": saved + 1}
     request, claim = await claimed(worker, client, name, **given | edited)
-    assert prompt_of(claim).count("long long") == 3 * 39
+    assert prompt_of(claim).count("long long") == 60
     await worker.conclude(claim, "Hi")
     assert (await request).json()["context_management"] == {"applied_edits": []}
 
