@@ -151,7 +151,7 @@ def test_tool_choice_without_tools_calls_nothing(nothing: dict[str, Any]) -> Non
             {"tools": TOOLS, "tool_choice": allowed("clock")},
             "tool_choice.allowed_tools.tools[0]",
             (
-                "'tool_choice.allowed_tools.tools[0]' must be an object of type function "
+                "'tool_choice.allowed_tools.tools[0]' must be an object of type function or custom "
                 "that names one"
             ),
         ),
