@@ -301,8 +301,8 @@ class ChatRequest:
     opens_message: bool = True
     """Whether the prompt ends with the beginning of a new message, if none is continued."""
     shows_reasoning: bool = True
-    edits: list[ToolClearing] = field(default_factory=list)
-    """Edits of the messages that the size of the prompt triggers."""
+    clearing: ToolClearing | None = None
+    """The edit of the messages that the size of the prompt triggers."""
     uses_legacy_functions: bool = False
     """Whether the client uses `functions` and gets a `function_call` in the response."""
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from redis.exceptions import RedisError
@@ -276,34 +276,28 @@ class RequestChecker:
         return RenderedRequest(chat, card, tokenizer, template)
 
     async def _edited(self, rendered: RenderedRequest, call: Call) -> RenderedRequest:
-        """Return a request whose chat is edited, if it is as long as its edits require."""
-        request = rendered.chat.request
+        """Return a request whose chat is edited, if it is as long as its edit requires."""
+        request, applied = rendered.chat.request, list[dict[str, Any]]()
         options, chat = request.form_options, request.chat
-        if chat is None or not chat.edits or not isinstance(options, MessagesOptions):
+        clearing = None if chat is None else chat.clearing
+        if chat is None or clearing is None or not isinstance(options, MessagesOptions):
             return rendered
         tokens, rendered = await self._measured(rendered, call)
-        applied = []
-        for edit in chat.edits:
-            clear = partial(clear_tool_uses, chat, edit, tokens)
-            edited, uses = await call.beside(clear)
-            if not uses:
-                continue
-            changed = msgspec.structs.replace(request, chat=edited)
-            checked = await self._check_chat(
-                changed, rendered.card, rendered.tokenizer, call.beside
-            )
-            shorter = rendered._replace(chat=checked)
-            left, shorter = await self._measured(shorter, call)
-            if tokens - left < edit.at_least:
-                continue
+        clear = partial(clear_tool_uses, chat, clearing, tokens)
+        edited, uses = await call.beside(clear)
+        if uses:
+            changed, card = msgspec.structs.replace(request, chat=edited), rendered.card
+            checked = await self._check_chat(changed, card, rendered.tokenizer, call.beside)
+            left, shorter = await self._measured(rendered._replace(chat=checked), call)
             cleared = {"cleared_tool_uses": uses, "cleared_input_tokens": max(tokens - left, 0)}
-            applied.append({"type": CLEAR_TOOL_USES, **cleared})
-            tokens, rendered, chat = left, shorter, edited
+            if tokens - left >= clearing.at_least:
+                rendered, applied = shorter, [{"type": CLEAR_TOOL_USES, **cleared}]
         options = msgspec.structs.replace(options, applied_edits=applied)
         request = msgspec.structs.replace(rendered.chat.request, form_options=options)
-        prepared = rendered.prepared and (request, rendered.prepared[1])
-        whole = msgspec.structs.replace(rendered.chat, request=request)
-        return rendered._replace(chat=whole, prepared=prepared)
+        return rendered._replace(
+            chat=msgspec.structs.replace(rendered.chat, request=request),
+            prepared=rendered.prepared and (request, rendered.prepared[1]),
+        )
 
     async def _measured(self, rendered: RenderedRequest, call: Call) -> tuple[int, RenderedRequest]:
         """Return the tokens of a prompt, and the request with the prompt if it fits."""

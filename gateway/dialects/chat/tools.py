@@ -6,11 +6,11 @@ from typing import Annotated, Any, Final
 from pydantic import Field
 
 from gateway.dialects.chat.messages import read_object
+from gateway.dialects.chat.text_tools import read_text_tool
 from gateway.dialects.fields import read_list, typed
 from gateway.dialects.json_types import schema_of
 from gateway.dialects.profile import Profile
 from gateway.dialects.request import Tool, ToolMode, ToolUse
-from gateway.dialects.structured.text_tools import read_text_tool
 from gateway.dialects.structured.tools import (
     CHOICE,
     FUNCTION_NAME,

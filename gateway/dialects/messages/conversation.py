@@ -131,7 +131,8 @@ class _Reader:
             place = f"{path}[{index}]"
             block, kind = self._block(each, place, _OF_SYSTEM_MESSAGES)
             if kind == "text":
-                texts += [] if is_hidden else [block]
+                text = required_text(block, "text", place)
+                texts += [] if is_hidden else [{"type": "text", "text": text}]
                 continue
             changes, definitions = read_changes(block, place, conversation.ignored)
             conversation.tool_changes += changes

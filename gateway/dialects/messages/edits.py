@@ -15,7 +15,7 @@ from gateway.dialects.fields import (
 )
 from gateway.dialects.members import name_once
 from gateway.dialects.request import ChatRequest, ToolClearing
-from gateway.records.errors import must
+from gateway.records.errors import invalid, must
 
 CLEAR_TOOL_USES: Final = "clear_tool_uses_20250919"
 CLEARED: Final = "[Old tool result content cleared]"
@@ -29,18 +29,23 @@ _MOST_NAMES: Final = 1024
 _LONGEST_NAME: Final = 256
 
 
-def read_edits(value: object, ignored: list[str]) -> list[ToolClearing]:
-    """Return the edits that are served, and name the others. Raises a BadRequestError."""
-    management = optional_object(value, "context_management")
-    path = "context_management.edits"
-    edits = list[ToolClearing]()
+def read_clearing(value: object, ignored: list[str]) -> ToolClearing | None:
+    """Return the edit that is served, if there is one, and name the others.
+
+    Raises a BadRequestError.
+    """
+    management, path = optional_object(value, "context_management"), "context_management.edits"
+    clearing = None
     for index, each in enumerate(read_list(management.get("edits"), path, most=_MOST_EDITS)):
         edit = read_object(each, f"{path}[{index}]")
-        if (kind := edit.get("type")) == CLEAR_TOOL_USES:
-            edits.append(_read(edit, f"{path}[{index}]"))
-        elif edit.get("keep") != "all":  # It changes nothing.
-            name_once(f"context_management.{kind or ''}".rstrip("."), ignored)
-    return edits
+        if (kind := edit.get("type")) != CLEAR_TOOL_USES:
+            if edit.get("keep") != "all":  # That changes nothing.
+                name_once(f"context_management.{kind or ''}".rstrip("."), ignored)
+        elif clearing is not None:
+            raise invalid(path, f"must have one edit of type {CLEAR_TOOL_USES}. Given: several.")
+        else:
+            clearing = _read(edit, f"{path}[{index}]")
+    return clearing
 
 
 def _read(edit: dict[str, Any], path: str) -> ToolClearing:

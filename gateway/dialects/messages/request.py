@@ -31,7 +31,7 @@ from gateway.dialects.messages.conversation import (
     MessagesConversation,
     read_conversation,
 )
-from gateway.dialects.messages.edits import read_edits
+from gateway.dialects.messages.edits import read_clearing
 from gateway.dialects.messages.tools import (
     MAX_EXAMPLES,
     MAX_TOOLS,
@@ -224,7 +224,7 @@ def _read(wire: MessageRequest, profile: Profile, *, max_tokens: int) -> Generat
         raise UnsupportedThreadError(f"'thread' is not supported. {reason}", param="thread")
     ignored = [*unread(extra, REJECTED_BY_MESSAGES), *conversation.ignored]
     ignored += unread_inside(wire, Endpoints.MESSAGES)
-    edits = read_edits(wire.context_management, ignored)
+    clearing = read_clearing(wire.context_management, ignored)
     request = msgspec.structs.replace(
         shared,
         profile=profile,
@@ -232,7 +232,7 @@ def _read(wire: MessageRequest, profile: Profile, *, max_tokens: int) -> Generat
         form_options=MessagesOptions(
             omits_thinking=(wire.thinking or {}).get("display") == "omitted"
         ),
-        chat=replace(_chat(wire, conversation, thinking), edits=edits),
+        chat=replace(_chat(wire, conversation, thinking), clearing=clearing),
         adds_special_tokens=False,
         stop=read_strings(
             wire.stop_sequences,

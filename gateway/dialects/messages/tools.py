@@ -114,9 +114,8 @@ def read_changes(
 
 def text_of_changes(changes: Sequence[ToolChange], definitions: Sequence[dict[str, Any]]) -> str:
     """Return what the model reads about changes at their place in the conversation."""
-    lines = []
-    if definitions:
-        lines += ["These tools are available, too:", *(json.dumps(each) for each in definitions)]
+    lines = ["These tools are available, too:"] * bool(definitions)
+    lines += (json.dumps(each, ensure_ascii=False) for each in definitions)
     for is_added, text in ((True, "available now"), (False, "no longer available")):
         names = [each.name for each in changes if each.is_added is is_added and not each.tool]
         lines += [f"These tools are {text}: {', '.join(names)}"] * bool(names)

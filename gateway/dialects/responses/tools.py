@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gateway.dialects.chat.messages import read_object, read_text
+from gateway.dialects.chat.text_tools import read_text_tool
 from gateway.dialects.fields import read_boolean, read_list, required
 from gateway.dialects.json_types import schema_of
 from gateway.dialects.members import by_type, name_once
@@ -22,7 +23,6 @@ from gateway.dialects.request import (
     ToolUse,
 )
 from gateway.dialects.structured.structures import checked_schema
-from gateway.dialects.structured.text_tools import read_text_tool
 from gateway.dialects.structured.tools import check_names, checked_use
 from gateway.records.errors import MissingParameterError, must
 

@@ -467,8 +467,8 @@ def test_results_of_tools_are_cleared_from_a_long_conversation() -> None:
     def cleared(tokens: int = 0, **edit: Any) -> tuple[int, list[Any], list[Any]]:
         given = {"edits": [{"type": "clear_tool_uses_20250919", **edit}]}
         made = chat(messages=messages, context_management=given)
-        [read_edit] = made.edits
-        edited, number = clear_tool_uses(made, read_edit, tokens)
+        assert made.clearing is not None
+        edited, number = clear_tool_uses(made, made.clearing, tokens)
         assert (edited is made) is (number == 0)
         contents = [each["content"] for each in edited.messages if each["role"] == "tool"]
         inputs = [
@@ -517,6 +517,8 @@ def test_results_of_tools_are_cleared_from_a_long_conversation() -> None:
         with pytest.raises(BadRequestError) as caught:
             cleared(**edit)
         assert caught.value.param == f"context_management.edits[0]{place}"
+    with pytest.raises(BadRequestError, match="must have one edit of type"):
+        read(context_management={"edits": [{"type": "clear_tool_uses_20250919"}] * 2})
 
 
 @all_cases("thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "msg_a"}])
