@@ -366,9 +366,9 @@ WRONG: list[tuple[Any, str, str]] = [
     ([calling(*[call()] * 129)], "[0].tool_calls", "must have at most 128 entries. Given: 129."),
     ([calling(5)], "[0].tool_calls[0]", "must be an object. Given: 5."),
     (
-        [calling(call(type="custom"))],
+        [calling(call(type="other"))],
         "[0].tool_calls[0].type",
-        'must be function. Given: "custom".',
+        'must be one of function, custom. Given: "other".',
     ),
     ([calling(call(id=LONG))], "[0].tool_calls[0].id", "must have 1 to 256 characters."),
     ([calling(call(function=5))], "[0].tool_calls[0].function", "must be an object. Given: 5."),
