@@ -9,6 +9,7 @@ from typing import Any
 
 from redis.asyncio import Redis
 
+from common.clock import now_seconds
 from contract import keys, messages
 from contract.messages import (
     CallPiece,
@@ -162,9 +163,9 @@ class FakeWorker:
         """End the job: last frame, then lease. `tokens` defaults to what was sent."""
         job, prompt_tokens = claim.job, len(claim.job.prompt_token_ids)
         counted = self.sent_tokens(claim) if tokens is None else tokens
-        finished = JobFinished(
-            job.handle, claim.attempt, prompt_tokens, counted, cached, engine=ENGINE, **fields
-        )
+        counts = (prompt_tokens, counted, cached)
+        fields = {"engine": ENGINE, "ended_at": now_seconds(), **fields}
+        finished = JobFinished(job.handle, claim.attempt, *counts, **fields)
         await self.send(job.gateway, finished=[finished])
         await self.drop(claim, tokens=counted, cached=cached)
 

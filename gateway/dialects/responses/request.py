@@ -71,7 +71,7 @@ _UNSERVED: Final = frozenset(
 )
 """Parameters of chats without which a response has one form only."""
 
-_SERVED: Final = frozenset({"context_management", "container", "max_output_tokens", "store"})
+_SERVED: Final = frozenset({"context_management", "max_output_tokens", "store"})
 """Parameters that chats reject. Here they are served, or concern only OpenAI's servers."""
 REJECTED: Final = {
     **{name: row for name, row in REJECTED_BY_CHATS.items() if name not in _SERVED},

@@ -321,6 +321,7 @@ def test_body_of_codex_is_taken() -> None:
         ({"previous_response_id": "resp_1", "input": [OUTPUT]}, "previous_response_id"),
         ({"conversation": {"id": "c"}}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
+        ({"container": "c"}, "container"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"n": 2}, "n"),
         ({"top_logprobs": 21}, "top_logprobs"),

@@ -22,14 +22,15 @@ from tests.support.stack import MODEL, Stack
 
 RESPONSES = "/v1/responses"
 PATCH = '*** Begin Patch\n*** Add File: a "b".txt\n+é\n*** End Patch\n'
+WHOLE: dict[str, Any] = {"description": None, "parameters": {"type": "object"}, "strict": False}
 TOOLS: list[Any] = [
-    {"type": "function", "name": "exec_command", "parameters": {"type": "object"}, "strict": False},
+    {"type": "function", "name": "exec_command", **WHOLE},
     {"type": "custom", "name": "apply_patch", "description": "Edits files."},
     {
         "type": "namespace",
         "name": "mcp",
         "description": "A server.",
-        "tools": [{"type": "function", "name": "look", "parameters": {"type": "object"}}],
+        "tools": [{"type": "function", "name": "look", **WHOLE}],
     },
 ]
 ASKED: dict[str, Any] = {"model": MODEL, "input": "Hello", "max_output_tokens": 8}
