@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import Flag, StrEnum, auto
-from itertools import islice
+from itertools import accumulate, compress, islice
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -38,7 +38,9 @@ UNSEEN_IMAGE: Final = "[An image, which this model cannot see.]"
 _BASE64: Final = (3, 4)
 """Bytes, and the characters that stand for them."""
 
-_SAFE_NAME: Final = re.compile(r"[A-Za-z0-9_.\[\]-]{1,64}")
+_SAFE_NAME: Final = re.compile(r"[A-Za-z0-9_.$*\[\]-]{1,192}")
+_MAX_HEADER_CHARACTERS: Final = 2048
+"""Maximum characters of all names: proxies limit the headers of a response to 4 KiB."""
 _NOTHING: Final[tuple[Any, ...]] = (None, "", [], {})
 """Values that request nothing; so does false, except where true is accepted."""
 
@@ -406,7 +408,9 @@ def ignored_header(names: Iterable[str]) -> dict[str, str]:
 
 def shown_names(names: Iterable[str]) -> tuple[str, ...]:
     """Return the names that the header has: the client chooses them, so they must be safe."""
-    return tuple(islice(filter(_SAFE_NAME.fullmatch, names), MAX_NAMED))
+    safe = tuple(islice(filter(_SAFE_NAME.fullmatch, names), MAX_NAMED))
+    ends = accumulate(len(name) + 1 for name in safe)
+    return tuple(compress(safe, (end <= _MAX_HEADER_CHARACTERS for end in ends)))
 
 
 def reject_ignored(names: Sequence[str]) -> None:

@@ -143,6 +143,8 @@ class Structure:
     """The parameter that contains it."""
     path: str = field(default="", compare=False)
     """Path from the parameter to the source, such as `.json_schema`."""
+    is_strict: bool = True
+    """Whether a schema that cannot be enforced completely is rejected."""
 
     @property
     def place(self) -> str:
@@ -204,6 +206,10 @@ class ToolUse:
     def is_forced(self) -> bool:
         """Whether the response is calls and nothing else, except for reasoning."""
         return self.mode is not ToolMode.AUTO
+
+    def is_exact(self, tool: Tool) -> bool:
+        """Whether the arguments of a tool match its schema."""
+        return tool.is_strict or self.is_forced
 
     @property
     def is_constraint(self) -> bool:

@@ -199,8 +199,7 @@ class RequestChecker:
         elif not has_own_limit:
             checked = _within_limits(checked, call.principal.limits)
         _check_size(request, checked.prepared, most_bytes=self._settings.max_held_bytes)
-        grammar = await self._grammar(chat, card, call.principal.tenant_id)
-        return msgspec.structs.replace(checked, grammar=grammar)
+        return await self._with_grammar(checked, chat, call)
 
     async def prompt_tokens(self, call: Call, endpoint: Endpoint) -> tuple[int, tuple[str, ...]]:
         """Return the tokens of a request's prompt, as they would be billed. Raises an ApiError.
@@ -416,9 +415,12 @@ class RequestChecker:
         )
         return CheckedChat(request, parsing, rendered.reasoning, enforced)
 
-    async def _grammar(self, chat: CheckedChat, card: WorkerCard, tenant_id: str) -> str:
-        if chat.request.structure is None and chat.enforced_tools is None:
-            return ""
+    async def _with_grammar(
+        self, checked: CheckedRequest, chat: CheckedChat, call: Call
+    ) -> CheckedRequest:
+        request, card, principal = checked.request, checked.card, call.principal
+        if request.structure is None and chat.enforced_tools is None:
+            return checked
         digest = card.tokenizer_digest
         tokenizer = TokenizerSource(
             digest,
@@ -426,13 +428,18 @@ class RequestChecker:
             eos_token_ids=card.eos_token_ids,
             vocabulary_size=card.vocabulary_size,
         )
-        return await self._grammars.compile(
-            chat.request.structure,
+        compiled = await self._grammars.compile(
+            request.structure,
             chat.enforced_tools,
-            tenant_id=tenant_id,
+            tenant_id=principal.tenant_id,
             tokenizer=tokenizer,
             reasoning=chat.reasoning,
         )
+        if principal.is_strict:
+            reject_ignored(compiled.unenforced)
+        ignored = (*request.ignored_parameters, *compiled.unenforced)
+        request = msgspec.structs.replace(request, ignored_parameters=ignored)
+        return msgspec.structs.replace(checked, request=request, grammar=compiled.grammar)
 
 
 def _check_kind(endpoint: Endpoint, request: GenerationRequest, card: WorkerCard) -> None:

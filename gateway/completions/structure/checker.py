@@ -1,5 +1,6 @@
 """Check structures and tools of requests, and compile them into grammars for the engine."""
 
+import dataclasses
 import hashlib
 from typing import Final
 
@@ -40,9 +41,10 @@ class GrammarChecker:
         tenant_id: str,
         tokenizer: TokenizerSource,
         reasoning: Reasoning | None = None,
-    ) -> str:
+    ) -> Verdict:
         """Return the grammar for `GenerationJob.grammar`; empty if nothing is constrained.
 
+        The verdict also has the places of what is not enforced of schemas that are not strict.
         With both a structure and tools, the text is either calls or matches the structure.
         `reasoning` describes the reasoning that ends before either of them begins.
 
@@ -50,11 +52,14 @@ class GrammarChecker:
         TenantQueueFullError if too many structures of the tenant are waiting, and OverloadedError.
         """
         if structure is None and (tool_use is None or not tool_use.is_constraint):
-            return ""
+            return Verdict()
         constraint = Constraint(structure, tool_use, reasoning)
         verdict = await self._verdict(constraint, tokenizer, tenant_id)
+        if verdict == _TOO_EXPENSIVE and constraint.has_lenient:
+            lenient = dataclasses.replace(constraint, enforces_lenient=False)
+            verdict = await self._verdict(lenient, tokenizer, tenant_id)
         if not verdict.refusal:
-            return verdict.grammar
+            return verdict
         named = verdict.param
         if not named and structure is not None:
             named = structure.place

@@ -7,7 +7,8 @@ from typing import Any
 from contract.grammar import MAX_GRAMMAR_CHARACTERS
 from gateway.completions.structure import lark
 from gateway.completions.structure.errors import RefusedError
-from gateway.completions.structure.schemas import check_numbers, json_from_schema
+from gateway.completions.structure.numbers import check_numbers
+from gateway.completions.structure.schemas import Schemas
 from gateway.records.errors import shown
 
 _OPTIONS_LINE = re.compile(r"^\s*%llguidance\s*\{[^\n]*\}[ \t]*$", re.MULTILINE)
@@ -112,7 +113,7 @@ class _Grammars:
         (kind,) = kinds
         try:
             if kind == "json_schema":
-                return json_from_schema(grammar[kind])
+                return Schemas().json(grammar[kind], f"{self._place}[{index}].{kind}")
             if not isinstance(text := grammar[kind], str):
                 raise RefusedError(f"it must be a string. Given: {shown(text)}")
             return lark.block(self._with_references(from_lark(text)))

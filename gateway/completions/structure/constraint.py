@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import msgspec
 
 from gateway.completions.structure import lark
+from gateway.completions.structure.schemas import Schemas
 from gateway.completions.structure.tools import calls_alone, calls_in_text
 from gateway.completions.structure.translate import to_lark
 from gateway.dialects.request import Reasoning, Structure, ToolUse
@@ -20,6 +21,17 @@ class Constraint:
     tool_use: ToolUse | None
     reasoning: Reasoning | None
     """Reasoning that ends before the constraint begins; None if there is none."""
+    enforces_lenient: bool = True
+    """Whether lenient schemas are enforced at all."""
+
+    @property
+    def has_lenient(self) -> bool:
+        """Whether a schema is enforced that need not be enforced completely."""
+        use, structure = self.tool_use, self.structure
+        tools = [each for each in use.callable_tools if use.is_exact(each)] if use else []
+        return not (structure is None or structure.is_strict) or not all(
+            each.is_strict or each.grammar for each in tools
+        )
 
     @property
     def is_compound(self) -> bool:
@@ -44,11 +56,14 @@ def added_tokens(tokenizer_json: bytes) -> lark.TokenIds:
     return {token.content: token.id for token in file.added_tokens}
 
 
-def to_grammar(constraint: Constraint, token_ids: lark.TokenIds) -> str:
+def to_grammar(
+    constraint: Constraint, token_ids: lark.TokenIds, schemas: Schemas | None = None
+) -> str:
     """Return one Lark grammar for llguidance that matches the constraint. Raises RefusedError."""
+    schemas = schemas or Schemas(enforces_lenient=constraint.enforces_lenient)
     if constraint.structure is not None and not constraint.is_compound:
-        return to_lark(constraint.structure)
-    content = _content(constraint, token_ids)
+        return to_lark(constraint.structure, schemas)
+    content = _content(constraint, token_ids, schemas)
     if constraint.reasoning is None:
         return lark.document(content.expression, *content.rules)
     reasoning = _reasoning(constraint.reasoning, token_ids)
@@ -56,22 +71,22 @@ def to_grammar(constraint: Constraint, token_ids: lark.TokenIds) -> str:
     return lark.document(start, *content.rules, *reasoning.rules)
 
 
-def calls_grammar(tool_use: ToolUse, token_ids: lark.TokenIds) -> str:
+def calls_grammar(tool_use: ToolUse, token_ids: lark.TokenIds, schemas: Schemas) -> str:
     """Return the grammar of tool calls without surrounding text. Raises RefusedError."""
-    calls = calls_alone(tool_use, token_ids)
+    calls = calls_alone(tool_use, token_ids, schemas)
     return lark.document(calls.expression, *calls.rules)
 
 
-def _content(constraint: Constraint, token_ids: lark.TokenIds) -> lark.Part:
+def _content(constraint: Constraint, token_ids: lark.TokenIds, schemas: Schemas) -> lark.Part:
     structure, tool_use = constraint.structure, constraint.tool_use
     if tool_use is None:
         if structure is None:
             raise ValueError("a constraint needs a structure or tools")
-        return lark.nested("answer", to_lark(structure))
+        return lark.nested("answer", to_lark(structure, schemas))
     if structure is None:
-        return calls_in_text(tool_use, token_ids)
-    structured = lark.nested("answer", to_lark(structure))
-    calls = calls_alone(tool_use, token_ids)
+        return calls_in_text(tool_use, token_ids, schemas)
+    structured = lark.nested("answer", to_lark(structure, schemas))
+    calls = calls_alone(tool_use, token_ids, schemas)
     return lark.Part(
         f"{structured.expression} | {calls.expression}", structured.rules + calls.rules
     )

@@ -2,10 +2,13 @@
 
 from typing import Final
 
-MAX_SOURCE_BYTES: Final = 128 * 1024
+MAX_SOURCE_BYTES: Final = 1024 * 1024
 """Maximum bytes of a structure or a list of tools as sent to the sandbox."""
 MAX_NESTING: Final = 64
 """Maximum nesting of groups in a grammar, and of objects and arrays in a schema."""
+
+MAX_PATH_CHARACTERS: Final = 96
+"""Maximum characters of a path in a schema before the name that exceeds them."""
 
 MAX_CHOICES: Final = 1024
 MAX_CHOICE_CHARACTERS: Final = 4096

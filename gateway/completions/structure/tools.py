@@ -8,23 +8,19 @@ is, without the JSON's end, so that the grammar needs no escapes.
 import json
 import re
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from tokenizers import Tokenizer
 
 from gateway.completions.structure import lark
 from gateway.completions.structure.errors import RefusedError
-from gateway.completions.structure.schemas import json_from_schema
+from gateway.completions.structure.schemas import Schemas
 from gateway.completions.structure.translate import to_lark
 from gateway.dialects.request import Tool, ToolMode, ToolUse
 
 OPENING: Final = "<tool_call>"
 CLOSING: Final = "</tool_call>"
-
-_ANY_OBJECT: Final = {"type": "object"}
-_NO_PROPERTIES: Final[dict[str, Any]] = {**_ANY_OBJECT, "properties": {}}
-"""What a schema of arguments adds to: without properties, a tool has no arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +53,14 @@ def has_tool_calls(tokenizer: Tokenizer) -> bool:
     return tokenizer.token_to_id(OPENING) is not None
 
 
-def calls_in_text(tool_use: ToolUse, token_ids: lark.TokenIds) -> lark.Part:
+def calls_in_text(tool_use: ToolUse, token_ids: lark.TokenIds, schemas: Schemas) -> lark.Part:
     """Return the grammar of a text with calls. Raises RefusedError.
 
     If a call is required, its arguments match the schema of its tool. If calls are optional, free
     text may surround them, and only the arguments of strict tools must match.
     """
     if tool_use.is_forced:
-        return calls_alone(tool_use, token_ids)
+        return calls_alone(tool_use, token_ids, schemas)
     closing = lark.mark(CLOSING, token_ids)
     count = "*" if tool_use.is_parallel else "?"
     if OPENING in token_ids:
@@ -78,12 +74,12 @@ def calls_in_text(tool_use: ToolUse, token_ids: lark.TokenIds) -> lark.Part:
             opening,
             "text: TEXT",
             rf"TEXT: /(.|\n)*/ & ~/(.|\n)*{OPENING}(.|\n)*/",
-            *_bodies(tool_use),
+            *_bodies(tool_use, schemas),
         ),
     )
 
 
-def calls_alone(tool_use: ToolUse, token_ids: lark.TokenIds) -> lark.Part:
+def calls_alone(tool_use: ToolUse, token_ids: lark.TokenIds, schemas: Schemas) -> lark.Part:
     """Return the grammar of one call, or of several if allowed, and nothing else.
 
     Raises RefusedError.
@@ -92,7 +88,7 @@ def calls_alone(tool_use: ToolUse, token_ids: lark.TokenIds) -> lark.Part:
     is_single = tool_use.mode is ToolMode.NAMED or not tool_use.is_parallel
     return lark.Part(
         "call" if is_single else r"call (/\n?/ call)*",
-        (*_bodies(tool_use), rf"call: {opening} /\n?/ body {closing}"),
+        (*_bodies(tool_use, schemas), rf"call: {opening} /\n?/ body {closing}"),
     )
 
 
@@ -110,16 +106,16 @@ def parse_tool_calls(text: str) -> list[ToolCall]:
     return calls
 
 
-def _bodies(tool_use: ToolUse) -> tuple[str, ...]:
+def _bodies(tool_use: ToolUse, schemas: Schemas) -> tuple[str, ...]:
     bodies = [
-        _body(tool, f"text{index}", is_exact=tool.is_strict or tool_use.is_forced)
+        _body(tool, f"text{index}", schemas, is_exact=tool_use.is_exact(tool))
         for index, tool in enumerate(tool_use.callable_tools)
     ]
     rules = (rule for body in bodies for rule in body.rules)
     return "body: " + "\n | ".join(body.expression for body in bodies), *rules
 
 
-def _body(tool: Tool, text_rule: str, *, is_exact: bool) -> lark.Part:
+def _body(tool: Tool, text_rule: str, schemas: Schemas, *, is_exact: bool) -> lark.Part:
     """Return the grammar of a call up to its closing mark. A free text has no other end.
 
     `text_rule` is the name of the rule for such a text.
@@ -135,15 +131,12 @@ def _body(tool: Tool, text_rule: str, *, is_exact: bool) -> lark.Part:
         except RefusedError as error:
             raise RefusedError(str(error), param=error.param or tool.grammar.place) from None
         return lark.Part(f"{head} {lark.literal(' ')} {text.expression}", text.rules)
-    schema: Any = tool.parameters if is_exact else True
-    if isinstance(schema, dict):
-        schema = {**_NO_PROPERTIES, **schema}
-    elif schema is True:
-        schema = _ANY_OBJECT
-    try:
-        arguments = json_from_schema(schema)
-    except RefusedError as error:
-        raise RefusedError(str(error), param=tool.place) from None
+    arguments = schemas.json(
+        tool.parameters if is_exact else True,
+        tool.place,
+        is_strict=tool.is_strict,
+        of_arguments=True,
+    )
     return lark.Part(rf"{head} / ?/ {arguments} {lark.literal('}')} /\n?/")
 
 

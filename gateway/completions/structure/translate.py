@@ -9,24 +9,24 @@ from gateway.completions.structure.errors import RefusedError
 from gateway.completions.structure.gbnf.compile import from_gbnf
 from gateway.completions.structure.gbnf.regular import literal_expression
 from gateway.completions.structure.limits import MAX_CHOICE_CHARACTERS, MAX_CHOICES
-from gateway.completions.structure.schemas import json_from_schema
+from gateway.completions.structure.patterns import LOOKS_AROUND, translated
+from gateway.completions.structure.schemas import Schemas
 from gateway.dialects.request import Structure, StructureKind
 
 _PlainKind = Literal[
     StructureKind.JSON_OBJECT,
-    StructureKind.JSON_SCHEMA,
     StructureKind.REGEX,
     StructureKind.CHOICE,
 ]
 
-_LOOKS_AROUND = re.compile(r"\(\?(?:[=!]|<[=!])")
 _REFERS_BACK = re.compile(r"\\[1-9]|\\k<|\(\?P=")
 
 
-def to_lark(structure: Structure) -> str:
+def to_lark(structure: Structure, schemas: Schemas | None = None) -> str:
     """Return one Lark grammar for llguidance that matches the structure.
 
-    Raises RefusedError. The grammar is not compiled yet and may still be invalid or too large.
+    `schemas` translates its schema. Raises RefusedError. The grammar is not compiled yet and may
+    still be invalid or too large.
     """
     match structure.kind:
         case StructureKind.GBNF:
@@ -35,6 +35,10 @@ def to_lark(structure: Structure) -> str:
             return from_lark(_text(structure.source))
         case StructureKind.LLGUIDANCE:
             return from_llguidance(structure.source, structure.place)
+        case StructureKind.JSON_SCHEMA:
+            schemas = schemas or Schemas()
+            source, place = structure.source, structure.place
+            return lark.document(schemas.json(source, place, is_strict=structure.is_strict))
         case _:
             return lark.document(_start(structure.kind, structure.source))
 
@@ -42,9 +46,7 @@ def to_lark(structure: Structure) -> str:
 def _start(kind: _PlainKind, source: Any) -> str:
     match kind:
         case StructureKind.JSON_OBJECT:
-            return json_from_schema({"type": "object"})
-        case StructureKind.JSON_SCHEMA:
-            return json_from_schema(source)
+            return lark.json_value({"type": "object"})
         case StructureKind.REGEX:
             return regex_terminal(_text(source))
         case StructureKind.CHOICE:
@@ -79,8 +81,8 @@ def regex_terminal(expression: str) -> str:
     if "\0" in expression:
         raise RefusedError("a regular expression must not contain a NUL character")
     plain = _without_escaped_backslashes(expression)
-    if _LOOKS_AROUND.search(plain):
-        raise RefusedError("a regular expression must not use look-around")
+    if LOOKS_AROUND.search(plain):
+        expression = translated(expression)
     if _REFERS_BACK.search(plain):
         raise RefusedError("a regular expression must not use backreferences")
     return lark.regex(_without_anchors(expression))

@@ -240,7 +240,10 @@ def _structure(value: object) -> Structure | None:
             return Structure(StructureKind.JSON_OBJECT, None, "text.format")
         case "json_schema":
             schema = checked_schema(form.get("schema"), "text.format.schema")
-            return Structure(StructureKind.JSON_SCHEMA, schema, "text.format", ".schema")
+            is_strict = form.get("strict") is True
+            return Structure(
+                StructureKind.JSON_SCHEMA, schema, "text.format", ".schema", is_strict=is_strict
+            )
         case _:
             return None
 

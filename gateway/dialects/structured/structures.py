@@ -141,15 +141,21 @@ def _json_format(value: dict[str, Any], *, needs_schema: bool) -> Structure:
     if isinstance(schema, str):
         # Fireworks takes it as text, too.
         schema = decoded_schema(schema, place)
+    is_strict = False
     if (
         member != "schema"
         and isinstance(schema, dict)
         and ("schema" in schema or schema.keys() <= {*_WRAPPER, "value"})
     ):
+        is_strict = schema.get("strict") is True
         within = "schema" if "schema" in schema or "value" not in schema else "value"
         place, schema = f"{place}.{within}", schema.get(within)
     return Structure(
-        StructureKind.JSON_SCHEMA, decoded_schema(schema, place), _FORMAT, f".{member}"
+        StructureKind.JSON_SCHEMA,
+        decoded_schema(schema, place),
+        _FORMAT,
+        place.removeprefix(_FORMAT),
+        is_strict=is_strict,
     )
 
 

@@ -42,6 +42,8 @@ class Verdict(msgspec.Struct, frozen=True):
     param: str = ""
     """What the refusal is about; empty for the structure or template as a whole."""
     lacks_tokenizer: bool = False
+    unenforced: list[str] = []
+    """Places in the body of what is not enforced of schemas."""
 
 
 Order = Tokenizer | CompileTask | Template

@@ -44,11 +44,11 @@ class SandboxSettings:
     """Maximum waiting structures of one tenant; further ones get a 429 response at once."""
     wait_seconds: float = 2.0
     """Maximum wait for a sandbox."""
-    task_seconds: float = 1.0
+    task_seconds: float = 2.0
     """Wall-clock limit for a structure, from the start of its work."""
-    cpu_seconds: float = 0.5
+    cpu_seconds: float = 1.0
     """CPU time limit for a structure."""
-    compile_seconds: float = 0.1
+    compile_seconds: float = 0.25
     """Share of that CPU time for compilation, because the engine compiles again."""
     memory_bytes: int = 2 * 1024**3
     """Address space limit of a sandbox."""

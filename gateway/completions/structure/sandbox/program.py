@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, BinaryIO, Final
 
@@ -47,6 +47,7 @@ from gateway.completions.structure.sandbox.messages import (
     Tokenizer,
     Verdict,
 )
+from gateway.completions.structure.schemas import Schemas
 from gateway.completions.structure.translate import to_lark
 from gateway.dialects.request import Structure, StructureKind, ToolUse
 
@@ -70,6 +71,7 @@ _CALL: Final = {
 LIMITS: Final = LLParserLimits(**PARSER_LIMITS)
 _MAX_REASON_CHARACTERS = 300
 _REGEX_ERROR = "error: "
+_SCHEMA_ERROR = "failed to compile JSON schema: "
 _MAX_STEPS = 96
 _WALK_SECONDS = 0.15
 """CPU time after which a walk ends."""
@@ -226,40 +228,55 @@ class Compiler:
         tokenizer, token_ids = self._tokenizers[task.digest]
         constraint = messages.decode_constraint(task.constraint)
         try:
-            grammar = to_grammar(constraint, token_ids)
-            if constraint.structure is not None and not constraint.is_compound:
-                self._probe_structure(constraint.structure, grammar, tokenizer)
-            else:
-                self._probe_parts(constraint, tokenizer, token_ids)
-                self._probe(grammar, tokenizer, walks=False)
+            try:
+                return self._compiled(constraint, tokenizer, token_ids)
+            except RefusedError as error:
+                if error.is_final or not constraint.has_lenient:
+                    raise
+                # Together, schemas may be too complex.
+                lenient = dataclasses.replace(constraint, enforces_lenient=False)
+                return self._compiled(lenient, tokenizer, token_ids)
         except RefusedError as error:
             refusal = _in_source(str(error), constraint.structure)
             return Verdict(refusal=refusal, param=error.param)
         except (RecursionError, MemoryError):
             return Verdict(refusal="too complex")
-        return Verdict(grammar=grammar)
 
-    def _probe_parts(
+    def _compiled(
         self, constraint: Constraint, tokenizer: LLTokenizer, token_ids: TokenIds
-    ) -> None:
-        """Probe each part: a walk through the whole grammar may see nothing but free text."""
-        if constraint.structure is not None:
-            structure = constraint.structure
-            self._probe_structure(structure, to_lark(structure), tokenizer)
-        if constraint.tool_use is not None:
-            self._probe_tools(constraint.tool_use, tokenizer, token_ids)
+    ) -> Verdict:
+        """Return the grammar after probing each part of it. Raises RefusedError.
 
-    def _probe_structure(self, structure: Structure, grammar: str, tokenizer: LLTokenizer) -> None:
-        """Probe a structure; an error names the first grammar in it that is invalid."""
+        A walk through the whole grammar may see nothing but free text.
+        """
+        schemas = Schemas(enforces_lenient=constraint.enforces_lenient)
+        if constraint.structure is not None:
+            self._probe_structure(constraint.structure, schemas, tokenizer)
+        if constraint.tool_use is not None:
+            self._probe_tools(constraint.tool_use, schemas, tokenizer, token_ids)
+        grammar = to_grammar(constraint, token_ids, schemas)
+        if constraint.is_compound:
+            self._probe(grammar, tokenizer, walks=False)
+        return Verdict(grammar=grammar, unenforced=schemas.unenforced)
+
+    def _probe_structure(
+        self, structure: Structure, schemas: Schemas, tokenizer: LLTokenizer
+    ) -> None:
+        """Probe a structure; an error names the first part of it that is invalid."""
+        grammar = to_lark(structure, schemas)
         try:
             self._probe(grammar, tokenizer)
         except RefusedError:
             if structure.kind is StructureKind.LLGUIDANCE:
                 grammars = llguidance_grammars(structure.source, structure.place)
                 self._probe_each(grammars.items(), tokenizer)
-            raise
+            if not schemas.mend(self._error_finder(tokenizer)):
+                raise
+            self._probe(to_lark(structure, schemas), tokenizer)
 
-    def _probe_tools(self, tool_use: ToolUse, tokenizer: LLTokenizer, token_ids: TokenIds) -> None:
+    def _probe_tools(
+        self, tool_use: ToolUse, schemas: Schemas, tokenizer: LLTokenizer, token_ids: TokenIds
+    ) -> None:
         """Probe the calls of all tools; an error names the first tool that is invalid alone."""
         for tool in tool_use.callable_tools:
             if (grammar := tool.grammar) is not None:
@@ -268,18 +285,33 @@ class Compiler:
                 except RefusedError as error:
                     reason = _in_source(str(error), grammar)
                     raise RefusedError(reason, param=grammar.place) from None
+        calls = calls_grammar(tool_use, token_ids, schemas)
         try:
-            self._probe(calls_grammar(tool_use, token_ids), tokenizer)
+            self._probe(calls, tokenizer)
         except RefusedError as error:
-            calls = (
-                (
-                    tool.grammar.place if tool.grammar else tool.place,
-                    calls_grammar(dataclasses.replace(tool_use, tools=[tool]), token_ids),
-                )
-                for tool in tool_use.callable_tools
-            )
-            self._probe_each(calls, tokenizer)
-            raise RefusedError(_unplaced(str(error)), param=tool_use.param) from None
+            is_mended = schemas.mend(self._error_finder(tokenizer))
+            for tool in () if is_mended else tool_use.callable_tools:
+                alone = dataclasses.replace(tool_use, tools=[tool])
+                try:
+                    self._probe(calls_grammar(alone, token_ids, schemas), tokenizer)
+                except RefusedError as own_error:
+                    if tool.grammar or not schemas.leave_out(tool.parameters):
+                        place = tool.grammar.place if tool.grammar else tool.place
+                        raise RefusedError(_unplaced(str(own_error)), param=place) from None
+                    is_mended = True
+            if not is_mended:
+                raise RefusedError(_unplaced(str(error)), param=tool_use.param) from None
+            self._probe(calls_grammar(tool_use, token_ids, schemas), tokenizer)
+
+    def _error_finder(self, tokenizer: LLTokenizer) -> Callable[[str], str]:
+        def find_error(grammar: str) -> str:
+            try:
+                self._probe(grammar, tokenizer, walks=False)
+            except RefusedError as error:
+                return _unplaced(str(error)).removeprefix(_SCHEMA_ERROR)
+            return ""
+
+        return find_error
 
     def _probe_each(self, grammars: Iterable[tuple[str, str]], tokenizer: LLTokenizer) -> None:
         """Probe grammars by their places in the body. An error names the place."""

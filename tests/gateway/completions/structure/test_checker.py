@@ -15,6 +15,7 @@ import pytest
 
 from gateway.completions.structure.checker import GrammarChecker
 from gateway.completions.structure.limits import MAX_SOURCE_BYTES
+from gateway.completions.structure.sandbox.messages import Verdict
 from gateway.completions.structure.sandbox.pool import SandboxSettings, TokenizerSource
 from gateway.dialects.request import Reasoning, Structure, StructureKind, Tool, ToolMode, ToolUse
 from gateway.records.errors import InvalidGrammarError, OverloadedError, TenantQueueFullError
@@ -70,7 +71,8 @@ async def test_a_structure_becomes_a_grammar_and_a_wrong_one_an_error(
     checker: GrammarChecker, source: TokenizerSource, accepts: Callable[[str, str], bool]
 ) -> None:
     good = Structure(StructureKind.GBNF, 'root ::= "a" | "b"', "grammar")
-    assert accepts(await checker.compile(good, tenant_id="acme", tokenizer=source), "b")
+    verdict = await checker.compile(good, tenant_id="acme", tokenizer=source)
+    assert accepts(verdict.grammar, "b")
     with pytest.raises(InvalidGrammarError) as raised:
         await checker.compile(
             Structure(StructureKind.GBNF, 'root ::= "a" x', "response_format"),
@@ -89,16 +91,14 @@ async def test_tools_become_a_grammar_only_if_they_constrain(
     checker: GrammarChecker, source: TokenizerSource
 ) -> None:
     tools = [Tool("now", True, is_strict=False)]
-    assert (
-        await checker.compile(
-            None, ToolUse(tools, ToolMode.AUTO), tenant_id="acme", tokenizer=source
-        )
-        == ""
+    free = await checker.compile(
+        None, ToolUse(tools, ToolMode.AUTO), tenant_id="acme", tokenizer=source
     )
-    grammar = await checker.compile(
+    assert free.grammar == ""
+    forced = await checker.compile(
         None, ToolUse(tools, ToolMode.REQUIRED), tenant_id="acme", tokenizer=source
     )
-    assert "<[11]>" in grammar
+    assert "<[11]>" in forced.grammar
 
 
 @pytest.mark.parametrize("mode", [ToolMode.AUTO, ToolMode.REQUIRED])
@@ -106,12 +106,15 @@ async def test_error_in_a_tool_names_its_schema(
     checker: GrammarChecker, source: TokenizerSource, mode: ToolMode
 ) -> None:
     good = Structure(StructureKind.CHOICE, ["a"], "response_format")
-    place = "functions[1].parameters"
-    for schema, reason in (
-        ({"type": "foo"}, "Invalid type: foo"),
-        ({"minItems": 10**9}, "minItems"),
+    tools_place = "functions[1].parameters"
+    for schema, reason, path in (
+        ({"type": "foo"}, "'type' must be one or several of", ".type"),
+        ({"properties": {"a": {"minItems": 10**9}}}, "minItems", ".properties.a.minItems"),
+        ({"properties": {"a": {"pattern": "("}}}, "unclosed group", ".properties.a.pattern"),
     ):
-        tools = [Tool("now", True, is_strict=True), Tool("f", schema, is_strict=True, place=place)]
+        place = tools_place + path
+        wrong = Tool("f", schema, is_strict=True, place=tools_place)
+        tools = [Tool("now", True, is_strict=True), wrong]
         for reasoning in (None, THINKING):
             with pytest.raises(InvalidGrammarError, match=reason) as raised:
                 await checker.compile(
@@ -165,7 +168,7 @@ async def test_error_names_the_grammar_that_does_not_compile(
     structure = Structure(StructureKind.LLGUIDANCE, {"grammars": grammars}, "grammar", ".value")
     for reasoning in (None, THINKING):
         message = await refusal_by(checker, structure, source, reasoning=reasoning)
-        assert message.startswith("'grammar.value.grammars[2]' was rejected: failed to compile")
+        assert message.startswith("'grammar.value.grammars[2].json_schema.not' was rejected: ")
 
 
 async def test_positions_refer_to_the_clients_text(
@@ -177,7 +180,7 @@ async def test_positions_refer_to_the_clients_text(
     with pytest.raises(InvalidGrammarError, match=r'line 2, column 4: unknown name: "foo"'):
         await checker.compile(lark, tenant_id="acme", tokenizer=source, reasoning=THINKING)
     schema = Structure(StructureKind.JSON_SCHEMA, {"not": {}}, "json_schema")
-    with pytest.raises(InvalidGrammarError, match=r"rejected: failed to compile .*\[\"not\"\]"):
+    with pytest.raises(InvalidGrammarError, match=r"rejected: 'not' cannot be enforced"):
         await checker.compile(schema, tenant_id="acme", tokenizer=source)
 
 
@@ -380,7 +383,7 @@ async def test_concurrent_structures_are_served_or_get_an_overload_error(
         results = await asyncio.gather(*jobs, return_exceptions=True)
     finally:
         await checker.aclose()
-    served = [result for result in results if isinstance(result, str)]
+    served = [result for result in results if isinstance(result, Verdict)]
     shed = [result for result in results if isinstance(result, TenantQueueFullError)]
     assert (len(served), len(shed)) == (5, 7)
 
@@ -421,7 +424,7 @@ async def test_cancelled_structure_does_not_affect_the_next_one(
     grammar = await checker.compile(
         Structure(StructureKind.CHOICE, ["b"], "x"), tenant_id="acme", tokenizer=source
     )
-    assert accepts(grammar, "b")
+    assert accepts(grammar.grammar, "b")
 
 
 async def test_a_killed_sandbox_is_replaced(

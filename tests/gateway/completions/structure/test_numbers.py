@@ -9,7 +9,7 @@ import pytest
 from gateway.completions.structure import lark
 from gateway.completions.structure.clients_lark import from_lark
 from gateway.completions.structure.errors import RefusedError
-from gateway.completions.structure.schemas import json_from_schema
+from gateway.completions.structure.schemas import Schemas
 from tests.support.cases import all_cases
 
 INT64, UINT64 = 2**63 - 1, 2**64 - 1
@@ -50,7 +50,7 @@ def ranged(least: Any, most: Any, kind: Any = "integer") -> dict[str, Any]:
 def test_numbers_of_a_schema_are_exact(
     accepts: Callable[[str, str], bool], schema: Any, good: list[str], bad: list[str]
 ) -> None:
-    grammar = lark.document(json_from_schema(schema))
+    grammar = lark.document(Schemas().json(schema, "json_schema"))
     assert [text for text in good if not accepts(grammar, text)] == []
     assert [text for text in bad if accepts(grammar, text)] == []
 
@@ -84,7 +84,7 @@ def test_numbers_of_a_schema_are_exact(
 )
 def test_number_that_would_change_is_refused(schema: Any, named: str) -> None:
     with pytest.raises(RefusedError, match=named):
-        json_from_schema(schema)
+        Schemas().json(schema, "json_schema")
     # A Lark grammar may have schemas too.
     with pytest.raises(RefusedError, match=named):
         from_lark(f'start: "%json {{" %json{json.dumps(schema, indent=1)} // %json {{')

@@ -59,6 +59,7 @@ def lark_of(kind: StructureKind, source: Any) -> str:
         (StructureKind.REGEX, r"a\$", ["a$"], ["a"]),
         (StructureKind.REGEX, r"a\\$", ["a\\"], ["a", "a$"]),
         (StructureKind.REGEX, r"(?i)ab|c", ["AB", "aB", "C"], ["abc"]),
+        (StructureKind.REGEX, r"^(?!-)[a-z-]{1,3}$", ["a", "a--"], ["-a", "abcd", ""]),
         (StructureKind.REGEX, "::=\n(x|y)*", ["::=\n", "::=\nxy"], ["::="]),
         (StructureKind.LARK, 'start: "a" x\nx: /b+/ "c"', ["abbc"], ["ac"]),
         (StructureKind.LARK, '%llguidance {}\nstart: "::="', ["::="], [":"]),
@@ -106,10 +107,14 @@ def test_choices_and_regexes_agree_with_python(accepts: Accepts) -> None:
     [
         (StructureKind.JSON_SCHEMA, False, "matches nothing"),
         (StructureKind.JSON_SCHEMA, {"minItems": 10**9}, "'minItems' must be at most 10000"),
-        (StructureKind.JSON_SCHEMA, {"a": {"maxItems": 1e18}}, "'maxItems' must be at most 10000"),
+        (
+            StructureKind.JSON_SCHEMA,
+            {"items": {"maxItems": 1e18}},
+            "'maxItems' must be at most 10000",
+        ),
         (StructureKind.JSON_SCHEMA, {"maxLength": 2**31}, "'maxLength' must be at most 2147483647"),
         (StructureKind.JSON_SCHEMA, json.loads('{"a":' * 70 + "1" + "}" * 70), "nested deeper"),
-        (StructureKind.REGEX, "(?=a)b", "look-around"),
+        (StructureKind.REGEX, "(?=ab)b", "look-around"),
         (StructureKind.REGEX, r"(?<!a)b", "look-around"),
         (StructureKind.REGEX, r"(a)\1", "backreferences"),
         (StructureKind.REGEX, "a\0", "NUL"),
@@ -141,7 +146,11 @@ X = {"name": "x", "lark_grammar": 'start: "x"'}
         (grammars({**X, "json_schema": {}}), "[0]", "either 'lark_grammar' or 'json_schema'"),
         (grammars({"lark_grammar": 1}), "[0].lark_grammar", "Given: 1"),
         (grammars(X, {"lark_grammar": "a: /a/"}), "[1].lark_grammar", "must have a rule 'start'"),
-        (grammars(X, {"json_schema": {"minItems": 10**9}}), "[1].json_schema", "at most 10000"),
+        (
+            grammars(X, {"json_schema": {"minItems": 10**9}}),
+            "[1].json_schema.minItems",
+            "at most 10000",
+        ),
         (grammars(X, X), "[1].name", 'another grammar has the name "x"'),
         (grammars({"lark_grammar": "start: @y"}, X), "[0].lark_grammar", "name of '@y'"),
         (
