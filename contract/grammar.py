@@ -1,4 +1,4 @@
-"""Grammar limits on size and cost, which gateways validate with and engines run with."""
+"""Grammars: their limits, and the formats of calls, which gateways and engines agree on."""
 
 from typing import Final, TypedDict
 
@@ -29,6 +29,15 @@ PARSER_LIMITS: Final[ParserLimits] = {
     "precompute_large_lexemes": False,
     "verbose_errors": False,
 }
+
+HERMES_PARSERS: Final = frozenset({"hermes", "qwen3_json"})
+"""vLLM's names of the parser for Hermes calls."""
+
+ENFORCED_PARSERS: Final = HERMES_PARSERS | {
+    *("qwen3_coder", "qwen3_xml", "llama3_json", "llama4_json"),
+    *("mistral", "deepseek_v3", "deepseek_v31"),
+}
+"""vLLM's names of the parsers whose calls a grammar of the gateway can enforce."""
 
 MAX_GRAMMAR_CHARACTERS: Final = 512 * 1024
 """Most characters of the Lark text, which is part of the job."""

@@ -18,8 +18,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import SandboxedEnvironment
 from typing_extensions import override
 
+from contract.grammar import ENFORCED_PARSERS
 from contract.messages import ChatFormat, ContentFormat
-from worker.parsing.own import HERMES
 
 _log = logging.getLogger(__name__)
 
@@ -56,9 +56,9 @@ class ParserFormat:
     """Whether the parsers look for special tokens."""
 
     @property
-    def has_hermes_calls(self) -> bool:
-        """Whether calls have the form that the gateways' grammars produce."""
-        return self.tool_parser in HERMES
+    def has_enforced_calls(self) -> bool:
+        """Whether the gateways' grammars can enforce the calls."""
+        return self.tool_parser in ENFORCED_PARSERS
 
 
 def chat_format(

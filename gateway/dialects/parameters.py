@@ -433,7 +433,6 @@ class Need(StrEnum):
     TOOLS = "a model with a tool call format"
     CHAT = "a model with a chat template"
     CALLS = "a model with a tool call parser"
-    STRICT_CALLS = "a model whose tool call format can be enforced"
     REASONING = "a model with a reasoning parser"
     THINKING_BUDGET = "an engine with reasoning budgets"
 
@@ -459,7 +458,6 @@ _FEATURES: Final = {
     Feature.IMAGES: Need.IMAGES,
     Feature.CHAT: Need.CHAT,
     Feature.TOOLS: Need.CALLS,
-    Feature.STRICT_TOOLS: Need.STRICT_CALLS,
     Feature.REASONING: Need.REASONING,
     Feature.THINKING_BUDGET: Need.THINKING_BUDGET,
 }
@@ -556,7 +554,8 @@ def _met(
     features: Iterable[Feature], *, has_infill: bool = False, has_tools: bool = False
 ) -> set[Need]:
     found = ((Need.INFILL, has_infill), (Need.TOOLS, has_tools))
-    return {*map(_FEATURES.__getitem__, features), *(need for need, has in found if has)}
+    met = (_FEATURES[each] for each in features if each in _FEATURES)
+    return {*met, *(need for need, has in found if has)}
 
 
 def _with_reasoning(request: GenerationRequest, chat: ChatRequest) -> GenerationRequest:
@@ -612,13 +611,6 @@ def _asked_of_chats(request: GenerationRequest) -> Iterable[tuple[str, Need]]:
         yield request.tools_param, Need.CALLS
         if request.tool_use.is_forced:
             yield request.tool_choice_param, Need.STRUCTURE
-        elif (
-            any(tool.is_strict for tool in request.tool_use.tools)
-            and not request.structure
-            # It would end the session of an agent, so it is named as ignored instead.
-            and request.form_options is None
-        ):
-            yield request.tools_param, Need.STRICT_CALLS
 
 
 def _chain_parameters(chain: SamplerChain, profile: Profile) -> list[str]:

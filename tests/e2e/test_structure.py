@@ -206,14 +206,14 @@ def test_a_required_tool_is_called_with_arguments_of_its_schema(
             "grammar",
             "line 1, column 14: rule 'foo' is not defined",
         ),
-        ({"json_schema": {"uniqueItems": True}}, "json_schema", "uniqueItems"),
+        ({"json_schema": {"uniqueItems": True}}, "json_schema.uniqueItems", "uniqueItems"),
         (
             {"structured_outputs": {"json": {"enum": [1234567890123456789]}}},
-            "structured_outputs.json",
+            "structured_outputs.json.enum",
             "1234567890123456789",
         ),
         (
-            {"structured_outputs": {"regex": "(?=a)b"}},
+            {"structured_outputs": {"regex": "(?=ab)b"}},
             "structured_outputs.regex",
             "look-around",
         ),
@@ -223,7 +223,7 @@ def test_a_required_tool_is_called_with_arguments_of_its_schema(
                     {**WEATHER, "function": {**WEATHER["function"], "parameters": {"not": {}}}}
                 ]
             },
-            "tools[0].function.parameters",
+            "tools[0].function.parameters.not",
             "not",
         ),
     ],

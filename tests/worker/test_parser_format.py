@@ -38,7 +38,7 @@ def test_no_parser_needs_no_tokenizer() -> None:
 @pytest.mark.parametrize("name", ["hermes", "qwen3_json"])
 def test_calls_of_hermes_are_in_the_form_of_grammars(name: str) -> None:
     found = described(tool_parser=name)
-    assert (found.tool_parser, found.has_hermes_calls) == (name, True)
+    assert (found.tool_parser, found.has_enforced_calls) == (name, True)
     assert (found.reasoning_parser, found.reasoning_start, found.reasoning_end) == ("", "", "")
     assert found.shows_special_tokens
 
@@ -46,7 +46,8 @@ def test_calls_of_hermes_are_in_the_form_of_grammars(name: str) -> None:
 @pytest.mark.parametrize("name", ["qwen3", "deepseek_r1", "deepseek_v3", "glm45", "kimi_k2"])
 def test_reasoning_has_its_marks(name: str) -> None:
     found = described(reasoning_parser=name)
-    assert (found.reasoning_parser, found.tool_parser, found.has_hermes_calls) == (name, "", False)
+    assert (found.reasoning_parser, found.tool_parser) == (name, "")
+    assert not found.has_enforced_calls
     assert (found.reasoning_start, found.reasoning_end) == ("<think>", "</think>")
 
 

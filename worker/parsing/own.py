@@ -38,9 +38,6 @@ class ReasoningMarks:
         return "" if token_id == self._start_id else text
 
 
-HERMES = frozenset({"hermes", "qwen3_json"})
-"""vLLM's names of the parser for Hermes calls."""
-
 THINKING = frozenset({"deepseek_r1"})
 """vLLM's names of the parser for reasoning between two marks."""
 

@@ -26,6 +26,7 @@ from gateway.completions.prompt.templates.template import ChatTemplate
 from gateway.completions.prompt.tokenizers import PromptEncoder, TokenizerStore
 from gateway.completions.sealing import Sealer
 from gateway.completions.structure.checker import GrammarChecker
+from gateway.completions.structure.formats import FORMATS, HERMES, MISTRAL, CallFormat
 from gateway.completions.structure.sandbox.pool import TokenizerSource
 from gateway.completions.structure.tools import has_tool_calls
 from gateway.dialects.chat.template_arguments import unread_parameters
@@ -90,6 +91,8 @@ class CheckedChat(msgspec.Struct, frozen=True):
     """The reasoning before structured output."""
     enforced_tools: ToolUse | None
     """Tool use of the request, unless no grammar can describe the model's tool-call format."""
+    call_format: str = "hermes"
+    """The format that a grammar enforces, in `structure.formats`."""
 
 
 class CheckedRequest(msgspec.Struct, frozen=True):
@@ -365,10 +368,10 @@ class RequestChecker:
             inner=inner,
         )
         use = request.tool_use if form is not None and form.tool_parser else None
-        # A grammar enforces the calls in Hermes' format, or in the model's own.
-        has_format = Feature.STRICT_TOOLS in card.features or request.structure is not None
-        is_enforced = use is not None and (has_format or use.is_forced)
-        enforced = use if is_enforced else None
+        call_format = _call_format(card, use, tokenizer)
+        # Otherwise, a grammar makes a model write Hermes' format.
+        must_enforce = use is not None and (use.is_forced or request.structure is not None)
+        enforced = use if call_format or must_enforce else None
         texts = [each.name for each in enforced.tools if each.grammar] if enforced else []
         rendered = await render_chat(
             request, card, self._chat_templates, encoder, beside, text_tools=frozenset(texts)
@@ -395,7 +398,7 @@ class RequestChecker:
             ignored += ["tools.strict"] * any(each.is_strict for each in use.tools)
         parsing = Parsing(
             tools=chat.tools if use is not None else [],
-            has_hermes_calls=enforced is not None and Feature.STRICT_TOOLS not in card.features,
+            has_hermes_calls=enforced is not None and not call_format,
             text_tools=texts,
             finds_reasoning=rendered.finds_reasoning,
             hides_special_tokens=not request.shows_special_tokens,
@@ -413,7 +416,9 @@ class RequestChecker:
             image_params=[[source.param for source in chat.image_sources]],
             ignored_parameters=tuple(sorted({*request.ignored_parameters, *ignored})),
         )
-        return CheckedChat(request, parsing, rendered.reasoning, enforced)
+        if use is None and chat.tools and form is not None and form.tool_parser in FORMATS:
+            request = _without_calls(request, FORMATS[form.tool_parser], tokenizer)
+        return CheckedChat(request, parsing, rendered.reasoning, enforced, call_format or "hermes")
 
     async def _with_grammar(
         self, checked: CheckedRequest, chat: CheckedChat, call: Call
@@ -434,12 +439,36 @@ class RequestChecker:
             tenant_id=principal.tenant_id,
             tokenizer=tokenizer,
             reasoning=chat.reasoning,
+            call_format=chat.call_format,
         )
         if principal.is_strict:
             reject_ignored(compiled.unenforced)
         ignored = (*request.ignored_parameters, *compiled.unenforced)
         request = msgspec.structs.replace(request, ignored_parameters=ignored)
         return msgspec.structs.replace(checked, request=request, grammar=compiled.grammar)
+
+
+def _call_format(card: WorkerCard, use: ToolUse | None, tokenizer: Tokenizer) -> str:
+    """Return the name of the model's call format; empty if a grammar cannot enforce these calls."""
+    name = card.chat.tool_parser if card.chat is not None else ""
+    if Feature.STRICT_TOOLS not in card.features or name not in FORMATS:
+        return ""
+    form = FORMATS[name]
+    # Older models of Mistral write all calls as one list.
+    is_other = form is MISTRAL and tokenizer.token_to_id(form.between) is None
+    has_text = use is not None and any(each.grammar for each in use.callable_tools)
+    return "" if is_other or (has_text and form is not HERMES) else name
+
+
+def _without_calls(
+    request: GenerationRequest, call_format: CallFormat, tokenizer: Tokenizer
+) -> GenerationRequest:
+    """Return a request that may call no tool, without the token that begins a call."""
+    if tokenizer.token_to_id(call_format.opening) is None:
+        return request
+    words = [*request.sampling.bad_words, call_format.opening]
+    sampling = msgspec.structs.replace(request.sampling, bad_words=words)
+    return msgspec.structs.replace(request, sampling=sampling)
 
 
 def _check_kind(endpoint: Endpoint, request: GenerationRequest, card: WorkerCard) -> None:

@@ -12,6 +12,7 @@ from redis.exceptions import RedisError
 from starlette.exceptions import HTTPException
 from tokenizers import Tokenizer
 
+from contract.grammar import HERMES_PARSERS
 from contract.messages import Feature, PoolingSupport, PoolingTask, WorkerCard
 from contract.tier import ServiceTier
 from gateway.completions.admission.model_choice import Models
@@ -171,6 +172,7 @@ class ModelList:
             },
             "dialect": profile.name,
             "features": card.features,
+            "tool_parser": card.chat.tool_parser if card.chat else "",
             "endpoints": [*served_endpoints(card).values()],
             **(_parameters(card, tokenizer) if card.pooling is None else _pooling(card.pooling)),
             "pricing": self._pricing(card.model),
@@ -366,6 +368,7 @@ def openrouter_body(
 def codex_body(body: Mapping[str, Any], priority: int) -> dict[str, Any]:
     """Return the body of a model as Codex reads it. Models of a lower priority come first."""
     features, window = body["features"], body["context_window"]
+    has_text_tools = Feature.STRICT_TOOLS in features and body["tool_parser"] in HERMES_PARSERS
     has_reasoning = Feature.REASONING in features
     return {
         "slug": body["id"],
@@ -388,7 +391,7 @@ def codex_body(body: Mapping[str, Any], priority: int) -> dict[str, Any]:
         "support_verbosity": False,
         "default_verbosity": None,
         # Codex sends the tool with its grammar, which only such models follow.
-        "apply_patch_tool_type": "freeform" if Feature.STRICT_TOOLS in features else None,
+        "apply_patch_tool_type": "freeform" if has_text_tools else None,
         "truncation_policy": {"mode": "tokens", "limit": 10_000},
         "supports_parallel_tool_calls": Feature.TOOLS in features,
         "context_window": window,

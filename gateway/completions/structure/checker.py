@@ -41,19 +41,21 @@ class GrammarChecker:
         tenant_id: str,
         tokenizer: TokenizerSource,
         reasoning: Reasoning | None = None,
+        call_format: str = "hermes",
     ) -> Verdict:
         """Return the grammar for `GenerationJob.grammar`; empty if nothing is constrained.
 
         The verdict also has the places of what is not enforced of schemas that are not strict.
         With both a structure and tools, the text is either calls or matches the structure.
-        `reasoning` describes the reasoning that ends before either of them begins.
+        `reasoning` describes the reasoning that ends before either of them begins. `call_format`
+        is the name of the model's format of calls, in `formats`.
 
         Raises InvalidGrammarError, which names the place of the structure or of a tool's schema,
         TenantQueueFullError if too many structures of the tenant are waiting, and OverloadedError.
         """
         if structure is None and (tool_use is None or not tool_use.is_constraint):
             return Verdict()
-        constraint = Constraint(structure, tool_use, reasoning)
+        constraint = Constraint(structure, tool_use, reasoning, call_format)
         verdict = await self._verdict(constraint, tokenizer, tenant_id)
         if verdict == _TOO_EXPENSIVE and constraint.has_lenient:
             lenient = dataclasses.replace(constraint, enforces_lenient=False)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import msgspec
 
 from gateway.completions.structure import lark
+from gateway.completions.structure.formats import FORMATS
 from gateway.completions.structure.schemas import Schemas
 from gateway.completions.structure.tools import calls_alone, calls_in_text
 from gateway.completions.structure.translate import to_lark
@@ -21,6 +22,8 @@ class Constraint:
     tool_use: ToolUse | None
     reasoning: Reasoning | None
     """Reasoning that ends before the constraint begins; None if there is none."""
+    call_format: str = "hermes"
+    """Name of the format of calls, in `formats`."""
     enforces_lenient: bool = True
     """Whether lenient schemas are enforced at all."""
 
@@ -71,9 +74,11 @@ def to_grammar(
     return lark.document(start, *content.rules, *reasoning.rules)
 
 
-def calls_grammar(tool_use: ToolUse, token_ids: lark.TokenIds, schemas: Schemas) -> str:
+def calls_grammar(
+    tool_use: ToolUse, token_ids: lark.TokenIds, schemas: Schemas, call_format: str
+) -> str:
     """Return the grammar of tool calls without surrounding text. Raises RefusedError."""
-    calls = calls_alone(tool_use, token_ids, schemas)
+    calls = calls_alone(tool_use, token_ids, schemas, FORMATS[call_format])
     return lark.document(calls.expression, *calls.rules)
 
 
@@ -84,9 +89,9 @@ def _content(constraint: Constraint, token_ids: lark.TokenIds, schemas: Schemas)
             raise ValueError("a constraint needs a structure or tools")
         return lark.nested("answer", to_lark(structure, schemas))
     if structure is None:
-        return calls_in_text(tool_use, token_ids, schemas)
+        return calls_in_text(tool_use, token_ids, schemas, FORMATS[constraint.call_format])
     structured = lark.nested("answer", to_lark(structure, schemas))
-    calls = calls_alone(tool_use, token_ids, schemas)
+    calls = calls_alone(tool_use, token_ids, schemas, FORMATS[constraint.call_format])
     return lark.Part(
         f"{structured.expression} | {calls.expression}", structured.rules + calls.rules
     )

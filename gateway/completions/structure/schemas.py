@@ -5,7 +5,7 @@ without that part.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gateway.completions.structure import lark
@@ -27,7 +27,11 @@ class _Translation:
     is_strict: bool
     of_arguments: bool
     found: Split | None = None
-    text: str = ""
+    closed: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        return lark.json_value(self.closed)
 
 
 class Schemas:
@@ -46,7 +50,14 @@ class Schemas:
     def json(
         self, schema: Any, place: str, *, is_strict: bool = True, of_arguments: bool = False
     ) -> str:
-        """Return Lark for JSON that matches a decoded schema, which is an object or a boolean.
+        """Return Lark for JSON that matches a schema; see `closed`."""
+        known = self.closed(schema, place, is_strict=is_strict, of_arguments=of_arguments)
+        return lark.json_value(known)
+
+    def closed(
+        self, schema: Any, place: str, *, is_strict: bool = True, of_arguments: bool = False
+    ) -> dict[str, Any]:
+        """Return what is enforced of a decoded schema, which is an object or a boolean.
 
         Objects must have their properties in the schema's order, and only those that it names.
         Unknown keywords have no effect, as JSON Schema specifies.
@@ -74,7 +85,7 @@ class Schemas:
             else:
                 self._reduce(known)
             self._known[id(schema)] = known
-        return known.text
+        return known.closed
 
     def mend(self, find_error: Callable[[str], str]) -> bool:
         """Leave out what does not compile of the schemas. Return whether that is anything.
@@ -84,6 +95,12 @@ class Schemas:
         """
         mended_schemas = [each for each in self._known.values() if self._mend(each, find_error)]
         return bool(mended_schemas)
+
+    def name_unenforced(self, schema: Any, paths: list[str]) -> None:
+        """Name paths that the format of calls cannot enforce, whether strict or not."""
+        place = self._known[id(schema)].place
+        named = (place + path for path in paths)
+        self.unenforced += (each for each in named if each not in self.unenforced)
 
     def leave_out(self, schema: Any) -> bool:
         """Leave out all of a schema, unless it is strict. Return whether it was enforced."""
@@ -115,10 +132,9 @@ class Schemas:
         if found.unenforced and known.is_strict:
             first = found.unenforced[0]
             raise RefusedError(first.reason, param=first.path)
-        text = lark.json_value(closed(found.schema))
-        known.found, known.text = found, text
+        known.closed, known.found = closed(found.schema), found
         self.unenforced += (known.place + each.path for each in found.unenforced)
 
     def _reduce(self, known: _Translation) -> None:
-        known.found, known.text = None, lark.json_value(_ANY_OBJECT if known.of_arguments else {})
+        known.found, known.closed = None, _ANY_OBJECT if known.of_arguments else {}
         self.unenforced.append(known.place)

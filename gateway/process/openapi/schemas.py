@@ -281,6 +281,7 @@ Model
   loading_seconds: int | None
     # Seconds that the last worker took to load the model; null if unknown.
   dialect: dialect; features: list[str]
+  tool_parser: str  # vLLM's name of the format of calls; empty if calls are not parsed.
   task: "generate" | "embed" | "classify"  # What the model does with a text.
   endpoints: list[str]  # The paths that serve the model.
   dimensions?: int | None  # Numbers of a vector, if the model embeds.

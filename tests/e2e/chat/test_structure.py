@@ -184,8 +184,8 @@ def test_forced_call_wins_over_the_structure(client: OpenAI) -> None:
 @each_at_once(
     "structure, param",
     [
-        (json_schema({"type": "nothing"}), "response_format.json_schema"),
-        ({"type": "json_object", "schema": {"type": "nothing"}}, "response_format.schema"),
+        (json_schema({"type": "nothing"}), "response_format.json_schema.schema.type"),
+        (json_schema({"items": {"not": {}}}), "response_format.json_schema.schema.items.not"),
         ({"type": "grammar", "grammar": "root ::= x"}, "response_format.grammar"),
     ],
 )

@@ -24,7 +24,6 @@ LACKS: list[tuple[str, dict[str, Any], Feature]] = [
     ("tools", {"tools": TOOLS}, Feature.TOOLS),
     ("functions", {"functions": [{"name": "f"}]}, Feature.TOOLS),
     ("tool_choice", {"tools": TOOLS, "tool_choice": "required"}, Feature.STRUCTURE),
-    ("tools", {"tools": STRICT}, Feature.STRICT_TOOLS),
     (
         "function_call",
         {"functions": [{"name": "f"}], "function_call": {"name": "f"}},
@@ -116,6 +115,7 @@ def test_more_images_than_the_model_accepts_are_refused() -> None:
     "given",
     [
         {"tools": TOOLS, "parallel_tool_calls": False},
+        {"tools": STRICT},
         {"tools": STRICT, "tool_choice": "required"},
         {"tools": STRICT, "tool_choice": {"type": "function", "function": {"name": "f"}}},
         {"tools": STRICT, "response_format": {"type": "json_object"}},
@@ -123,7 +123,7 @@ def test_more_images_than_the_model_accepts_are_refused() -> None:
         {"functions": [{"name": "f"}], "function_call": {"name": "f"}},
     ],
 )
-def test_native_call_format_is_required_only_if_the_model_writes_strict_calls(
+def test_no_request_requires_an_enforceable_call_format(
     given: dict[str, Any],
 ) -> None:
     request = read_chat(**given)

@@ -1,6 +1,7 @@
 """Structures: every parameter that constrains the text."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from gateway.dialects.parameters import PARAMETERS
@@ -67,7 +68,38 @@ def test_request_without_structure_has_none(given: dict[str, Any]) -> None:
     ],
 )
 def test_response_format_is_read(given: dict[str, Any], kind: StructureKind, source: Any) -> None:
-    assert read(response_format=given).structure == Structure(kind, source, "response_format")
+    structure = read(response_format=given).structure
+    assert structure is not None
+    assert replace(structure, is_strict=True) == Structure(kind, source, "response_format")
+
+
+STRICT = {"schema": {}, "strict": True}
+
+
+@all_cases(
+    ("given", "is_strict"),
+    [
+        ({"response_format": {"type": "json_object", "schema": {}}}, False),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}}, False),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"schema": {}, "strict": True},
+                }
+            },
+            True,
+        ),
+        ({"json_schema": {}}, True),
+        ({"structured_outputs": {"json": {}}}, True),
+    ],
+)
+def test_schema_of_a_response_format_is_strict_only_if_it_says_so(
+    given: dict[str, Any], is_strict: bool
+) -> None:
+    structure = read(**given).structure
+    assert structure is not None
+    assert structure.is_strict is is_strict
 
 
 @all_cases(

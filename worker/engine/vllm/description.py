@@ -51,7 +51,7 @@ def describe(
         Feature.IMAGES: prompts.max_images > 0 and generates,
         Feature.CHAT: chat is not None,
         Feature.TOOLS: bool(parsers.tool_parser),
-        Feature.STRICT_TOOLS: has_grammars and parsers.has_hermes_calls,
+        Feature.STRICT_TOOLS: has_grammars and parsers.has_enforced_calls,
         Feature.REASONING: bool(parsers.reasoning_parser),
         Feature.THINKING_BUDGET: config.reasoning_config is not None,
     }

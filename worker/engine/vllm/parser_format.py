@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from typing import Any
 
+from contract.grammar import HERMES_PARSERS
 from worker.chat_format import ParserFormat
-from worker.parsing.own import HERMES
 from worker.settings import WorkerSettings
 
 _log = logging.getLogger(__name__)
 
-_TESTED_TOOL_PARSERS = HERMES | {
+_TESTED_TOOL_PARSERS = HERMES_PARSERS | {
     *("deepseek_v3", "deepseek_v31", "glm45", "glm47", "granite", "kimi_k2"),
     *("llama3_json", "llama4_json", "mistral", "pythonic", "qwen3_coder", "qwen3_xml"),
 }

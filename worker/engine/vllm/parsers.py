@@ -6,19 +6,31 @@ process the whole call again with every token.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
 from tokenizers import Tokenizer
 
+from contract.grammar import HERMES_PARSERS
 from contract.messages import CallPiece, Parsing
 from contract.outcomes import FinishReason
 from worker.engine.base import InvalidRequestError
 from worker.parsing.base import MakeParser, Parsed
 from worker.parsing.hermes import HermesCalls
-from worker.parsing.own import HERMES, THINKING, OwnParser, OwnParsers
+from worker.parsing.own import THINKING, OwnParser, OwnParsers
+
+_MAX_REFERENCES = 8
+_TYPE_NAMES = {
+    type(None): "null",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    list: "array",
+    dict: "object",
+}
 
 
 class VllmParsers:
@@ -44,9 +56,9 @@ class VllmParsers:
             (True, False): self._parser_class(tool_parser, ""),
             (False, True): self._parser_class("", reasoning_parser),
         }
-        self._finds_own_calls = tool_parser in HERMES
+        self._finds_own_calls = tool_parser in HERMES_PARSERS
         self._own: OwnParsers | None = None
-        if {tool_parser} <= HERMES | {""} and {reasoning_parser} <= THINKING | {""}:
+        if {tool_parser} <= HERMES_PARSERS | {""} and {reasoning_parser} <= THINKING | {""}:
             self._own = OwnParsers(
                 self._tokenizer.tokenizer,
                 finds_calls=bool(tool_parser),
@@ -88,7 +100,9 @@ class VllmParsers:
     def _make_request(self, tools: list[dict[str, Any]]) -> Any:
         try:
             return self._request(
-                messages=[{"role": "user", "content": ""}], tools=tools or None, stream=True
+                messages=[{"role": "user", "content": ""}],
+                tools=list(map(_typed, tools)) or None,
+                stream=True,
             )
         except ValueError as error:
             # The first line of Pydantic's message names the location.
@@ -113,6 +127,9 @@ class _VllmParser:
         self._parser = parser
         self._request = request
         self._opening = opening
+        self._has_arguments = True
+        """Whether the last call has arguments."""
+        self._last_call = -1
         has_reasoning = parser.reasoning_parser is not None
         self.is_reasoning = has_reasoning and not parser.is_reasoning_end(opening)
         """Whether the next token belongs to the reasoning."""
@@ -130,7 +147,9 @@ class _VllmParser:
     def finish(self, reason: FinishReason) -> Parsed:
         """Return held-back output; calls that `max_tokens` cut off are not completed."""
         parsed = self._parse("", [], is_finished=True)
-        return parsed if reason is FinishReason.STOP else parsed._replace(calls=())
+        if reason is not FinishReason.STOP:
+            return parsed._replace(calls=())
+        return parsed._replace(calls=[*parsed.calls, *self._without_arguments()])
 
     def _parse(self, text: str, token_ids: list[int], *, is_finished: bool = False) -> Parsed:
         # Without the prompt, vLLM would never check whether the reasoning has ended.
@@ -139,8 +158,25 @@ class _VllmParser:
         )
         if delta is None:
             return Parsed()
-        calls = [] if not delta.tool_calls else list(map(_piece, delta.tool_calls))
+        calls = [] if not delta.tool_calls else self._complete(map(_piece, delta.tool_calls))
         return Parsed(delta.content or "", delta.reasoning or "", calls)
+
+    def _complete(self, pieces: Iterable[CallPiece]) -> list[CallPiece]:
+        """Return pieces with the empty arguments that some parsers leave out."""
+        calls = list[CallPiece]()
+        for piece in pieces:
+            if piece.index != self._last_call:
+                calls += self._without_arguments()
+                self._last_call, self._has_arguments = piece.index, False
+            self._has_arguments |= bool(piece.arguments)
+            calls.append(piece)
+        return calls
+
+    def _without_arguments(self) -> list[CallPiece]:
+        if self._has_arguments:
+            return []
+        self._has_arguments = True
+        return [CallPiece(self._last_call, arguments="{}")]
 
 
 class _HermesAfterReasoning:
@@ -193,6 +229,43 @@ class _Tokenizer:
         if isinstance(tokens, str):
             return self._vocabulary.get(tokens)
         return [self._vocabulary.get(each) for each in tokens]
+
+
+def _typed(tool: Any) -> Any:
+    """Return a tool whose parameters have their types.
+
+    Some of vLLM's parsers convert what is not JSON by these types. They follow no references, and
+    do not look at `const`.
+    """
+    match tool:
+        case {"function": {"parameters": {"properties": dict(properties)} as schema} as function}:
+            typed = {
+                name: {**each, "type": sorted(types)}
+                if isinstance(each, dict) and (types := _types(each, schema, 0))
+                else each
+                for name, each in properties.items()
+            }
+            return {**tool, "function": {**function, "parameters": {**schema, "properties": typed}}}
+        case _:
+            return tool
+
+
+def _types(schema: Any, root: dict[str, Any], depth: int) -> set[str]:
+    """Return the types that a schema permits; none if it does not say."""
+    if not isinstance(schema, dict) or depth > _MAX_REFERENCES:
+        return set()
+    given = schema.get("type", [])
+    types = {each for each in ([given] if isinstance(given, str) else given) if each}
+    values = [schema["const"]] if "const" in schema else schema.get("enum") or []
+    types |= {_TYPE_NAMES[type(each)] for each in values}
+    parts = [each for name in ("anyOf", "oneOf", "allOf") for each in schema.get(name) or ()]
+    ref = schema.get("$ref")
+    if isinstance(ref, str) and ref.startswith("#/"):
+        target: Any = root
+        for key in ref[2:].split("/"):
+            target = target.get(key) if isinstance(target, dict) else None
+        parts.append(target)
+    return types.union(*(_types(each, root, depth + 1) for each in parts))
 
 
 def _piece(call: Any) -> CallPiece:

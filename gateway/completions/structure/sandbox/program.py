@@ -253,7 +253,11 @@ class Compiler:
         if constraint.structure is not None:
             self._probe_structure(constraint.structure, schemas, tokenizer)
         if constraint.tool_use is not None:
-            self._probe_tools(constraint.tool_use, schemas, tokenizer, token_ids)
+
+            def calls_of(tool_use: ToolUse) -> str:
+                return calls_grammar(tool_use, token_ids, schemas, constraint.call_format)
+
+            self._probe_tools(constraint.tool_use, schemas, tokenizer, calls_of)
         grammar = to_grammar(constraint, token_ids, schemas)
         if constraint.is_compound:
             self._probe(grammar, tokenizer, walks=False)
@@ -275,7 +279,11 @@ class Compiler:
             self._probe(to_lark(structure, schemas), tokenizer)
 
     def _probe_tools(
-        self, tool_use: ToolUse, schemas: Schemas, tokenizer: LLTokenizer, token_ids: TokenIds
+        self,
+        tool_use: ToolUse,
+        schemas: Schemas,
+        tokenizer: LLTokenizer,
+        calls_of: Callable[[ToolUse], str],
     ) -> None:
         """Probe the calls of all tools; an error names the first tool that is invalid alone."""
         for tool in tool_use.callable_tools:
@@ -285,7 +293,7 @@ class Compiler:
                 except RefusedError as error:
                     reason = _in_source(str(error), grammar)
                     raise RefusedError(reason, param=grammar.place) from None
-        calls = calls_grammar(tool_use, token_ids, schemas)
+        calls = calls_of(tool_use)
         try:
             self._probe(calls, tokenizer)
         except RefusedError as error:
@@ -293,7 +301,7 @@ class Compiler:
             for tool in () if is_mended else tool_use.callable_tools:
                 alone = dataclasses.replace(tool_use, tools=[tool])
                 try:
-                    self._probe(calls_grammar(alone, token_ids, schemas), tokenizer)
+                    self._probe(calls_of(alone), tokenizer)
                 except RefusedError as own_error:
                     if tool.grammar or not schemas.leave_out(tool.parameters):
                         place = tool.grammar.place if tool.grammar else tool.place
@@ -301,7 +309,7 @@ class Compiler:
                     is_mended = True
             if not is_mended:
                 raise RefusedError(_unplaced(str(error)), param=tool_use.param) from None
-            self._probe(calls_grammar(tool_use, token_ids, schemas), tokenizer)
+            self._probe(calls_of(tool_use), tokenizer)
 
     def _error_finder(self, tokenizer: LLTokenizer) -> Callable[[str], str]:
         def find_error(grammar: str) -> str:

@@ -129,6 +129,56 @@ def allowed(*names: str, mode: str = "auto") -> dict[str, Any]:
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
 
 
+@all_cases(
+    ("parser", "expected"),
+    [
+        ("deepseek_v31", "<\uff5ctool\u2581calls\u2581begin\uff5c>"),
+        ("llama3_json", '"parameters": '),
+        ("qwen3_coder", "function=add"),
+    ],
+)
+async def test_forced_call_has_the_models_own_format(
+    client: httpx.AsyncClient, store: "Redis", parser: str, expected: str
+) -> None:
+    worker, name = await serve_chats(
+        store,
+        form=chat_format(**PARSERS | {"tool_parser": parser}),
+        features=[*FEATURES, Feature.STRUCTURE, Feature.STRICT_TOOLS],
+    )
+    request = asyncio.create_task(chat(client, name, tools=[tool()], tool_choice="required"))
+    claim = await worker.claim_one()
+    assert claim.job.parsing is not None
+    assert not claim.job.parsing.has_hermes_calls
+    assert expected.replace('"', '\\"') in (claim.job.grammar or "")
+    await worker.conclude(claim, "Hi")
+    assert (await request).status_code == 200
+
+
+async def test_call_marks_are_banned_without_a_choice_of_tools(
+    client: httpx.AsyncClient, store: "Redis"
+) -> None:
+    worker, name = await serve_chats(store)
+    request = asyncio.create_task(
+        chat(client, name, tools=[tool()], tool_choice="none", bad_words=["x"])
+    )
+    claim = await worker.claim_one()
+    assert claim.job.sampling.bad_words == ["x", "<tool_call>"]
+    await worker.conclude(claim, "Hi")
+    assert (await request).status_code == 200
+
+
+async def test_strict_tools_of_a_foreign_format_are_best_effort(
+    client: httpx.AsyncClient, store: "Redis"
+) -> None:
+    worker, name = await serve_chats(store, features=[*FEATURES, Feature.STRUCTURE])
+    strict = {"type": "function", "function": {"name": "add", "strict": True}}
+    request = asyncio.create_task(chat(client, name, tools=[strict]))
+    claim = await worker.claim_one()
+    assert not claim.job.grammar
+    await worker.conclude(claim, "Hi")
+    assert (await request).headers["x-ignored-params"] == "tools.strict"
+
+
 @all_cases("known", [[], [Feature.STRICT_TOOLS]], ids=["foreign", "known"])
 @all_cases(
     ("parameters", "is_forced"),
@@ -163,6 +213,7 @@ async def test_job_names_the_call_format_of_its_grammar(
     assert [each["function"]["name"] for each in job.parsing.tools] == ["add", "sub"]
     if parameters.get("tool_choice", {}) == allowed("add"):
         assert "sub" not in (job.grammar or "")
+    assert job.sampling.bad_words == []
     await worker.conclude(claim, "Hi")
     assert (await request).status_code == 200
 
@@ -432,12 +483,6 @@ async def test_bound_of_reasoning_turns_it_on_or_is_named(
             {"tools": [tool()], "tool_choice": "required"},
             "tool_choice",
             "an engine with structured output",
-        ),
-        (
-            [*FEATURES, Feature.STRUCTURE],
-            {"tools": [{"type": "function", "function": {"name": "add", "strict": True}}]},
-            "tools",
-            "enforced",
         ),
         (
             FEATURES,
