@@ -498,7 +498,7 @@ async def test_bound_of_reasoning_turns_it_on_or_is_named(
             "image input",
         ),
     ],
-    ids=["chat", "tools", "forced", "strict", "images"],
+    ids=["chat", "tools", "forced", "images"],
 )
 async def test_model_without_a_feature_refuses_it(
     client: httpx.AsyncClient,

@@ -209,7 +209,7 @@ HOSTILE: dict[str, tuple[StructureKind, Any]] = {
     "ref to a file": (StructureKind.JSON_SCHEMA, {"$ref": "file:///etc/passwd"}),
     "nested anyOf": (StructureKind.JSON_SCHEMA, nested(400)),
     "nested items": (StructureKind.JSON_SCHEMA, {"items": nested(70)}),
-    "huge enum": (StructureKind.JSON_SCHEMA, {"enum": [f"v{i}" * 9 for i in range(10_000)]}),
+    "huge enum": (StructureKind.JSON_SCHEMA, {"enum": [f"v{i}" * 9 for i in range(30_000)]}),
     "wide anyOf": (
         StructureKind.JSON_SCHEMA,
         {"anyOf": [{"properties": {f"b{i}": {"maxLength": i}}} for i in range(1500)]},
@@ -305,7 +305,9 @@ async def test_hostile_structure_is_refused_or_bounded(
         message = await refusal_by(checker, Structure(kind, value, "grammar"), source)
         if message:
             refused[name] = message
-            assert message.startswith(("'grammar' was rejected: ", "'grammar' must have "))
+            assert message.startswith(
+                ("'grammar' was rejected: ", "'grammar.", "'grammar' must have ")
+            )
             assert len(message) < 500
         else:
             accepted.append(name)
