@@ -1,7 +1,7 @@
 """Forms that pages send, within limits of size and time."""
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Self, TypeVar
 from urllib.parse import parse_qs
 
@@ -9,6 +9,7 @@ from fastapi import Request
 from pydantic import BaseModel, ValidationError
 from typing_extensions import override
 
+from gateway.console.tables import Field
 from gateway.http.body import require_utf8
 from gateway.http.content_coding import content_coding
 from gateway.http.services import services_of
@@ -24,6 +25,7 @@ from gateway.records.errors import (
 
 Body = TypeVar("Body", bound=BaseModel)
 
+CSRF_FIELD: Final = "csrf"
 MAX_FORM_BYTES: Final = 64 * 1024
 MAX_FIELDS: Final = 500
 FORM_TYPE: Final = "application/x-www-form-urlencoded"
@@ -56,6 +58,11 @@ class Form(Mapping[str, str]):
         """Return a form with one value for each field."""
         return cls({name: [value] for name, value in values.items()})
 
+    @classmethod
+    def of_request(cls, request: Request) -> "Form":
+        """Return the form that a request has sent, which its route has read; empty for GET."""
+        return getattr(request.state, "form", None) or Form()
+
     def to_show(self) -> Self:
         """Return the form with the same fields, for a page that shows it."""
         return type(self)(self._fields)
@@ -64,9 +71,12 @@ class Form(Mapping[str, str]):
         """Return the values of a field that can be chosen several times."""
         return [value for value in self._fields.get(name, ()) if value]
 
-    def confirmed(self, *names: str) -> dict[str, str]:
-        """Return the fields of the form that confirms this one."""
-        return {"confirmed": "yes", **{name: self[name] for name in names}}
+    def confirmed(self) -> dict[str, str]:
+        """Return the fields of the form that confirms this one, if it was sent."""
+        if not self.is_sent:
+            return {}
+        own = (CSRF_FIELD, "confirmed")
+        return {"confirmed": "yes"} | {name: self[name] for name in self if name not in own}
 
     @property
     def is_confirmed(self) -> bool:
@@ -75,7 +85,7 @@ class Form(Mapping[str, str]):
 
     def words(self, name: str) -> list[str]:
         """Return the values of a field that separates them by commas, spaces or lines."""
-        return self[name].replace(",", " ").split()
+        return words(self[name])
 
 
 async def read_form(request: Request) -> Form:
@@ -114,6 +124,11 @@ async def read_form(request: Request) -> Form:
     return Form(fields, is_sent=True)
 
 
+def words(text: str) -> list[str]:
+    """Return the parts of a text between commas, spaces or lines."""
+    return text.replace(",", " ").split()
+
+
 def number(text: str) -> int | float | str:
     """Return the number that a field has; any other text is for `checked` to refuse."""
     for read in (int, float):
@@ -122,6 +137,47 @@ def number(text: str) -> int | float | str:
         except ValueError:
             continue
     return text
+
+
+_TIME: Final = "%Y-%m-%dT%H:%M:%S"
+_READ: Final[Mapping[str, Callable[[str], Any]]] = {
+    "checkbox": lambda text: text == "yes",
+    "datetime-local": "{}Z".format,
+    "number": number,
+    "words": words,
+}
+"""What a text of a field stands for, by its type."""
+_SHOWN: Final[Mapping[str, Callable[[Any], str]]] = {
+    "checkbox": lambda value: "yes" if value else "",
+    "datetime-local": lambda value: value.strftime(_TIME),
+    "number": "{:g}".format,
+    "words": lambda value: " ".join(map(str, value)),
+}
+_EMPTY: Final[Mapping[str, Any]] = {"checkbox": False, "words": []}
+
+
+def values_of(fields: Iterable[Field], form: Form, *, is_new: bool = True) -> dict[str, Any]:
+    """Return the values of a request body that fields of a form stand for.
+
+    An empty field of something new is absent unless it is required, else it removes the value.
+    """
+    values: dict[str, Any] = {}
+    for field in fields:
+        if (text := form[field.name] or field.default) or field.is_required:
+            values[field.name] = _READ.get(field.type, str)(text)
+        elif not is_new:
+            values[field.name] = _EMPTY.get(field.type)
+    return values
+
+
+def texts_of(fields: Iterable[Field], record: object, **others: str) -> dict[str, str]:
+    """Return the texts with which fields of a form stand for values of a record, and the others."""
+    names = {field.name: field.type for field in fields if field.name not in others}
+    return others | {name: _text(kind, getattr(record, name)) for name, kind in names.items()}
+
+
+def _text(kind: str, value: Any) -> str:
+    return "" if value is None else _SHOWN.get(kind, str)(value)
 
 
 def concerns(error: ApiError | None, name: str) -> bool:

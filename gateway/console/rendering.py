@@ -2,8 +2,7 @@
 
 import re
 import secrets
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
@@ -18,7 +17,6 @@ from gateway.console.assets import PATHS
 from gateway.console.forms import concerns
 from gateway.console.limit_fields import LABELS, grouped, shown_limit
 from gateway.console.navigation import navigation
-from gateway.console.tables import Field, Group
 from gateway.http.services import services_of
 from gateway.platform.settings import Settings
 from gateway.records.errors import ApiError
@@ -110,85 +108,6 @@ def page(
         status = 200 if error is None else error.status
     headers = {**SECURITY_HEADERS, "content-security-policy": policy(nonce)}
     return HTMLResponse(content, status_code=status, headers=headers)
-
-
-def confirmation(
-    request: Request,
-    *,
-    title: str,
-    button: str,
-    text: str = "",
-    warning: str = "",
-    facts: Mapping[str, str] = MappingProxyType({}),
-    fields: Mapping[str, str] = MappingProxyType({}),
-    options: Mapping[str, str] = MappingProxyType({}),
-    back: str = "",
-) -> HTMLResponse:
-    """Return a page that asks before it sends a form with `fields` to its own address.
-
-    `options` are the labels of boxes that the visitor may tick, by the names of their fields.
-    Without the confirmation, the visitor returns to `back`, by default the page above. Raises the
-    error of the form that was sent.
-    """
-    if (error := getattr(request.state, "error", None)) is not None:
-        raise error
-    return page(
-        request,
-        "form.html",
-        title=title,
-        text=text,
-        warning=warning,
-        facts=facts,
-        action=_address(request),
-        button=button,
-        is_danger=True,
-        back=back or _above(request),
-        hidden=fields,
-        fields=[Field(name, label, type="checkbox") for name, label in options.items()],
-        groups=(),
-        form=defaultdict(str),
-    )
-
-
-def form_page(
-    request: Request,
-    *,
-    title: str,
-    fields: Sequence[Field],
-    form: Mapping[str, str],
-    button: str,
-    text: str = "",
-    groups: Sequence[Group] = (),
-    hidden: Mapping[str, str] = MappingProxyType({}),
-    error: ApiError | None = None,
-) -> HTMLResponse:
-    """Return a page with a form, filled in with `form`, that POSTs to its own address.
-
-    It also sends the `hidden` fields.
-    """
-    return page(
-        request,
-        "form.html",
-        title=title,
-        fields=fields,
-        form=defaultdict(str, form),
-        action=_address(request),
-        button=button,
-        back=_above(request),
-        text=text,
-        groups=groups,
-        hidden=hidden,
-        error=error,
-    )
-
-
-def _address(request: Request) -> str:
-    query = f"?{request.url.query}" if request.url.query else ""
-    return f"{quote(request.url.path)}{query}"
-
-
-def _above(request: Request) -> str:
-    return quote(request.url.path).rpartition("/")[0]
 
 
 def outside(settings: Settings, name: str, value: str) -> str | None:

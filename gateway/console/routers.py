@@ -32,6 +32,7 @@ from gateway.console.operators import (
 )
 from gateway.console.operators import overview as all_overview
 from gateway.console.usage import usage_router
+from gateway.console.visitor import TENANT_PAGES as PATH_OF_TENANT
 
 customers = APIRouter()
 operators = APIRouter()
@@ -68,7 +69,7 @@ for router, audience, route_class, pages in (
 customers.include_router(batches.own)
 for each in TENANT_PAGES:
     customers.include_router(each.router, prefix="/console")
-    operators.include_router(each.router, prefix=routing.TENANT_PAGES)
+    operators.include_router(each.router, prefix=PATH_OF_TENANT)
 
 customers.include_router(provider_login.accounts)
 for router, route_class in ((customers, routing.CustomerRoute), (operators, routing.OperatorRoute)):

@@ -3,9 +3,9 @@
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Final
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import urlencode, urlsplit
 
 from fastapi import Depends, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -16,13 +16,13 @@ from redis.exceptions import RedisError
 from starlette.exceptions import HTTPException
 from typing_extensions import override
 
-from gateway.accounts.shared import Caller
 from gateway.accounts.tenants.service import TenantService
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.oidc import OidcProvider
 from gateway.auth.sessions import Audience, KeyLogin, PersonLogin, Session, Sessions
-from gateway.console.forms import Form, read_form
+from gateway.console.forms import CSRF_FIELD, Form, read_form
 from gateway.console.rendering import SECURITY_HEADERS, page
+from gateway.console.visitor import TENANT_PAGES, Visitor
 from gateway.http.error_handlers import on_exception
 from gateway.http.exchange import exchange_of
 from gateway.http.services import Services, services_of
@@ -44,8 +44,6 @@ from gateway.records.scopes import OPERATOR_SCOPES, TENANT_SCOPES, Scope
 
 LOGIN: Final = "/console/login"
 ACCOUNTS: Final = "/console/accounts"
-TENANT_PAGES: Final = "/console/tenants/{tenant_id}"
-CSRF_FIELD: Final = "csrf"
 CSRF_HEADER: Final = "x-csrf-token"
 FORM: Final = ["GET", "POST"]
 """Methods of a page with a form. If the form has an error, the page shows both again."""
@@ -55,71 +53,6 @@ _SCOPES: Final = {Audience.CUSTOMERS: TENANT_SCOPES, Audience.OPERATORS: OPERATO
 """Scopes of which a credential needs one to log in."""
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
-
-
-@dataclass(frozen=True, slots=True)
-class Visitor:
-    """Who is logged in, with the credential's rights at this moment."""
-
-    principal: Principal
-    session: Session
-    tenant: Tenant | None = None
-    """The tenant whose page an operator sees."""
-
-    @property
-    def tenant_id(self) -> str:
-        """The tenant of the page; without one, that of the credential."""
-        return self.principal.tenant_id if self.tenant is None else self.tenant.id
-
-    @property
-    def home(self) -> str:
-        """The path of the tenant's pages."""
-        return "/console" if self.tenant is None else tenant_path(self.tenant.id)
-
-    @property
-    def of_tenant(self) -> str:
-        """The filter of the tenant in the query of a page of all tenants, with its separator."""
-        return "" if self.tenant is None else f"{urlencode({'tenant': self.tenant.id})}&"
-
-    @property
-    def caller(self) -> Caller:
-        """The rights with which the visitor manages the tenant."""
-        return Caller(self.principal, self.tenant_id)
-
-    @property
-    def csrf(self) -> str:
-        """The token for forms."""
-        return self.session.csrf
-
-    @property
-    def name(self) -> str:
-        """The person's e-mail or subject, or the id of the key."""
-        login = self.session.login
-        return login.name if isinstance(login, PersonLogin) else self.principal.credential_id
-
-    @property
-    def is_person(self) -> bool:
-        """Whether this is a person, not a key."""
-        return isinstance(self.session.login, PersonLogin)
-
-    @property
-    def is_operator(self) -> bool:
-        """Whether this is the operators' console."""
-        return self.session.audience is Audience.OPERATORS
-
-    def has(self, *scopes: str) -> bool:
-        """Whether the credential has one of these scopes."""
-        return not self.principal.scopes.isdisjoint(scopes)
-
-    @property
-    def may_change(self) -> bool:
-        """Whether the pages show forms: not to operators with only `admin:read`."""
-        return not self.is_operator or self.has(Scope.ADMIN)
-
-    def require_whole(self) -> None:
-        """Raise PermissionDeniedError for a customer's credential of a project."""
-        if not self.is_operator:
-            self.principal.grant.require_whole_tenant()
 
 
 class PageRoute(APIRoute):
@@ -264,7 +197,7 @@ def _lacks_account(session: Session) -> bool:
 
 async def _find_visitor(request: Request, session: Session) -> Visitor:
     principal = await principal_of(request, session.login, session.audience)
-    return Visitor(admitted_principal(principal, session.audience), session)
+    return Visitor(admitted_principal(principal, session.audience), session, request)
 
 
 async def principal_of(
@@ -394,11 +327,6 @@ def _to_login(request: Request) -> Response:
     return redirect(target)
 
 
-def tenant_path(tenant_id: str) -> str:
-    """Return the path of the pages of a tenant for operators."""
-    return TENANT_PAGES.format(tenant_id=quote(tenant_id, safe=""))
-
-
 def redirect(path: str, **query: str) -> Response:
     """Return a redirect to a page of the console, after which the browser sends GET."""
     target = f"{path}?{urlencode(query)}" if query else path
@@ -442,7 +370,7 @@ async def _session_of(request: Request) -> Session:
 
 
 async def _form_of(request: Request) -> Form:
-    return getattr(request.state, "form", None) or Form()
+    return Form.of_request(request)
 
 
 async def _tenant_of(request: Request) -> Tenant:

@@ -81,11 +81,19 @@ class Field(NamedTuple):
     label: str
     hint: str = ""
     type: str = "text"
-    """The type of the input, or `textarea` or `checkbox`. With a `file`, see `UploadRoute`."""
+    """The type of the input, `textarea`, `checkbox`, a text with a `number` or several `words`, or
+    a `name` that is one of the options as a rule. With a `file`, see `UploadRoute`."""
     options: Sequence[tuple[str, str]] | None = None
     """Values and texts of a list to choose from."""
     is_required: bool = False
     placeholder: str = ""
+    default: str = ""
+    """What an empty field stands for."""
+
+    @property
+    def input(self) -> str:
+        """The type of its input."""
+        return "text" if self.type in ("number", "words") else self.type
 
 
 def pairs(names: Iterable[str]) -> list[tuple[str, str]]:

@@ -6,23 +6,23 @@ from types import MappingProxyType
 from typing import Annotated, Final, NamedTuple
 from urllib.parse import quote
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Response
 
 from gateway.billing.usage.files import report_file, requests_file
 from gateway.billing.usage.pages import cursor_of, read_position, read_requests
 from gateway.billing.usage.parts import Dimension, UsageFilter, UsageSums
 from gateway.billing.usage.periods import Bucket
 from gateway.billing.usage.query import decode_cursor, encode_cursor
-from gateway.billing.usage.routes import RequestId, own_usage
+from gateway.billing.usage.routes import Ledger, RequestId, own_usage
 from gateway.billing.usage.schemas import receipt_fields
 from gateway.billing.usage.series import by_period
 from gateway.billing.usage.service import ReportRequest, UsageService
 from gateway.console.charts import COST, TOKENS, Chart, period_chart
 from gateway.console.lists import ROWS
-from gateway.console.rendering import page
-from gateway.console.routing import PageRoute, Visitor, needs, redirect
+from gateway.console.routing import PageRoute, needs, redirect
 from gateway.console.usage_pages import key_names, pickers
 from gateway.console.usage_query import UsageQuery
+from gateway.console.visitor import Visitor
 from gateway.http.services import AllServices, Services
 from gateway.platform.concurrency.fair_turns import LoopTurns
 from gateway.records.errors import must
@@ -52,15 +52,14 @@ def usage_router(route_class: type[PageRoute]) -> APIRouter:
     return router
 
 
-async def usage(request: Request, services: AllServices, visitor: SeesUsage) -> Response:
+async def usage(visitor: SeesUsage, services: AllServices) -> Response:
     """Show sums of a period as charts and a table; or what is wrong with the query."""
-    query, views = UsageQuery(request), _views(visitor)
+    query, views = UsageQuery(visitor.request), _views(visitor)
     by = query.form["by"] or next(iter(views))
     dimension, found = _dimension(by, views), _Sums()
     if query.error is None:
         found = await _sums(services, visitor, query, dimension)
-    return page(
-        request,
+    return visitor.page(
         "usage.html",
         error=query.error,
         query=query,
@@ -105,9 +104,9 @@ async def _sums(
     return _Sums(rows, names, charts, following)
 
 
-async def usage_csv(request: Request, services: AllServices, visitor: SeesUsage) -> Response:
+async def usage_csv(visitor: SeesUsage, services: AllServices) -> Response:
     """Return the sums of each day and each value of a dimension as CSV."""
-    query, views = UsageQuery(request), _views(visitor)
+    query, views = UsageQuery(visitor.request), _views(visitor)
     dimension = _dimension(query.form["by"] or next(iter(views)), views)
     asked = ReportRequest(
         wanted=_wanted(visitor, query.wanted),
@@ -118,9 +117,9 @@ async def usage_csv(request: Request, services: AllServices, visitor: SeesUsage)
     return report_file(services.make(UsageService), services[LoopTurns], asked)
 
 
-async def requests(request: Request, services: AllServices, visitor: SeesUsage) -> Response:
+async def requests(visitor: SeesUsage, services: AllServices) -> Response:
     """List single requests, newest first, or show the one with the id that is given."""
-    query = UsageQuery(request)
+    query = UsageQuery(visitor.request)
     if query.form["id"] and query.error is None:
         return redirect(f"{REQUESTS}/{quote(query.form['id'], safe='')}")
     wanted = _wanted(visitor, query.wanted)
@@ -136,8 +135,7 @@ async def requests(request: Request, services: AllServices, visitor: SeesUsage) 
         after = None if query.form["newer"] else query.form["after"] or None
         found, following = await read_requests(service, wanted, query.span, after=after, limit=ROWS)
         previous = cursor_of(found[0]) if after and found else None
-    return page(
-        request,
+    return visitor.page(
         "requests.html",
         error=query.error,
         query=query,
@@ -149,20 +147,18 @@ async def requests(request: Request, services: AllServices, visitor: SeesUsage) 
     )
 
 
-async def requests_csv(request: Request, services: AllServices, visitor: SeesUsage) -> Response:
+async def requests_csv(visitor: SeesUsage, services: AllServices) -> Response:
     """Return all requests of a period as CSV, newest first."""
-    query = UsageQuery(request)
+    query = UsageQuery(visitor.request)
     service, turns = services.make(UsageService), services[LoopTurns]
     return requests_file(service, turns, _wanted(visitor, query.wanted), query.checked_span())
 
 
-async def receipt(
-    request: Request, services: AllServices, visitor: SeesUsage, request_id: RequestId
-) -> Response:
+async def receipt(visitor: SeesUsage, usage: Ledger, request_id: RequestId) -> Response:
     """Show the receipt of one request."""
     wanted = _wanted(visitor, UsageFilter(tenant_id=None))
-    record = await services.make(UsageService).request(wanted, request_id)
-    return page(request, "receipt.html", record=record, receipt=receipt_fields(record))
+    record = await usage.request(wanted, request_id)
+    return visitor.page("receipt.html", record=record, receipt=receipt_fields(record))
 
 
 def _wanted(visitor: Visitor, wanted: UsageFilter) -> UsageFilter:

@@ -8,9 +8,9 @@ from contract.tier import ServiceTier
 from gateway.accounts.keys.service import KeyService
 from gateway.accounts.projects.service import ProjectService
 from gateway.accounts.tenants.service import TenantService
-from gateway.console.routing import Visitor
 from gateway.console.tables import pairs
 from gateway.console.usage_query import UsageQuery
+from gateway.console.visitor import Visitor
 from gateway.http.services import Services
 from gateway.models.catalogue import Catalogue
 from gateway.platform.database.paging import Page, PageRequest

@@ -2,14 +2,12 @@
 
 import shlex
 from typing import Annotated, Final
-from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from msgspec import json
 
-from gateway.accounts.audit.log import AuditService
-from gateway.accounts.audit.routes import MAX_SEQUENCE, own_entries
-from gateway.accounts.limits import LimitReports
+from gateway.accounts.audit.routes import MAX_SEQUENCE, Audit, own_entries
+from gateway.accounts.limits import LimitReports, Reports
 from gateway.auth.sessions import Audience
 from gateway.billing.credits.service import CreditService
 from gateway.billing.usage.parts import UsageFilter
@@ -19,11 +17,11 @@ from gateway.console.customers.invoices import SeesInvoices
 from gateway.console.formats import details, shortened
 from gateway.console.limit_fields import LABELS
 from gateway.console.lists import ROWS, Newest, following
-from gateway.console.rendering import page
-from gateway.console.routing import AnyVisitor, CustomerRoute, Visitor, needs, origin_of
+from gateway.console.routing import AnyVisitor, CustomerRoute, needs, origin_of
 from gateway.console.tables import Column, Field, Search, Table
 from gateway.console.usage_pages import key_names
 from gateway.console.usage_query import WEEK
+from gateway.console.visitor import Visitor
 from gateway.http.services import AllServices
 from gateway.models.catalogue import Catalogue
 from gateway.records.limits import LimitName
@@ -55,28 +53,23 @@ SeesAudit = Annotated[Visitor, Depends(needs(Scope.MEMBERS, whole=True))]
 
 
 @router.get("/console/limits")
-async def limits(request: Request, services: AllServices, visitor: AnyVisitor) -> Response:
+async def limits(visitor: AnyVisitor, services: AllServices, reports: Reports) -> Response:
     """Show the limits with their usage."""
-    reports = services.make(LimitReports)
     refusals = await reports.own_refusals(visitor.principal)
     names = await key_names(services, visitor, {each.key for each in refusals})
-    return page(
-        request,
+    columns = (
+        Column("Time (UTC)", lambda each: each.at, "time"),
+        Column("Limit", lambda each: f"{_limit(each.limit)} of the {each.scope}"),
+        Column("Key", lambda each: names.get(each.key, shortened(each.key))),
+        Column("Model", lambda each: each.model),
+        Column("Times", lambda each: each.times, "num"),
+        Column("Why", lambda each: each.message, "below"),
+    )
+    empty = "No limit has rejected a request in the last seven days."
+    return visitor.page(
         "limits.html",
         report=await reports.own_limits(visitor.principal),
-        refusals=Table(
-            "Rejected requests",
-            (
-                Column("Time (UTC)", lambda each: each.at, "time"),
-                Column("Limit", lambda each: f"{_limit(each.limit)} of the {each.scope}"),
-                Column("Key", lambda each: names.get(each.key, shortened(each.key))),
-                Column("Model", lambda each: each.model),
-                Column("Times", lambda each: each.times, "num"),
-                Column("Why", lambda each: each.message, "below"),
-            ),
-            refusals,
-            "No limit has rejected a request in the last seven days.",
-        ),
+        refusals=Table("Rejected requests", columns, refusals, empty),
     )
 
 
@@ -85,9 +78,7 @@ def _limit(name: str) -> str:
 
 
 @router.get("/console/credits")
-async def credit_history(
-    request: Request, services: AllServices, visitor: SeesInvoices, wanted: Newest
-) -> Response:
+async def credit_history(visitor: SeesInvoices, services: AllServices, wanted: Newest) -> Response:
     """Show the balance and its changes, newest first."""
     service, now = services.make(CreditService), utc_now()
     limits = await services.make(LimitReports).own_limits(visitor.principal)
@@ -95,8 +86,7 @@ async def credit_history(
     balance = await service.balance(visitor.tenant_id)
     usage, spent = services.make(UsageService), UsageFilter(tenant_id=visitor.tenant_id)
     week = await usage.total(spent, Span(now - WEEK, now))
-    return page(
-        request,
+    return visitor.page(
         "credits.html",
         left=limits.credits.remaining_micros if limits.credits else balance.micros,
         week_micros=week.cost_micros,
@@ -108,41 +98,33 @@ async def credit_history(
 
 @router.get("/console/audit")
 async def audit(
-    request: Request,
-    services: AllServices,
     visitor: SeesAudit,
-    *,
+    log: Audit,
     action: Annotated[str, Query(max_length=100)] = "",
     after: Annotated[int | None, Query(ge=1, le=MAX_SEQUENCE)] = None,
 ) -> Response:
     """Show changes of the tenant, newest first."""
-    found = await own_entries(
-        services.make(AuditService),
-        visitor.principal,
-        action=action or None,
-        after=after,
-        limit=ROWS,
-    )
-    query = urlencode({"action": action, "after": found.next})
-    return page(
-        request,
-        "list.html",
-        title="Audit log",
+    wanted = action or None
+    found = await own_entries(log, visitor.principal, action=wanted, after=after, limit=ROWS)
+    return visitor.list_page(
+        "Audit log",
+        CHANGE_COLUMNS,
+        found.data,
+        "There is no entry.",
+        label="Changes",
         search=Search([ACTION_FIELD], {"action": action}),
-        table=Table("Changes", CHANGE_COLUMNS, found.data, "There is no entry."),
-        following=found.next and f"/console/audit?{query}",
+        after=found.next,
     )
 
 
 @router.get("/console/start")
-async def start(request: Request, services: AllServices, visitor: AnyVisitor) -> Response:
+async def start(visitor: AnyVisitor, services: AllServices) -> Response:
     """Show how to send the first request."""
     names = sorted(filter(visitor.principal.allows_model, services[Catalogue].names))
     model = visitor.principal.default_model or (names[0] if names else "YOUR_MODEL")
-    return page(
-        request,
+    return visitor.page(
         "start.html",
-        base_url=base_url(request),
+        base_url=base_url(visitor.request),
         chat=shlex.quote(json.encode({"model": model, **_HELLO}).decode()),
         model=json.encode(model).decode(),
         models=names,

@@ -1,25 +1,17 @@
 """Adapters of a tenant: list and remove. Operators register them."""
 
-from collections.abc import Sequence
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Response
 
 from gateway.adapters.routes import AdapterId, Adapters
 from gateway.adapters.service import AdapterService
 from gateway.console.formats import size
-from gateway.console.lists import Newest, following
-from gateway.console.rendering import confirmation, page
-from gateway.console.routing import (
-    FORM,
-    SentForm,
-    TenantRoute,
-    Visitor,
-    needs,
-    redirect,
-    tenant_path,
-)
-from gateway.console.tables import Cell, Column, Table
+from gateway.console.lists import Newest
+from gateway.console.routing import FORM, TenantRoute, needs, redirect
+from gateway.console.tables import Cell, Column
+from gateway.console.visitor import Visitor, tenant_path
+from gateway.platform.database.paging import Page
 from gateway.records.adapters import Adapter, AdapterState
 from gateway.records.scopes import Scope
 
@@ -32,31 +24,25 @@ NOTICES: Final = {"removed": "The adapter is removed from all gateways within a 
 
 router = APIRouter(route_class=TenantRoute, prefix="/adapters", include_in_schema=False)
 
-ManagesAdapters = Annotated[Visitor, Depends(needs(Scope.KEYS, whole=True))]
+Manager = Annotated[Visitor, Depends(needs(Scope.KEYS, whole=True))]
 
 
 @router.get("")
-async def list_adapters(
-    request: Request, adapters: Adapters, visitor: ManagesAdapters, wanted: Newest
-) -> Response:
+async def list_adapters(visitor: Manager, adapters: Adapters, wanted: Newest) -> Response:
     """List the tenant's adapters, newest first."""
     found = await adapters.page(visitor.tenant_id, wanted)
-    return page(
-        request,
-        "list.html",
-        title="Adapters",
-        text="" if visitor.is_operator else TEXT,
-        table=await adapters_table(visitor, adapters, found.entries),
-        following=following(found, f"{visitor.home}/adapters"),
-        notices=NOTICES,
-    )
+    text = "" if visitor.is_operator else TEXT
+    return await adapters_page(visitor, adapters, found, text=text, notices=NOTICES)
 
 
-async def adapters_table(
-    visitor: Visitor, adapters: AdapterService, found: Sequence[Adapter]
-) -> Table:
-    """Return adapters with their states; operators see which tenants and workers have them."""
-    loaded = await adapters.loaded_on(found)
+async def adapters_page(
+    visitor: Visitor, adapters: AdapterService, found: Page[Adapter], **options: Any
+) -> Response:
+    """Return a page of adapters; operators see which tenants and workers have them.
+
+    The options are those of a page with a list.
+    """
+    loaded = await adapters.loaded_on(found.entries)
 
     def workers(each: Adapter) -> str:
         names = loaded[each.id]
@@ -83,28 +69,21 @@ async def adapters_table(
         Column("Id", lambda each: each.id, "below"),
         Column("Why it failed", lambda each: each.reason, "below"),
     )
-    return Table("Adapters", columns, found, "There is no adapter.")
+    return visitor.list_page("Adapters", columns, found, "There is no adapter.", **options)
 
 
 @router.api_route("/{adapter_id}/remove", methods=FORM)
-async def remove(
-    request: Request,
-    adapters: Adapters,
-    visitor: ManagesAdapters,
-    adapter_id: AdapterId,
-    form: SentForm,
-) -> Response:
+async def remove(visitor: Manager, adapters: Adapters, adapter_id: AdapterId) -> Response:
     """Ask for confirmation, then remove an adapter."""
     adapter, home = await adapters.get(visitor.tenant_id, adapter_id), f"{visitor.home}/adapters"
-    if form.is_sent:
+    if visitor.form.is_sent:
         await adapters.delete(visitor.tenant_id, adapter_id, actor=visitor.caller.actor)
         return redirect(home, done="removed")
     own = f" of the tenant {adapter.tenant_id}" if visitor.tenant else ""
     users = " of every tenant" if adapter.is_shared else own
-    return confirmation(
-        request,
-        title=f"Remove the adapter “{adapter.full_name}”?",
+    return visitor.confirmation(
+        "Remove the adapter",
+        of=adapter.full_name,
         text=f"Requests{users} for it get 404. Those that were admitted continue.",
-        button="Remove the adapter",
         back=home,
     )

@@ -15,22 +15,19 @@ from gateway.batches.files.upload import Uploads
 from gateway.batches.lines import ENDPOINTS_BY_PATH, decode_line
 from gateway.batches.routes import Batches, BatchId
 from gateway.console.formats import number, shortened, size
-from gateway.console.forms import Form
-from gateway.console.lists import Newest, following
-from gateway.console.rendering import confirmation, form_page, page
+from gateway.console.forms import CSRF_FIELD, Form
+from gateway.console.lists import Newest
 from gateway.console.routing import (
-    CSRF_FIELD,
     FORM,
     CustomerRoute,
-    SentForm,
     TenantRoute,
     UploadRoute,
-    Visitor,
     needs,
     redirect,
     require_token,
 )
 from gateway.console.tables import Action, Cell, Column, Field, Table, pairs
+from gateway.console.visitor import Visitor
 from gateway.http.services import made
 from gateway.platform.database.paging import PageRequest
 from gateway.records.batches import Batch, BatchStatus, File, FilePurpose
@@ -78,44 +75,34 @@ def _owner(visitor: Visitor) -> Owner:
 
 
 @router.get("/batches")
-async def list_batches(
-    request: Request, batches: Batches, visitor: Runs, wanted: Newest
-) -> Response:
+async def list_batches(visitor: Runs, batches: Batches, wanted: Newest) -> Response:
     """List batches, newest first."""
     home = f"{visitor.home}/batches"
-    found = await batches.page(_owner(visitor), wanted)
-    columns = (
-        Column("Batch", lambda each: Cell(shortened(each.id), f"{home}/{each.id}"), "mono"),
-        Column("Status", lambda each: Cell(each.status, kind=_CLASSES.get(each.status, ""))),
-        Column("Ended", lambda each: f"{number(_ended(each))} of {number(each.total)}", "num"),
-        Column("Failed", lambda each: each.failed, "num wide"),
-        Column("Cost", lambda each: each.cost_micros, "money"),
-        Column("Model", lambda each: ", ".join(each.models), "wide name"),
-        Column("Created (UTC)", lambda each: each.created_at, "time wide"),
-    )
-    return page(
-        request,
-        "list.html",
-        title="Batches",
+    return visitor.list_page(
+        "Batches",
+        (
+            Column("Batch", lambda each: Cell(shortened(each.id), f"{home}/{each.id}"), "mono"),
+            Column("Status", lambda each: Cell(each.status, kind=_CLASSES.get(each.status, ""))),
+            Column("Ended", lambda each: f"{number(_ended(each))} of {number(each.total)}", "num"),
+            Column("Failed", lambda each: each.failed, "num wide"),
+            Column("Cost", lambda each: each.cost_micros, "money"),
+            Column("Model", lambda each: ", ".join(each.models), "wide name"),
+            Column("Created (UTC)", lambda each: each.created_at, "time wide"),
+        ),
+        await batches.page(_owner(visitor), wanted),
+        "There is no batch.",
         action=Action("Create a batch", "/console/batches/new"),
-        notices=NOTICES,
         text="A batch runs the requests of a file at the price of the tier batch.",
-        table=Table("Batches", columns, found.entries, "There is no batch."),
-        following=following(found, home),
+        notices=NOTICES,
     )
 
 
 @own.api_route("/batches/new", methods=FORM)
 async def create_batch(
-    request: Request,
-    batches: Batches,
-    files: Files,
-    visitor: Runs,
-    *,
-    form: SentForm,
-    file: Annotated[str, Query(max_length=63)] = "",
+    visitor: Runs, batches: Batches, files: Files, file: Annotated[str, Query(max_length=63)] = ""
 ) -> Response:
     """Create a batch; without a file to run, show the form of a file."""
+    form = visitor.form
     if form.is_sent:
         batch = await batches.create(
             visitor.principal,
@@ -134,17 +121,16 @@ async def create_batch(
     inputs = {each.id: _described(each) for each in (*found.entries, *filter(None, [chosen]))}
     if not inputs:
         return redirect("/console/files/new", done="first")
-    return form_page(
-        request,
-        title="Create a batch",
-        fields=(
+    return visitor.form_page(
+        "Create a batch",
+        (
             Field("input_file_id", "File", options=list(inputs.items())),
             Field("endpoint", "Endpoint", options=pairs(ENDPOINTS_BY_PATH)),
             Field("completion_window", "End within", options=pairs(batches.windows)),
             Field("metadata", "Description", "Optional, in the batch's metadata."),
         ),
-        form=form,
-        button="Create the batch",
+        "Create the batch",
+        values=form,
         text="All lines are requests to the endpoint. Nothing runs if one of them is invalid.",
     )
 
@@ -154,9 +140,7 @@ def _described(file: File) -> str:
 
 
 @router.get("/batches/{batch_id}")
-async def show_batch(
-    request: Request, batches: Batches, files: Files, visitor: Runs, batch_id: BatchId
-) -> Response:
+async def show_batch(visitor: Runs, batches: Batches, files: Files, batch_id: BatchId) -> Response:
     """Show a batch with its progress, its errors and its results so far."""
     owner = _owner(visitor)
     batch = await batches.get(owner, batch_id)
@@ -167,8 +151,7 @@ async def show_batch(
     if errors is not None and not visitor.is_operator:
         failed = list(_failures(await files.reader.read(errors.id, 0, FAILED_BYTES)))
     end = batch.projected_end(utc_now())
-    return page(
-        request,
+    return visitor.page(
         "batch.html",
         batch=batch,
         status_class=_CLASSES.get(batch.status, ""),
@@ -207,28 +190,24 @@ def _failures(content: bytes) -> Iterator[tuple[str, str, str]]:
 
 
 @router.api_route("/batches/{batch_id}/cancel", methods=FORM)
-async def cancel_batch(
-    request: Request, batches: Batches, visitor: Runs, batch_id: BatchId, form: SentForm
-) -> Response:
+async def cancel(visitor: Runs, batches: Batches, batch_id: BatchId) -> Response:
     """Ask for confirmation, then cancel a batch."""
     batch = await batches.get(_owner(visitor), batch_id)
-    if form.is_sent:
+    if visitor.form.is_sent:
         await batches.cancel(_owner(visitor), batch.id)
         return redirect(f"{visitor.home}/batches/{batch.id}", done="cancelled")
-    return confirmation(
-        request,
+    return visitor.confirmation(
+        "Cancel the batch",
         title=f"Cancel the batch {shortened(batch.id)}?",
         text=f"{number(_ended(batch))} of {number(batch.total)} lines have ended; their results "
         "stay. The others are not charged. This cannot be undone.",
-        button="Cancel the batch",
     )
 
 
 @router.get("/files")
-async def list_files(request: Request, files: Files, visitor: Runs, wanted: Newest) -> Response:
+async def list_files(visitor: Runs, files: Files, wanted: Newest) -> Response:
     """List files, newest first."""
     home = f"{visitor.home}/files"
-    found = await files.page(_owner(visitor), wanted)
 
     def content(file: File) -> str:
         return "" if visitor.is_operator else f"{home}/{file.id}/content"
@@ -241,33 +220,31 @@ async def list_files(request: Request, files: Files, visitor: Runs, wanted: Newe
     def delete(file: File) -> Cell:
         return Cell("delete", f"{home}/{file.id}/delete", label=f"delete: {file.name}")
 
-    columns = (
-        Column("Name", lambda each: Cell(each.name, content(each)), "name"),
-        Column("Lines", lambda each: each.lines, "num"),
-        Column("Size", lambda each: size(each.size), "num"),
-        Column("Purpose", lambda each: each.purpose.value, "wide"),
-        Column("Id", lambda each: shortened(each.id), "mono wide"),
-        Column("Created (UTC)", lambda each: each.created_at, "time wide"),
-        Column("Expires (UTC)", lambda each: each.expires_at, "time wide"),
-        Column("", run),
-        Column("", delete),
-    )
-    return page(
-        request,
-        "list.html",
-        title="Files",
+    return visitor.list_page(
+        "Files",
+        (
+            Column("Name", lambda each: Cell(each.name, content(each)), "name"),
+            Column("Lines", lambda each: each.lines, "num"),
+            Column("Size", lambda each: size(each.size), "num"),
+            Column("Purpose", lambda each: each.purpose.value, "wide"),
+            Column("Id", lambda each: shortened(each.id), "mono wide"),
+            Column("Created (UTC)", lambda each: each.created_at, "time wide"),
+            Column("Expires (UTC)", lambda each: each.expires_at, "time wide"),
+            Column("", run),
+            Column("", delete),
+        ),
+        await files.page(_owner(visitor), wanted),
+        "There is no file.",
         action=Action("Upload a file", "/console/files/new"),
-        notices=NOTICES,
         text="Requests of batches, and the results of batches.",
-        table=Table("Files", columns, found.entries, "There is no file."),
-        following=following(found, home),
+        notices=NOTICES,
     )
 
 
-@own.get("/files/new", dependencies=[Depends(needs(Scope.COMPLETIONS))])
-async def show_upload(request: Request) -> Response:
+@own.get("/files/new")
+async def show_upload(visitor: Runs, done: str = "") -> Response:
     """Show the form of an upload."""
-    return _upload_form(request, text=NOTICES.get(request.query_params.get("done", ""), ""))
+    return _upload_form(visitor, text=NOTICES.get(done, ""))
 
 
 @_uploads.post("/files/new")
@@ -282,7 +259,7 @@ async def upload(
     try:
         file, _ = await uploads.receive(request, _owner(visitor), is_strict=False, admit=admit)
     except ApiError as error:
-        return _upload_form(request, error=error)
+        return _upload_form(visitor, error=error)
     return redirect("/console/batches/new", file=file.id)
 
 
@@ -294,20 +271,17 @@ async def get_content(request: Request, files: Files, visitor: Runs, file_id: Fi
 
 
 @router.api_route("/files/{file_id}/delete", methods=FORM)
-async def delete_file(
-    request: Request, files: Files, visitor: Runs, file_id: FileId, form: SentForm
-) -> Response:
+async def delete_file(visitor: Runs, files: Files, file_id: FileId) -> Response:
     """Ask for confirmation, then delete a file."""
     file, home = await files.get(_owner(visitor), file_id), f"{visitor.home}/files"
-    if form.is_sent:
+    if visitor.form.is_sent:
         await files.delete(_owner(visitor), file_id)
         return redirect(home, done="deleted")
-    return confirmation(
-        request,
-        title=f"Delete the file “{file.name}”?",
+    return visitor.confirmation(
+        "Delete the file",
+        of=file.name,
         facts={"Lines": number(file.lines), "Size": size(file.size)},
         text="This cannot be undone.",
-        button="Delete the file",
         back=home,
     )
 
@@ -334,16 +308,10 @@ async def _endpoint_of(files: FileService, owner: Owner, file_id: str) -> str:
         return ""
 
 
-def _upload_form(request: Request, *, text: str = "", error: ApiError | None = None) -> Response:
-    return form_page(
-        request,
-        title="Upload a file",
-        fields=_FIELDS,
-        form={_SECONDS: _RETENTIONS[-1][0]},
-        button="Upload",
-        text=text,
-        hidden=_UPLOAD,
-        error=error,
+def _upload_form(visitor: Visitor, *, text: str = "", error: ApiError | None = None) -> Response:
+    values = {_SECONDS: _RETENTIONS[-1][0]}
+    return visitor.form_page(
+        "Upload a file", _FIELDS, "Upload", values=values, text=text, hidden=_UPLOAD, error=error
     )
 
 

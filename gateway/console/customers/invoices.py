@@ -4,17 +4,18 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Response
 
 from contract.tier import ServiceTier
 from gateway.billing.invoices import InvoiceService, LineBody, Month, statement_csv, with_tax
 from gateway.billing.usage.parts import NOTHING, UsageFilter, UsageSums
 from gateway.billing.usage.periods import DAY, Bucket, Span
 from gateway.billing.usage.query import read_month
-from gateway.billing.usage.service import ReportRequest, UsageService
-from gateway.console.rendering import page
-from gateway.console.routing import TenantRoute, Visitor, needs
-from gateway.console.tables import Cell, Column, Table
+from gateway.billing.usage.routes import Ledger
+from gateway.billing.usage.service import ReportRequest
+from gateway.console.routing import TenantRoute, needs
+from gateway.console.tables import Cell, Column
+from gateway.console.visitor import Visitor
 from gateway.http.services import AllServices, Services
 from gateway.models.books import AdapterBook
 from gateway.models.price_book import PriceBook
@@ -32,7 +33,7 @@ SeesInvoices = Annotated[Visitor, Depends(needs(Scope.USAGE, whole=True))]
 
 
 @router.get("")
-async def list_months(request: Request, services: AllServices, visitor: SeesInvoices) -> Response:
+async def list_months(visitor: SeesInvoices, usage: Ledger) -> Response:
     """List the statements of the latest months with their amounts."""
     months = latest_months()
     asked = ReportRequest(
@@ -40,14 +41,14 @@ async def list_months(request: Request, services: AllServices, visitor: SeesInvo
         span=Span(read_month(months[-1][0]).start, read_month(months[0][0]).end),
         bucket=Bucket.MONTH,
     )
-    report = await services.make(UsageService).report(asked, after=None, limit=MONTHS)
+    report = await usage.report(asked, after=None, limit=MONTHS)
     sums = {f"{each.span.start:%Y-%m}": each.sums for each in report.slices}
-    return page(
-        request,
-        "list.html",
-        title="Invoices",
+    return visitor.list_page(
+        "Invoices",
+        _columns(f"{visitor.home}/invoices", sums),
+        months,
+        "",
         text="A statement for each month. It equals the sum of the ledger's rows.",
-        table=Table("Invoices", list(_columns(f"{visitor.home}/invoices", sums)), months, ""),
     )
 
 
@@ -59,16 +60,13 @@ async def get_csv(services: AllServices, visitor: SeesInvoices, month: Month) ->
 
 
 @router.get("/{month}")
-async def show_statement(
-    request: Request, services: AllServices, visitor: SeesInvoices, month: Month
-) -> Response:
+async def show_statement(visitor: SeesInvoices, services: AllServices, month: Month) -> Response:
     """Show a statement."""
     statement = await services.make(InvoiceService).statement(visitor.tenant_id, month)
     issuer = services[Settings].invoice_issuer
     percent = None if issuer is None else issuer.tax_percent
     start, end = statement.start, min(statement.end, utc_now())
-    return page(
-        request,
+    return visitor.page(
         "invoice.html",
         statement=statement,
         lines=[

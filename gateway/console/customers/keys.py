@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Final, NamedTuple
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Response
 
 from gateway.accounts.keys.routes import KeyChange, KeyCreation, KeyId, KeyRotation, Keys
 from gateway.accounts.keys.rules import MadeKeys
@@ -18,11 +18,11 @@ from gateway.billing.usage.service import UsageService
 from gateway.console.formats import shortened, until
 from gateway.console.forms import Form, checked, number
 from gateway.console.limit_fields import fields_of, limit_group, read_limits
-from gateway.console.lists import Newest, following
-from gateway.console.rendering import confirmation, form_page, page
-from gateway.console.routing import FORM, SentForm, TenantRoute, Visitor, needs, redirect
-from gateway.console.tables import Action, Cell, Column, Field, Table, pairs
+from gateway.console.lists import Newest
+from gateway.console.routing import FORM, TenantRoute, needs, redirect
+from gateway.console.tables import Action, Cell, Column, Field, pairs
 from gateway.console.usage_pages import MOST_OPTIONS, options_of
+from gateway.console.visitor import Visitor
 from gateway.http.services import AllServices, Services
 from gateway.models.books import AdapterBook, AliasBook
 from gateway.models.catalogue import Catalogue
@@ -32,7 +32,6 @@ from gateway.records.records import KeyRecord
 from gateway.records.scopes import TENANT_SCOPES, Scope
 from gateway.records.times import month_start, utc_now
 
-GRACE: Final = "How long the current secret remains valid"
 GRACES: Final = (
     ("0", "none: it ends at once"),
     ("3600", "1 hour"),
@@ -40,6 +39,7 @@ GRACES: Final = (
     ("604800", "7 days"),
 )
 _TIME: Final = "%Y-%m-%dT%H:%M:%S"
+GRACE: Final = Field("grace_seconds", "How long the current secret remains valid", options=GRACES)
 NOTICES: Final = {
     "changed": "The key is changed on all gateways within a second.",
     "revoked": "The key is revoked. All gateways reject it within a second.",
@@ -47,135 +47,111 @@ NOTICES: Final = {
 
 router = APIRouter(route_class=TenantRoute, prefix="/keys", include_in_schema=False)
 
-ManagesKeys = Annotated[Visitor, Depends(needs(Scope.KEYS))]
+Manager = Annotated[Visitor, Depends(needs(Scope.KEYS))]
 
 
 @router.get("")
-async def list_keys(
-    request: Request, services: AllServices, keys: Keys, visitor: ManagesKeys, wanted: Newest
-) -> Response:
+async def list_keys(visitor: Manager, keys: Keys, wanted: Newest) -> Response:
     """List keys, newest first."""
     found = await keys.page(visitor.tenant_id, wanted, grantor=visitor.caller.grant)
-    limits = await services.make(LimitReports).of_keys(visitor.tenant_id, found.entries)
-    columns = _columns(
-        visitor,
-        await _use_of(services, visitor, found.entries),
-        limits=dict(zip((each.id for each in found.entries), limits, strict=True)),
-        projects=dict(await _projects(services, visitor) or ()),
-    )
-    return page(
-        request,
-        "list.html",
-        title="Keys",
+    limits = await visitor.make(LimitReports).of_keys(visitor.tenant_id, found.entries)
+    return visitor.list_page(
+        "Keys",
+        _columns(
+            visitor,
+            await _use_of(visitor, found.entries),
+            limits=dict(zip((each.id for each in found.entries), limits, strict=True)),
+            projects=dict(await _projects(visitor) or ()),
+        ),
+        found,
+        "There is no key yet.",
         action=Action("Create a key", f"{visitor.home}/keys/new"),
-        table=Table("Keys", list(columns), found.entries, "There is no key yet."),
-        following=following(found, f"{visitor.home}/keys"),
         notices=NOTICES,
     )
 
 
 @router.api_route("/new", methods=FORM)
-async def create_key(
-    request: Request, services: AllServices, keys: Keys, visitor: ManagesKeys, form: SentForm
-) -> Response:
+async def create(visitor: Manager, services: AllServices, keys: Keys) -> Response:
     """Create a key and show it, once."""
-    if not form.is_sent:
-        shown = _shown(form) if form else {"scopes": [Scope.COMPLETIONS], "models": []}
-        return await _key_form(request, services, visitor, form=shown)
-    body = checked(KeyCreation, _values(form, is_new=True))
+    if not visitor.form.is_sent:
+        return await _key_form(visitor, services, {"scopes": [Scope.COMPLETIONS], "models": []})
+    body = checked(KeyCreation, _values(visitor.form, is_new=True))
     created = await keys.create(visitor.tenant_id, **body.options(), **visitor.caller.key_by)
-    return page(request, "key_secret.html", key=created.record, secret=created.key.reveal())
+    return visitor.page("key_secret.html", key=created.record, secret=created.key.reveal())
 
 
 @router.api_route("/{key_id}", methods=FORM)
-async def change_key(
-    request: Request,
-    services: AllServices,
-    keys: Keys,
-    visitor: ManagesKeys,
-    *,
-    key_id: KeyId,
-    form: SentForm,
-) -> Response:
+async def change(visitor: Manager, services: AllServices, keys: Keys, key_id: KeyId) -> Response:
     """Show a key, and change its bounds and limits."""
     key = await keys.get(visitor.tenant_id, key_id, grantor=visitor.caller.grant)
-    if not form.is_sent:
-        shown = _shown(form) if form else _fields(key)
-        return await _key_form(request, services, visitor, form=shown, key=key)
-    options = _changed(key, checked(KeyChange, _values(form, is_new=False)).options())
+    if not visitor.form.is_sent:
+        return await _key_form(visitor, services, _fields(key), key)
+    options = _changed(key, checked(KeyChange, _values(visitor.form, is_new=False)).options())
     await keys.update(visitor.tenant_id, key.id, **options, **visitor.caller.key_by)
     return redirect(f"{visitor.home}/keys/{key.id}", done="changed")
 
 
 @router.api_route("/{key_id}/rotate", methods=FORM)
-async def rotate_key(
-    request: Request, keys: Keys, visitor: ManagesKeys, *, key_id: KeyId, form: SentForm
-) -> Response:
+async def rotate(visitor: Manager, keys: Keys, key_id: KeyId) -> Response:
     """Ask how long the current secret remains valid; replace it and show the new one, once."""
     key = await keys.get(visitor.tenant_id, key_id, grantor=visitor.caller.grant)
-    if not form.is_sent:
-        return form_page(
-            request,
-            title=f"Rotate the key “{key.name}”?",
+    if not visitor.form.is_sent:
+        return visitor.form_page(
+            f"Rotate the key “{key.name}”?",
+            [GRACE],
+            "Rotate the key",
+            values={"grace_seconds": "86400"},
             text="The key gets a new secret, which is shown once. Its id, limits and usage stay. "
             "An even older secret ends at once.",
-            fields=[Field("grace_seconds", GRACE, options=GRACES)],
-            form=form or {"grace_seconds": "86400"},
-            button="Rotate the key",
         )
-    body = checked(KeyRotation, {"grace_seconds": number(form["grace_seconds"])})
+    body = checked(KeyRotation, {"grace_seconds": number(visitor.form["grace_seconds"])})
     grace = timedelta(seconds=body.grace_seconds)
     rotated = await keys.rotate(visitor.tenant_id, key_id, grace=grace, **visitor.caller.key_by)
-    return page(request, "key_secret.html", key=rotated.record, secret=rotated.key.reveal())
+    return visitor.page("key_secret.html", key=rotated.record, secret=rotated.key.reveal())
 
 
 @router.api_route("/{key_id}/revoke", methods=FORM)
-async def revoke_key(
-    request: Request, keys: Keys, visitor: ManagesKeys, *, key_id: KeyId, form: SentForm
-) -> Response:
+async def revoke(visitor: Manager, keys: Keys, key_id: KeyId) -> Response:
     """Ask for confirmation, then revoke a key, and keys that it made."""
     key = await keys.get(visitor.tenant_id, key_id, grantor=visitor.caller.grant)
-    if form.is_sent:
-        made = MadeKeys.ALL if form["made_keys"] else MadeKeys.IN_GRACE
+    if visitor.form.is_sent:
+        made = MadeKeys.ALL if visitor.form["made_keys"] else MadeKeys.IN_GRACE
         await keys.revoke(visitor.tenant_id, key_id, **visitor.caller.by, made_keys=made)
         return redirect(f"{visitor.home}/keys", done="revoked")
-    return confirmation(
-        request,
-        title=f"Revoke the key “{key.name}”?",
+    return visitor.confirmation(
+        "Revoke the key",
+        of=key.name,
         text=f"All gateways reject sk-{key.prefix}-… within a second. This cannot be undone.",
-        button="Revoke the key",
         options={"made_keys": "Also revoke all keys that it made"},
     )
 
 
 async def _key_form(
-    request: Request,
-    services: Services,
     visitor: Visitor,
-    *,
-    form: Mapping[str, Any],
+    services: Services,
+    values: Mapping[str, Any],
     key: KeyRecord | None = None,
 ) -> Response:
+    if sent := visitor.form:
+        values = dict(sent) | {name: sent.all(name) for name in ("scopes", "models")}
     scopes = TENANT_SCOPES if visitor.tenant else visitor.principal.scopes & TENANT_SCOPES
-    if visitor.tenant and key is not None:
-        scopes |= key.scopes
-    projects, use, used = await _projects(services, visitor), None, None
+    projects, use, used = await _projects(visitor), None, None
     if key is not None:
-        use = (await _use_of(services, visitor, [key])).get(key.id)
-    if key is not None and use is not None:
-        reports = services.make(LimitReports)
-        used = (await reports.of_tenant(visitor.tenant_id, key=key.id)).scopes[0]
-    return page(
-        request,
+        scopes |= key.scopes if visitor.tenant else frozenset()
+        use = (await _use_of(visitor, [key])).get(key.id)
+        if use is not None:
+            reports = services.make(LimitReports)
+            used = (await reports.of_tenant(visitor.tenant_id, key=key.id)).scopes[0]
+    return visitor.page(
         "key.html",
         key=key,
         use=use,
-        form=defaultdict(str, form),
+        form=defaultdict(str, values),
         notices=NOTICES,
         limits=limit_group(LimitScope.KEY),
         used_limits=used,
         scopes=pairs(each for each in Scope if each in scopes),
-        models=pairs(_models(services, visitor, form["models"])),
+        models=pairs(_models(services, visitor, values["models"])),
         projects=None if projects is None else [("", "none"), *projects],
         project_names=dict(projects or ()),
     )
@@ -192,10 +168,10 @@ def _models(services: Services, visitor: Visitor, chosen: Iterable[str]) -> list
     return sorted({*chosen} | (allowed if len(allowed) <= MOST_OPTIONS else set()))
 
 
-async def _projects(services: Services, visitor: Visitor) -> list[tuple[str, str]] | None:
+async def _projects(visitor: Visitor) -> list[tuple[str, str]] | None:
     """Return the ids and names of the projects that the visitor sees; None if there are many."""
     wanted = PageRequest(None, MOST_OPTIONS, is_newest_first=True)
-    projects = services.make(ProjectService)
+    projects = visitor.make(ProjectService)
     return options_of(await projects.page(visitor.tenant_id, wanted, grantor=visitor.caller.grant))
 
 
@@ -206,15 +182,13 @@ class _Use(NamedTuple):
     month: UsageSums
 
 
-async def _use_of(
-    services: Services, visitor: Visitor, keys: Sequence[KeyRecord]
-) -> dict[str, _Use]:
+async def _use_of(visitor: Visitor, keys: Sequence[KeyRecord]) -> dict[str, _Use]:
     """Return the use of those of these keys whose usage the visitor sees."""
     wanted, now = UsageFilter(tenant_id=visitor.tenant_id), utc_now()
     if not visitor.is_operator:
         wanted = own_usage(visitor.principal, wanted)
     ids = [each.id for each in keys if wanted.credential_id in (None, each.id)]
-    usage = services.make(UsageService)
+    usage = visitor.make(UsageService)
     sums = await usage.of_keys(wanted, Span(month_start(now), now), ids)
     last_used = await usage.last_used(ids)
     return {each: _Use(last_used.get(each), sums.get(each, NOTHING)) for each in ids}
@@ -294,7 +268,3 @@ def _fields(key: KeyRecord) -> dict[str, Any]:
         "expires_at": "" if key.expires_at is None else key.expires_at.strftime(_TIME),
         **fields_of(key.limits),
     }
-
-
-def _shown(form: Form) -> dict[str, Any]:
-    return dict(form) | {name: form.all(name) for name in ("scopes", "models")}

@@ -5,13 +5,12 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 
 from contract.messages import Feature
 from contract.tier import ServiceTier
 from gateway.completions.endpoints.models import ModelList
 from gateway.console.customers.playground import Generates
-from gateway.console.rendering import page
 from gateway.console.routing import CustomerRoute
 from gateway.http.services import AllServices
 
@@ -36,13 +35,13 @@ router = APIRouter(route_class=CustomerRoute, include_in_schema=False)
 
 
 @router.get("/console/models")
-async def models(request: Request, services: AllServices, visitor: Generates) -> Response:
+async def models(visitor: Generates, services: AllServices) -> Response:
     """List models, then aliases, then adapters."""
     groups: dict[str, list[dict[str, Any]]] = {"Models": [], "Aliases": [], "Adapters": []}
     for body in (await services[ModelList].list(visitor.principal))["data"]:
         kind = "Aliases" if "resolves_to" in body else "Adapters" if body["parent"] else "Models"
         groups[kind].append(_row(body))
-    return page(request, "models.html", groups=groups)
+    return visitor.page("models.html", groups=groups)
 
 
 def _row(body: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 
 from gateway.accounts.limits import LimitBody, LimitReports, LimitsReport
 from gateway.billing.usage.parts import NOTHING, Dimension, UsageFilter
@@ -11,7 +11,6 @@ from gateway.billing.usage.routes import own_usage
 from gateway.billing.usage.series import by_period
 from gateway.billing.usage.service import UsageService
 from gateway.console.charts import COST, TOKENS, Chart, period_chart
-from gateway.console.rendering import page
 from gateway.console.routing import AnyVisitor, CustomerRoute
 from gateway.console.usage_query import WEEK, last_days
 from gateway.http.services import AllServices
@@ -23,7 +22,7 @@ router = APIRouter(route_class=CustomerRoute, include_in_schema=False)
 
 
 @router.get("/console")
-async def overview(request: Request, services: AllServices, visitor: AnyVisitor) -> Response:
+async def overview(visitor: AnyVisitor, services: AllServices) -> Response:
     """Show this month and the last thirty days."""
     now = utc_now()
     limits = await services.make(LimitReports).own_limits(visitor.principal)
@@ -44,8 +43,7 @@ async def overview(request: Request, services: AllServices, visitor: AnyVisitor)
             period_chart("Tokens", TOKENS, periods, "tokens"),
         ]
         week_micros = week.cost_micros
-    return page(
-        request,
+    return visitor.page(
         "overview.html",
         sees_usage=sees_usage,
         month=month,

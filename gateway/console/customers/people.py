@@ -1,21 +1,20 @@
 """Projects and members of a tenant."""
 
 from collections import defaultdict
-from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Response
 
-from gateway.accounts.limits import Reports, ScopeBody
+from gateway.accounts.limits import LimitReports, ScopeBody
 from gateway.accounts.members import MemberAddition, MemberChange, Members
 from gateway.accounts.projects.routes import ProjectChange, ProjectCreation, Projects
 from gateway.accounts.shared import AfterId
-from gateway.console.forms import Form, checked
+from gateway.console.forms import Form, checked, values_of
 from gateway.console.limit_fields import fields_of, limit_group, read_limits
-from gateway.console.lists import ROWS, Newest, following
-from gateway.console.rendering import confirmation, page
-from gateway.console.routing import FORM, SentForm, TenantRoute, Visitor, needs, redirect
-from gateway.console.tables import Action, Adding, Cell, Column, Field, Table, pairs
+from gateway.console.lists import ROWS, Newest
+from gateway.console.routing import FORM, TenantRoute, needs, redirect
+from gateway.console.tables import Action, Adding, Cell, Column, Field, pairs
+from gateway.console.visitor import Visitor
 from gateway.platform.database.paging import PageRequest
 from gateway.records.limits import LimitScope
 from gateway.records.records import Project, ProjectStatus
@@ -31,7 +30,7 @@ MEMBER_FIELDS: Final = (
     Field("email", "E-mail", type="email"),
     Field("subject", "or subject"),
     Field("name", "Name"),
-    Field("role", "Role", options=pairs(Role)),
+    Field("role", "Role", options=pairs(Role), is_required=True),
 )
 NOTICES: Final = {
     "created": "The project is created.",
@@ -45,153 +44,114 @@ NOTICES: Final = {
 
 router = APIRouter(route_class=TenantRoute, include_in_schema=False)
 
-ManagesProjects = Annotated[Visitor, Depends(needs(Scope.KEYS))]
-ManagesAllProjects = Annotated[Visitor, Depends(needs(Scope.KEYS, whole=True))]
-ManagesMembers = Annotated[Visitor, Depends(needs(Scope.MEMBERS, whole=True))]
+KeyManager = Annotated[Visitor, Depends(needs(Scope.KEYS))]
+WholeKeyManager = Annotated[Visitor, Depends(needs(Scope.KEYS, whole=True))]
+MemberManager = Annotated[Visitor, Depends(needs(Scope.MEMBERS, whole=True))]
 
 
 @router.get("/projects")
-async def list_projects(
-    request: Request, projects: Projects, visitor: ManagesProjects, wanted: Newest
-) -> Response:
+async def list_projects(visitor: KeyManager, projects: Projects, wanted: Newest) -> Response:
     """List projects, newest first."""
-    found = await projects.page(visitor.tenant_id, wanted, grantor=visitor.caller.grant)
     home, sees_usage = f"{visitor.home}/projects", visitor.tenant or visitor.has(*SEES_USAGE)
 
     def usage(project: Project) -> Cell:
         href = f"/console/usage?{visitor.of_tenant}project={project.id}"
         return Cell("usage", href, label=f"Usage of {project.name}") if sees_usage else Cell("")
 
-    def status(project: Project) -> Cell:
-        return Cell(project.status, kind="warn" if _is_archived(project) else "good")
-
-    columns = (
-        Column("Name", lambda each: Cell(each.name, f"{home}/{each.id}"), "name"),
-        Column("Id", lambda each: each.id, "mono wide"),
-        Column("Status", status),
-        Column("Created (UTC)", lambda each: each.created_at, "time wide"),
-        Column("Usage", usage),
-    )
-    return page(
-        request,
-        "list.html",
-        title="Projects",
+    return visitor.list_page(
+        "Projects",
+        (
+            Column("Name", lambda each: Cell(each.name, f"{home}/{each.id}"), "name"),
+            Column("Id", lambda each: each.id, "mono wide"),
+            Column("Status", _status),
+            Column("Created (UTC)", lambda each: each.created_at, "time wide"),
+            Column("Usage", usage),
+        ),
+        await projects.page(visitor.tenant_id, wanted, grantor=visitor.caller.grant),
+        "There is no project.",
         action=None if visitor.principal.project_id else Action("Create a project", f"{home}/new"),
         text="A project is a part of the account with keys and limits of its own.",
-        table=Table("Projects", columns, found.entries, "There is no project."),
-        following=following(found, home),
         notices=NOTICES,
     )
 
 
 @router.api_route("/projects/new", methods=FORM)
-async def create_project(
-    request: Request, projects: Projects, visitor: ManagesAllProjects, form: SentForm
-) -> Response:
+async def create_project(visitor: WholeKeyManager, projects: Projects) -> Response:
     """Create a project."""
-    if not form.is_sent:
-        return _project_form(request, form)
-    options = checked(ProjectCreation, _values(form, is_new=True)).options()
+    if not visitor.form.is_sent:
+        return _project_form(visitor)
+    options = checked(ProjectCreation, _values(visitor.form, is_new=True)).options()
     await projects.create(visitor.tenant_id, **options, **visitor.caller.by)
     return redirect(f"{visitor.home}/projects", done="created")
 
 
 @router.api_route("/projects/{project_id}", methods=FORM)
-async def change_project(
-    request: Request,
-    projects: Projects,
-    reports: Reports,
-    visitor: ManagesProjects,
-    *,
-    project_id: str,
-    form: SentForm,
-) -> Response:
+async def change_project(visitor: KeyManager, projects: Projects, project_id: str) -> Response:
     """Show a project and the use of its limits; change its name and limits."""
     project = await projects.get(visitor.tenant_id, project_id, grantor=visitor.caller.grant)
-    if not form.is_sent:
+    if not visitor.form.is_sent:
+        reports = visitor.make(LimitReports)
         report = await reports.of_tenant(visitor.tenant_id, project=project.id)
-        shown = form or {"name": project.name, **fields_of(project.limits)}
-        return _project_form(request, shown, project, used=report.scopes[0])
+        return _project_form(visitor, project, used=report.scopes[0])
     visitor.require_whole()
-    options = checked(ProjectChange, _values(form, is_new=False)).options()
+    options = checked(ProjectChange, _values(visitor.form, is_new=False)).options()
     await projects.update(visitor.tenant_id, project.id, **options, **visitor.caller.by)
     return redirect(f"{visitor.home}/projects", done="changed")
 
 
 @router.api_route("/projects/{project_id}/archive", methods=FORM)
-async def archive_project(
-    request: Request,
-    projects: Projects,
-    visitor: ManagesAllProjects,
-    project_id: str,
-    form: SentForm,
-) -> Response:
+async def archive(visitor: WholeKeyManager, projects: Projects, project_id: str) -> Response:
     """Ask for confirmation, then archive a project."""
     project = await projects.get(visitor.tenant_id, project_id, grantor=visitor.caller.grant)
-    if form.is_sent:
+    if visitor.form.is_sent:
         await projects.archive(visitor.tenant_id, project.id, **visitor.caller.by)
         return redirect(f"{visitor.home}/projects", done="archived")
-    return confirmation(
-        request,
-        title=f"Archive the project “{project.name}”?",
+    return visitor.confirmation(
+        "Archive the project",
+        of=project.name,
         text="All gateways reject requests with its keys within a second, until it is activated.",
-        button="Archive the project",
     )
 
 
 @router.post("/projects/{project_id}/activate")
-async def activate_project(
-    projects: Projects, visitor: ManagesAllProjects, project_id: str
-) -> Response:
+async def activate(visitor: WholeKeyManager, projects: Projects, project_id: str) -> Response:
     """Activate an archived project."""
     await projects.activate(visitor.tenant_id, project_id, **visitor.caller.by)
     return redirect(f"{visitor.home}/projects", done="activated")
 
 
 @router.api_route("/members", methods=FORM)
-async def list_members(
-    request: Request,
-    members: Members,
-    visitor: ManagesMembers,
-    form: SentForm,
-    after: AfterId = None,
-) -> Response:
+async def list_members(visitor: MemberManager, members: Members, after: AfterId = None) -> Response:
     """List members, oldest first; add one."""
-    home = f"{visitor.home}/members"
+    form, home = visitor.form, f"{visitor.home}/members"
     if form.is_sent:
-        values = {name: form[name] or None for name in ("subject", "email", "name")}
-        body = checked(MemberAddition, values | {"role": form["role"]})
+        body = checked(MemberAddition, values_of(MEMBER_FIELDS, form, is_new=False))
         await members.add(visitor.tenant_id, **body.given(), **visitor.caller.by)
         return redirect(home, done="added")
-    found = await members.page(visitor.tenant_id, PageRequest(after, ROWS))
-    columns = (
-        Column("Name", lambda each: Cell(each.name, f"{home}/{each.id}"), "name"),
-        Column("E-mail", lambda each: each.email, "wide"),
-        Column("Subject", lambda each: each.subject or "not logged in yet", "mono wide"),
-        Column("Role", lambda each: each.role),
-        Column("Added (UTC)", lambda each: each.created_at, "time wide"),
-    )
     shown = form or Form.of({"role": Role.DEVELOPER.value})
-    return page(
-        request,
-        "list.html",
-        title="Members",
+    return visitor.list_page(
+        "Members",
+        (
+            Column("Name", lambda each: Cell(each.name, f"{home}/{each.id}"), "name"),
+            Column("E-mail", lambda each: each.email, "wide"),
+            Column("Subject", lambda each: each.subject or "not logged in yet", "mono wide"),
+            Column("Role", lambda each: each.role),
+            Column("Added (UTC)", lambda each: each.created_at, "time wide"),
+        ),
+        await members.page(visitor.tenant_id, PageRequest(after, ROWS)),
+        "There is no member.",
         text=MEMBERS,
-        table=Table("Members", columns, found.entries, "There is no member."),
-        following=following(found, home),
         adding=Adding("Add a member", MEMBER_FIELDS, shown, "Add the member"),
         notices=NOTICES,
     )
 
 
 @router.api_route("/members/{member_id}", methods=FORM)
-async def change_member(
-    request: Request, members: Members, visitor: ManagesMembers, member_id: str, form: SentForm
-) -> Response:
+async def change_member(visitor: MemberManager, members: Members, member_id: str) -> Response:
     """Show a member; change the member's role, or remove the member."""
-    member = await members.get(visitor.tenant_id, member_id)
+    member, form = await members.get(visitor.tenant_id, member_id), visitor.form
     if not form.is_sent:
-        return page(request, "member.html", member=member, roles=pairs(Role))
+        return visitor.page("member.html", member=member, roles=pairs(Role))
     home, rights = f"{visitor.home}/members", visitor.caller.by
     if form["remove"] == "yes":
         await members.remove(visitor.tenant_id, member.id, **rights)
@@ -202,16 +162,13 @@ async def change_member(
 
 
 def _project_form(
-    request: Request,
-    form: Mapping[str, str],
-    project: Project | None = None,
-    used: ScopeBody | None = None,
+    visitor: Visitor, project: Project | None = None, used: ScopeBody | None = None
 ) -> Response:
-    return page(
-        request,
+    own = {} if project is None else {"name": project.name, **fields_of(project.limits)}
+    return visitor.page(
         "project.html",
         used=used,
-        form=defaultdict(str, form),
+        form=defaultdict(str, visitor.form or own),
         project=project,
         is_archived=project is not None and _is_archived(project),
         limits=limit_group(LimitScope.PROJECT),
@@ -220,6 +177,10 @@ def _project_form(
 
 def _values(form: Form, *, is_new: bool) -> dict[str, Any]:
     return {"name": form["name"], "limits": read_limits(form, LimitScope.PROJECT, is_new=is_new)}
+
+
+def _status(project: Project) -> Cell:
+    return Cell(project.status, kind="warn" if _is_archived(project) else "good")
 
 
 def _is_archived(project: Project) -> bool:

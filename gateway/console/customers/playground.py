@@ -16,9 +16,9 @@ from gateway.completions.endpoints.generation import COST_HEADER, Completions
 from gateway.completions.endpoints.models import ModelList
 from gateway.console.customers.account import base_url
 from gateway.console.forms import Form, number
-from gateway.console.rendering import page
-from gateway.console.routing import FORM, CustomerRoute, SentForm, Visitor, needs
+from gateway.console.routing import FORM, CustomerRoute, needs
 from gateway.console.tables import pairs
+from gateway.console.visitor import Visitor
 from gateway.dialects.endpoint import CHATS, COMPLETIONS, ENDPOINTS, Endpoint
 from gateway.dialects.profile_choice import DIALECT_HEADER
 from gateway.http.services import AllServices, services_of
@@ -55,30 +55,26 @@ Generates = Annotated[Visitor, Depends(needs(Scope.COMPLETIONS))]
 
 @router.api_route(HOME, methods=FORM)
 async def playground(
-    request: Request,
-    services: AllServices,
     visitor: Generates,
-    *,
-    form: SentForm,
+    services: AllServices,
     model: Annotated[str, Query(max_length=MAX_TEXT_CHARACTERS)] = "",
 ) -> Response:
     """Show the form; without scripts, run its request and show the answer below the form."""
-    answer = None
+    form, answer = visitor.form, None
     if form.is_sent:
         endpoint = CHATS if form["endpoint"] == _path(CHATS) else COMPLETIONS
-        own = _with_body(request, _body(form, endpoint))
+        own = _with_body(visitor.request, _body(form, endpoint))
         run = services[Completions].create
         response = await run(own, endpoint, authorized=visitor.principal)
         answer = json.decode(response.body)
     listed = (await services[ModelList].list(visitor.principal))["data"]
     chosen = model or visitor.principal.default_model or ""
-    return page(
-        request,
+    return visitor.page(
         "playground.html",
         models=pairs(each["id"] for each in listed if each["task"] == "generate"),
         form=form or Form.of({**FIRST, "model": chosen}),
         numbers=NUMBERS,
-        base_url=base_url(request),
+        base_url=base_url(visitor.request),
         answer=answer,
     )
 

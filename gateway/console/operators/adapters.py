@@ -1,16 +1,15 @@
 """Adapters of all tenants: list and register."""
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query, Response
 
 from gateway.adapters.routes import AdapterRegistration, Adapters
-from gateway.console.customers.adapters import adapters_table
-from gateway.console.forms import checked
-from gateway.console.lists import Newest, following
-from gateway.console.rendering import confirmation, form_page, page
-from gateway.console.routing import FORM, AnyVisitor, OperatorRoute, SentForm, redirect
+from gateway.console.customers.adapters import adapters_page
+from gateway.console.forms import checked, values_of
+from gateway.console.lists import Newest
+from gateway.console.routing import FORM, AnyVisitor, OperatorRoute, redirect
 from gateway.console.tables import Action, Field, Search, pairs
 from gateway.http.services import AllServices
 from gateway.models.catalogue import Catalogue
@@ -20,56 +19,43 @@ NOTICES: Final = {"registered": "The adapter is registered. Its files are being 
 
 router = APIRouter(route_class=OperatorRoute, include_in_schema=False)
 
+Tenant = Annotated[str, Query(max_length=100)]
+
 
 @router.get(HOME)
 async def list_adapters(
-    request: Request,
-    adapters: Adapters,
-    visitor: AnyVisitor,
-    wanted: Newest,
-    *,
-    tenant: Annotated[str, Query(max_length=100)] = "",
+    visitor: AnyVisitor, adapters: Adapters, wanted: Newest, tenant: Tenant = ""
 ) -> Response:
     """List the adapters of all tenants or of one, newest first."""
-    found = await (adapters.page(tenant, wanted) if tenant else adapters.page_of_all(wanted))
     query = f"?{urlencode({'tenant': tenant})}" if tenant else ""
-    return page(
-        request,
-        "list.html",
-        title="Adapters",
+    return await adapters_page(
+        visitor,
+        adapters,
+        await (adapters.page(tenant, wanted) if tenant else adapters.page_of_all(wanted)),
         action=Action("Register an adapter", f"{HOME}/new{query}"),
         search=Search([Field("tenant", "Tenant")], {"tenant": tenant}),
-        table=await adapters_table(visitor, adapters, found.entries),
-        following=following(found, HOME, **({"tenant": tenant} if tenant else {})),
         notices=NOTICES,
     )
 
 
 @router.api_route(f"{HOME}/new", methods=FORM)
 async def register(
-    request: Request,
-    services: AllServices,
-    adapters: Adapters,
-    visitor: AnyVisitor,
-    *,
-    form: SentForm,
-    tenant: Annotated[str, Query(max_length=100)] = "",
+    visitor: AnyVisitor, services: AllServices, adapters: Adapters, tenant: Tenant = ""
 ) -> Response:
     """Ask for confirmation, then register an adapter."""
+    form, fields = visitor.form, _fields(services[Catalogue])
     if not form.is_sent:
-        return form_page(
-            request,
-            title="New adapter",
+        return visitor.form_page(
+            "New adapter",
+            fields,
+            "Continue",
+            values={"tenant": tenant},
             text="Background jobs check the files and copy them to the file store.",
-            fields=_fields(services[Catalogue]),
-            form=form or {"tenant": tenant},
-            button="Continue",
         )
-    values: dict[str, Any] = {name: form[name] for name in ("name", "base_model", "source")}
-    body = checked(AdapterRegistration, values | {"is_shared": form["is_shared"] == "yes"})
+    body = checked(AdapterRegistration, values_of(fields[1:], form))
     if not form.is_confirmed:
-        return confirmation(
-            request,
+        return visitor.confirmation(
+            "Register the adapter",
             title="Register this adapter?",
             facts={
                 "Tenant": form["tenant"],
@@ -78,10 +64,8 @@ async def register(
                 "Source": body.source,
                 "Used by": "every tenant" if body.is_shared else "its tenant",
             },
-            button="Register the adapter",
-            fields=form.confirmed("tenant", *values, "is_shared"),
         )
-    actor = visitor.principal.actor
+    actor = visitor.caller.actor
     await adapters.register(form["tenant"], **body.model_dump(), actor=actor)
     return redirect(HOME, done="registered")
 

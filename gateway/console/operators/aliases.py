@@ -1,16 +1,15 @@
 """Aliases of models: their weights and the traffic of each model; define and remove."""
 
 from collections import Counter
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query, Response
 
 from gateway.accounts.aliases import AliasDefinition, Aliases
 from gateway.accounts.shared import MAX_TEXT_CHARACTERS
 from gateway.console.formats import show_time
-from gateway.console.forms import Form, checked
-from gateway.console.rendering import confirmation, form_page, page
-from gateway.console.routing import FORM, AnyVisitor, OperatorRoute, SentForm, redirect
+from gateway.console.forms import Form, checked, texts_of, values_of
+from gateway.console.routing import FORM, AnyVisitor, OperatorRoute, redirect
 from gateway.console.tables import Field
 from gateway.http.services import AllServices
 from gateway.limits.refusal_log import Period, PeriodCounts
@@ -30,7 +29,6 @@ FIELDS: Final = (
     Field("sunset_at", "Requests fail from (UTC)", "Empty: never.", "datetime-local"),
     Field("replacement", "Replacement", "Named by that error; empty: the largest weight's model."),
 )
-_TIME: Final = "%Y-%m-%dT%H:%M:%S"
 
 router = APIRouter(route_class=OperatorRoute, prefix=HOME, include_in_schema=False)
 
@@ -38,13 +36,12 @@ Name = Annotated[str, Query(max_length=MAX_TEXT_CHARACTERS)]
 
 
 @router.get("")
-async def list_aliases(request: Request, services: AllServices, aliases: Aliases) -> Response:
+async def list_all(visitor: AnyVisitor, services: AllServices, aliases: Aliases) -> Response:
     """Show each alias with the weights of its models, and their traffic of the last 24 hours."""
     traffic, sums = await services[PeriodCounts].aliases(Period.HOUR), Counter[str]()
     for (alias, _), count in traffic.counts.items():
         sums[alias] += count
-    return page(
-        request,
+    return visitor.page(
         "operators/aliases.html",
         aliases=await aliases.list_all(),
         traffic=traffic,
@@ -54,69 +51,45 @@ async def list_aliases(request: Request, services: AllServices, aliases: Aliases
 
 
 @router.api_route("/edit", methods=FORM)
-async def define(
-    request: Request, aliases: Aliases, visitor: AnyVisitor, form: SentForm, name: Name = ""
-) -> Response:
+async def define(visitor: AnyVisitor, aliases: Aliases, name: Name = "") -> Response:
     """Ask for confirmation, then define an alias."""
+    form = visitor.form
     if not form.is_sent:
-        known = _fields(await aliases.get(name)) if name else {"sticky": Sticky.TENANT.value}
+        known = _texts(await aliases.get(name)) if name else {"sticky": Sticky.TENANT.value}
         shown = form or Form.of(known)
         title = f"Alias “{shown['name']}”" if shown["name"] else "New alias"
-        return form_page(request, title=title, fields=FIELDS, form=shown, button="Continue")
-    body = checked(AliasDefinition, _values(form))
+        return visitor.form_page(title, FIELDS, "Continue", values=shown)
+    values = values_of(FIELDS[2:], form) | {"weights": read_weights(form.words("models"))}
+    body = checked(AliasDefinition, values)
     if not form.is_confirmed:
-        return confirmation(
-            request,
-            title=f"Define the alias “{form['name']}”?",
+        return visitor.confirmation(
+            "Define the alias",
+            of=form["name"],
             facts=_facts(body),
             text="Callers that the weights move get another model from their next request on.",
-            button="Define the alias",
-            fields=form.confirmed(*(each.name for each in FIELDS)),
         )
-    values = {field: getattr(body, field) for field in AliasDefinition.model_fields}
-    await aliases.put(form["name"], **values, actor=visitor.principal.actor)
+    await aliases.put(form["name"], **dict(body), actor=visitor.caller.actor)
     return redirect(HOME, done="defined")
 
 
 @router.api_route("/remove", methods=FORM)
-async def remove(
-    request: Request, aliases: Aliases, visitor: AnyVisitor, form: SentForm, name: Name = ""
-) -> Response:
+async def remove(visitor: AnyVisitor, aliases: Aliases, name: Name = "") -> Response:
     """Ask for confirmation, then remove an alias."""
-    alias = await aliases.get(form["name"] or name)
-    if form.is_sent:
-        await aliases.remove(alias.name, actor=visitor.principal.actor)
+    alias = await aliases.get(visitor.form["name"] or name)
+    if visitor.form.is_sent:
+        await aliases.remove(alias.name, actor=visitor.caller.actor)
         return redirect(HOME, done="removed")
-    return confirmation(
-        request,
-        title=f"Remove the alias “{alias.name}”?",
+    return visitor.confirmation(
+        "Remove the alias",
+        of=alias.name,
         text="Requests for it get 404 within a second. Those that were admitted continue.",
-        button="Remove the alias",
         fields={"name": alias.name},
     )
 
 
-def _values(form: Form) -> dict[str, Any]:
-    """Return the request body that a form stands for."""
-    sunset_at = form["sunset_at"]
-    return {
-        "weights": read_weights(form.words("models")),
-        "sticky": form["sticky"] or Sticky.TENANT.value,
-        "fallback": form["fallback"] or None,
-        "sunset_at": f"{sunset_at}Z" if sunset_at else None,
-        "replacement": form["replacement"] or None,
-    }
-
-
-def _fields(alias: Alias) -> dict[str, str]:
-    return {
-        "name": alias.name,
-        "models": "\n".join(f"{model}={weight}" for model, weight in alias.weights.items()),
-        "sticky": alias.sticky.value,
-        "fallback": alias.fallback or "",
-        "sunset_at": "" if alias.sunset_at is None else alias.sunset_at.strftime(_TIME),
-        "replacement": alias.replacement,
-    }
+def _texts(alias: Alias) -> dict[str, str]:
+    models = (f"{model}={weight}" for model, weight in alias.weights.items())
+    return texts_of(FIELDS, alias, models="\n".join(models))
 
 
 def _facts(body: AliasDefinition) -> dict[str, str]:

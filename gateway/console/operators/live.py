@@ -3,15 +3,13 @@
 from typing import Final
 from urllib.parse import quote
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 
 from gateway.accounts.shared import TenantId
-from gateway.billing.live import AfterPosition, LiveRequests
+from gateway.billing.live import AfterPosition, Live
 from gateway.billing.usage.routes import RequestId
 from gateway.console.lists import ROWS
-from gateway.console.rendering import confirmation, page
-from gateway.console.routing import FORM, AnyVisitor, OperatorRoute, SentForm, redirect
-from gateway.http.services import AllServices
+from gateway.console.routing import FORM, AnyVisitor, OperatorRoute, redirect
 
 NOTICES: Final = {
     "cancelled": "The request is cancelled.",
@@ -26,13 +24,12 @@ router = APIRouter(
 
 @router.get("")
 async def list_live(
-    request: Request, services: AllServices, tenant_id: TenantId, *, after: AfterPosition = None
+    visitor: AnyVisitor, live: Live, tenant_id: TenantId, after: AfterPosition = None
 ) -> Response:
     """List the tenant's live requests, oldest first; htmx loads the first page again and again."""
-    found = await services.make(LiveRequests).page(tenant_id, after=after, limit=ROWS)
+    found = await live.page(tenant_id, after=after, limit=ROWS)
     home, cursor = _path(tenant_id), found.next
-    return page(
-        request,
+    return visitor.page(
         "operators/live.html",
         tenant_id=tenant_id,
         home=home,
@@ -47,33 +44,23 @@ async def list_live(
 
 @router.api_route("/{request_id}/cancel", methods=FORM)
 async def cancel(
-    request: Request,
-    services: AllServices,
-    visitor: AnyVisitor,
-    *,
-    tenant_id: TenantId,
-    request_id: RequestId,
-    form: SentForm,
+    visitor: AnyVisitor, live: Live, tenant_id: TenantId, request_id: RequestId
 ) -> Response:
     """Ask for confirmation, then cancel a request."""
-    service = services.make(LiveRequests)
-    if form.is_sent:
-        actor = visitor.principal.actor
-        has_ended = await service.cancel(tenant_id, request_id, actor=actor)
+    if visitor.form.is_sent:
+        has_ended = await live.cancel(tenant_id, request_id, actor=visitor.caller.actor)
         return redirect(_path(tenant_id), done="cancelled" if has_ended else "asked")
-    live = await service.get(tenant_id, request_id)
-    return confirmation(
-        request,
-        title="Cancel the request?",
+    found = await live.get(tenant_id, request_id)
+    return visitor.confirmation(
+        "Cancel the request",
         facts={
-            "Request": live.id,
-            "Tenant": live.tenant,
-            "Key": live.key,
-            "Model": live.model,
-            "State": f"{live.state} for {live.age_ms / 1000:.1f} s",
+            "Request": found.id,
+            "Tenant": found.tenant,
+            "Key": found.key,
+            "Model": found.model,
+            "State": f"{found.state} for {found.age_ms / 1000:.1f} s",
         },
         text="Its client gets the error request_cancelled. The tenant pays for the work so far.",
-        button="Cancel the request",
         back=_path(tenant_id),
     )
 

@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 
 from contract.messages import WorkerCard, WorkerState
 from gateway.console.formats import duration
-from gateway.console.rendering import outside, page
-from gateway.console.routing import OperatorRoute
+from gateway.console.rendering import outside
+from gateway.console.routing import AnyVisitor, OperatorRoute
 from gateway.console.tables import Cell, Column, Table
 from gateway.http.services import AllServices, Services
 from gateway.models.catalogue import Catalogue, ServedModel
@@ -21,11 +21,11 @@ router = APIRouter(route_class=OperatorRoute, include_in_schema=False)
 
 
 @router.get("/console/models")
-async def models(request: Request, services: AllServices) -> Response:
+async def models(visitor: AnyVisitor, services: AllServices) -> Response:
     """Show each model with its queue and its workers; htmx loads the page again and again."""
     workers = await all_workers(services)
     table = models_table(services[Settings], services[Catalogue].models, workers)
-    return page(request, "operators/models.html", table=table, workers=workers)
+    return visitor.page("operators/models.html", table=table, workers=workers)
 
 
 async def all_workers(services: Services) -> Workers:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query, Response
 
 from gateway.accounts.tenants.routes import Tenants
 from gateway.billing.live import AfterPosition
@@ -12,9 +12,9 @@ from gateway.billing.usage.query import decode_cursor, encode_cursor, read_month
 from gateway.billing.usage.service import UsageService
 from gateway.console.customers.invoices import latest_months
 from gateway.console.lists import ROWS
-from gateway.console.rendering import page
-from gateway.console.routing import OperatorRoute, tenant_path
+from gateway.console.routing import AnyVisitor, OperatorRoute
 from gateway.console.tables import Cell, Column, Table
+from gateway.console.visitor import tenant_path
 from gateway.http.services import AllServices
 from gateway.limits.store import QuotaStore
 
@@ -28,7 +28,7 @@ router = APIRouter(route_class=OperatorRoute, include_in_schema=False)
 
 @router.get("/console/money")
 async def money(
-    request: Request,
+    visitor: AnyVisitor,
     services: AllServices,
     tenants: Tenants,
     *,
@@ -56,8 +56,7 @@ async def money(
     def statement(tenant_id: str) -> str:
         return f"{tenant_path(tenant_id)}/invoices/{month}"
 
-    return page(
-        request,
+    return visitor.page(
         "operators/money.html",
         used_up=_credits_table(names, used_up[:MOST_USED_UP]),
         hidden=max(len(used_up) - MOST_USED_UP, 0),

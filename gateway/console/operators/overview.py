@@ -3,7 +3,7 @@
 import asyncio
 from typing import Final
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 
 from gateway.accounts.tenants.routes import Tenants
 from gateway.billing.usage.parts import Dimension, UsageFilter, add
@@ -15,10 +15,10 @@ from gateway.console.formats import cents
 from gateway.console.operators.health import read_health
 from gateway.console.operators.models import models_table
 from gateway.console.operators.money import sums_table
-from gateway.console.rendering import page
-from gateway.console.routing import OperatorRoute, tenant_path
+from gateway.console.routing import AnyVisitor, OperatorRoute
 from gateway.console.tables import Card
 from gateway.console.usage_query import last_days
+from gateway.console.visitor import tenant_path
 from gateway.http.services import AllServices
 from gateway.models.catalogue import Catalogue
 from gateway.platform.settings import Settings
@@ -30,7 +30,7 @@ router = APIRouter(route_class=OperatorRoute, include_in_schema=False)
 
 
 @router.get("/console")
-async def overview(request: Request, services: AllServices, tenants: Tenants) -> Response:
+async def overview(visitor: AnyVisitor, services: AllServices, tenants: Tenants) -> Response:
     """Show the health of the last day, and the money of today, this month and thirty days."""
     now, everything = utc_now(), UsageFilter(tenant_id=None)
     service = services.make(UsageService)
@@ -54,8 +54,7 @@ async def overview(request: Request, services: AllServices, tenants: Tenants) ->
         Card(title, cents(each.cost_micros), f"{each.requests:,} requests", href="/console/money")
         for title, each in (("Revenue today", today), (f"Revenue in {name}", month))
     ]
-    return page(
-        request,
+    return visitor.page(
         "operators/overview.html",
         health=health,
         cards=[

@@ -4,19 +4,19 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 
 from gateway.accounts.plans.routes import PlanChange, PlanCreation, PlanId, Plans
 from gateway.console.forms import Form, checked
 from gateway.console.limit_fields import LABELS, fields_of, limit_group, read_limits, shown_limit
-from gateway.console.rendering import confirmation, form_page, page
-from gateway.console.routing import FORM, AnyVisitor, OperatorRoute, SentForm, redirect
-from gateway.console.tables import Action, Cell, Column, Field, Group, Table
+from gateway.console.routing import FORM, AnyVisitor, OperatorRoute, redirect
+from gateway.console.tables import Action, Cell, Column, Field, Group
 from gateway.records.limits import LimitScope, names_of
 from gateway.records.records import Plan
 
 HOME: Final = "/console/plans"
 HINT: Final = "A number, or empty for no limit."
+ID: Final = Field("id", "Id", "1 to 63 characters from a-z, 0-9 and “-”.", is_required=True)
 NAME: Final = Field("name", "Name", "Empty: the id.")
 _HOLDERS: Final = {
     LimitScope.TENANT: "Limits of each tenant",
@@ -32,75 +32,55 @@ router = APIRouter(route_class=OperatorRoute, prefix=HOME, include_in_schema=Fal
 
 
 @router.get("")
-async def list_plans(request: Request, plans: Plans) -> Response:
+async def list_plans(visitor: AnyVisitor, plans: Plans) -> Response:
     """List plans with the numbers of their tenants."""
     tenants = await plans.tenants()
-    columns = (
-        Column("Plan", lambda plan: Cell(plan.name, f"{HOME}/{plan.id}")),
-        Column("Id", lambda plan: plan.id, "mono"),
-        Column("Tenants", lambda plan: tenants.get(plan.id, 0), "num"),
-        *(Column(text, partial(_summary, scope), "below") for scope, text in _HOLDERS.items()),
-    )
-    return page(
-        request,
-        "list.html",
-        title="Plans",
+    return visitor.list_page(
+        "Plans",
+        (
+            Column("Plan", lambda plan: Cell(plan.name, f"{HOME}/{plan.id}")),
+            Column("Id", lambda plan: plan.id, "mono"),
+            Column("Tenants", lambda plan: tenants.get(plan.id, 0), "num"),
+            *(Column(text, partial(_summary, scope), "below") for scope, text in _HOLDERS.items()),
+        ),
+        await plans.list_all(),
+        "There is no plan.",
         action=Action("Create a plan", f"{HOME}/new"),
-        notices=NOTICES,
         text="Limits of every tenant that has the plan, unless the tenant has its own.",
-        table=Table("Plans", columns, await plans.list_all(), "There is no plan."),
+        notices=NOTICES,
     )
 
 
 @router.api_route("/new", methods=FORM)
-async def create_plan(
-    request: Request, plans: Plans, visitor: AnyVisitor, form: SentForm
-) -> Response:
+async def create(visitor: AnyVisitor, plans: Plans) -> Response:
     """Create a plan."""
-    if form.is_sent:
-        body = checked(PlanCreation, {"id": form["id"], **_values(form)})
-        actor = visitor.principal.actor
-        await plans.create(body.id, name=body.name, limits=body.limits(), actor=actor)
-        return redirect(HOME, done="created")
-    hint = "1 to 63 characters from a-z, 0-9 and “-”."
-    return form_page(
-        request,
-        title="New plan",
-        fields=[Field("id", "Id", hint, is_required=True), NAME],
-        groups=_groups(),
-        form=form,
-        button="Create the plan",
-    )
+    form = visitor.form
+    if not form.is_sent:
+        return visitor.form_page("New plan", [ID, NAME], "Create the plan", groups=_groups())
+    body = checked(PlanCreation, {"id": form["id"], **_values(form)})
+    actor = visitor.caller.actor
+    await plans.create(body.id, name=body.name, limits=body.limits(), actor=actor)
+    return redirect(HOME, done="created")
 
 
 @router.api_route("/{plan_id}", methods=FORM)
-async def change_plan(
-    request: Request, plans: Plans, visitor: AnyVisitor, *, plan_id: PlanId, form: SentForm
-) -> Response:
+async def change(visitor: AnyVisitor, plans: Plans, plan_id: PlanId) -> Response:
     """Ask for confirmation, then change a plan."""
-    plan = await plans.get(plan_id)
+    plan, form = await plans.get(plan_id), visitor.form
     if not form.is_sent:
-        return form_page(
-            request,
-            title=f"Plan “{plan.name}”",
-            fields=[NAME],
-            groups=_groups(),
-            form=form or _fields(plan),
-            button="Continue",
-        )
+        title, texts = f"Plan “{plan.name}”", _texts(plan)
+        return visitor.form_page(title, [NAME], "Continue", groups=_groups(), values=texts)
     body = checked(PlanChange, _values(form))
     limits = body.limits()
     if not form.is_confirmed:
         count = (await plans.tenants()).get(plan.id, 0)
-        return confirmation(
-            request,
+        return visitor.confirmation(
+            "Change the plan",
             title=f"Change the plan “{plan.name}” of {count:,} tenants?",
             facts=dict(_changes(plan, limits)) or {"Limits": "unchanged"},
             text="All gateways apply the limits within a second.",
-            button="Change the plan",
-            fields=form.confirmed(*_fields(plan)),
         )
-    await plans.update(plan.id, name=body.name, limits=limits, actor=visitor.principal.actor)
+    await plans.update(plan.id, name=body.name, limits=limits, actor=visitor.caller.actor)
     return redirect(HOME, done="changed")
 
 
@@ -120,11 +100,11 @@ def _values(form: Form) -> dict[str, Any]:
     return {"name": form["name"] or None, **limits}
 
 
-def _fields(plan: Plan) -> dict[str, str]:
-    fields = {"name": plan.name}
+def _texts(plan: Plan) -> dict[str, str]:
+    texts = {"name": plan.name}
     for scope in LimitScope:
-        fields |= fields_of(plan.limits[scope], f"{scope}_")
-    return fields
+        texts |= fields_of(plan.limits[scope], f"{scope}_")
+    return texts
 
 
 def _summary(scope: LimitScope, plan: Plan) -> str:

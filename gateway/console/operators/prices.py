@@ -6,17 +6,16 @@ from operator import attrgetter
 from typing import Annotated, Any, Final, NamedTuple
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query, Response
 
 from contract.tier import ServiceTier
 from gateway.accounts.shared import PLAIN
 from gateway.adapters.routes import Adapters
 from gateway.billing.prices import PriceAddition, PriceTable
 from gateway.console.formats import show_time
-from gateway.console.forms import Form, checked
-from gateway.console.rendering import confirmation, form_page, page
-from gateway.console.routing import FORM, AnyVisitor, OperatorRoute, SentForm, redirect
-from gateway.console.tables import Action, Cell, Column, Field, Search, Step, Table, pairs
+from gateway.console.forms import Form, checked, values_of
+from gateway.console.routing import FORM, AnyVisitor, OperatorRoute, redirect
+from gateway.console.tables import Action, Cell, Column, Field, Search, Step, pairs
 from gateway.http.services import AllServices, Services
 from gateway.models.books import AliasBook
 from gateway.models.catalogue import Catalogue
@@ -59,6 +58,9 @@ AMOUNT_FIELDS: Final = [
     for name, label in AMOUNTS
 ]
 
+TIER: Final = Field("service_tier", "Service tier", options=pairs(ServiceTier))
+EFFECTIVE: Final = Field("effective_at", "From (UTC)", "Empty: at once.", "datetime-local")
+
 router = APIRouter(route_class=OperatorRoute, prefix=HOME, include_in_schema=False)
 
 Model = Annotated[str, Query(max_length=300)]
@@ -72,104 +74,80 @@ class _Listed(NamedTuple):
 
 @router.get("")
 async def list_prices(
-    request: Request,
+    visitor: AnyVisitor,
     services: AllServices,
     table: PriceTable,
     adapters: Adapters,
-    visitor: AnyVisitor,
     *,
     model: Model = "",
     history: bool = False,
 ) -> Response:
     """Show the prices in force and future ones, or all of them; and the models without any."""
-    prices, now = await table.list_history(model or None), utc_now()
+    listed = _listed(await table.list_history(model or None), utc_now())
     newest = PageRequest(None, MOST_ADAPTERS, is_newest_first=True)
     names = {each.id: each.full_name for each in (await adapters.page_of_all(newest)).entries}
-    listed = _listed(prices, now)
-    rows = [each for each in listed if history or each.state.kind != "muted"]
     priced = {each.price.model for each in listed if each.state.text == "in force"}
     known = services[Catalogue].names
-    return page(
-        request,
-        "operators/prices.html",
-        table=Table(
-            "Prices",
-            list(_columns(names, known, may_remove=visitor.may_change)),
-            rows,
-            "There is no price.",
-        ),
-        free=[
-            Step(each, f"{HOME}/new?{_query(each)}", "Add a price", f"Add a price of {each}")
-            for each in sorted(known - priced)
-            if model in ("", each)
-        ],
-        title="Prices",
+    free = [
+        Step(each, f"{HOME}/new?{_query(each)}", "Add a price", f"Add a price of {each}")
+        for each in sorted(known - priced)
+        if model in ("", each)
+    ]
+    return visitor.list_page(
+        "Prices",
+        _columns(names, known, may_remove=visitor.may_change),
+        [each for each in listed if history or each.state.kind != "muted"],
+        "There is no price.",
         action=Action("Add a price", f"{HOME}/new{f'?{_query(model)}' if model else ''}"),
         search=Search(SEARCH, {"model": model, "history": "yes" if history else ""}),
         text="Dollars per million tokens. A tier without a price has the price of the default "
         "tier.",
+        missing=("Models without a price are free", free),
         notices=NOTICES,
     )
 
 
 @router.api_route("/new", methods=FORM)
-async def add_price(
-    request: Request,
-    services: AllServices,
-    table: PriceTable,
-    visitor: AnyVisitor,
-    *,
-    form: SentForm,
-    model: Model = "",
+async def add(
+    visitor: AnyVisitor, services: AllServices, table: PriceTable, model: Model = ""
 ) -> Response:
     """Ask for confirmation, with a warning for an unknown model, then add a price."""
+    form, names = visitor.form, services[Catalogue].names
     if not form.is_sent:
-        names = sorted(services[Catalogue].names)
-        return form_page(
-            request,
-            title="New price",
+        known = Field("model", "Model", type="name", options=pairs(sorted(names)), is_required=True)
+        return visitor.form_page(
+            "New price",
+            [known, TIER, *AMOUNT_FIELDS, EFFECTIVE],
+            "Continue",
+            values={"model": model},
             text="A price applies to requests that are admitted from its start on.",
-            fields=[
-                Field("model", "Model", type="name", options=pairs(names), is_required=True),
-                Field("service_tier", "Service tier", options=pairs(ServiceTier)),
-                *AMOUNT_FIELDS,
-                Field("effective_at", "From (UTC)", "Empty: at once.", "datetime-local"),
-            ],
-            form=form or {"model": model},
-            button="Continue",
         )
     body = checked(PriceAddition, _values(form))
     if not form.is_confirmed:
-        amounts = (name for name, _ in AMOUNTS)
-        return confirmation(
-            request,
+        return visitor.confirmation(
+            "Add the price",
             title="Add this price?",
             warning=_warning(services, body.model),
             facts=_facts(body),
             text="A price never changes. Another one may follow it.",
-            button="Add the price",
-            fields=form.confirmed("model", "service_tier", *amounts, "effective_at"),
         )
-    await table.add(**dict(body), actor=visitor.principal.actor)
+    await table.add(**dict(body), actor=visitor.caller.actor)
     return redirect(HOME, model=body.model, done="added")
 
 
 @router.api_route("/remove", methods=FORM)
-async def remove_price(
-    request: Request, table: PriceTable, visitor: AnyVisitor, price: PriceId, form: SentForm
-) -> Response:
+async def remove(visitor: AnyVisitor, table: PriceTable, price: PriceId) -> Response:
     """Ask for confirmation, then remove a price."""
     asked = await table.get(price)
-    if form.is_sent:
-        await table.remove(price, actor=visitor.principal.actor)
+    if visitor.form.is_sent:
+        await table.remove(price, actor=visitor.caller.actor)
         return redirect(HOME, model=asked.model, done="removed")
-    return confirmation(
-        request,
+    return visitor.confirmation(
+        "Remove the price",
         title="Remove this price?",
         facts=_facts(asked),
         text="Requests that are admitted from then on have the price of the default tier, or are "
         "free. What was charged stays charged. A future price never applies.",
-        button="Remove the price",
         back=f"{HOME}?{_query(asked.model)}",
     )
 
@@ -246,10 +224,7 @@ def _facts(body: PriceAddition | Price) -> dict[str, str]:
 
 
 def _values(form: Form) -> dict[str, Any]:
-    values: dict[str, Any] = {
-        "model": form["model"],
-        "service_tier": form["service_tier"] or ServiceTier.DEFAULT,
-    }
+    values = {"model": form["model"]} | values_of([TIER, EFFECTIVE], form)
     for name, label in AMOUNTS:
         if not form[name] and name in OPTIONAL:
             continue
@@ -257,6 +232,4 @@ def _values(form: Form) -> dict[str, Any]:
         if micros is None:
             raise must(label, "be an amount in dollars such as 0.15", form[name], param=name)
         values[name] = micros
-    if form["effective_at"]:
-        values["effective_at"] = f"{form['effective_at']}Z"
     return values

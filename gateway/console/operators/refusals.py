@@ -2,13 +2,12 @@
 
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query, Response
 
-from gateway.accounts.limits import LimitReports, RefusalCount, Since
-from gateway.console.rendering import page
-from gateway.console.routing import OperatorRoute, tenant_path
-from gateway.console.tables import Cell, Column, Field, Search, Table
-from gateway.http.services import AllServices
+from gateway.accounts.limits import RefusalCount, Reports, Since
+from gateway.console.routing import AnyVisitor, OperatorRoute
+from gateway.console.tables import Cell, Column, Field, Search
+from gateway.console.visitor import tenant_path
 
 FIELDS: Final = (
     Field("since", "Period", options=[("24h", "24 hours"), ("7d", "7 days")]),
@@ -36,21 +35,18 @@ COLUMNS: Final = (
 
 @router.get("/console/refusals")
 async def refusals(
-    request: Request,
-    services: AllServices,
-    *,
+    visitor: AnyVisitor,
+    reports: Reports,
     since: Since = "24h",
     tenant: Annotated[str, Query(max_length=100)] = "",
 ) -> Response:
     """Show how many requests were rejected, by tenant and error code."""
-    found = await services.make(LimitReports).refusals_of_tenants(since, tenant or None)
-    return page(
-        request,
-        "list.html",
-        title="Rejected requests",
+    found = await reports.refusals_of_tenants(since, tenant or None)
+    return visitor.list_page(
+        "Rejected requests",
+        COLUMNS,
+        found.data,
+        "No request was rejected in this period.",
         search=Search(FIELDS, {"since": since, "tenant": tenant}),
         text=TEXT if found.is_complete else TEXT + PARTIAL,
-        table=Table(
-            "Rejected requests", COLUMNS, found.data, "No request was rejected in this period."
-        ),
     )

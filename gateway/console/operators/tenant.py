@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 
 from contract.tier import ServiceTier
 from gateway.accounts.keys.service import KeyService
@@ -27,19 +27,10 @@ from gateway.console.customers.keys import key_state
 from gateway.console.formats import shortened
 from gateway.console.forms import checked
 from gateway.console.limit_fields import LABELS, shown_limit
-from gateway.console.operators.tenants import read_amount, tenant_fields, tenant_form, tenant_values
-from gateway.console.rendering import confirmation, page
-from gateway.console.routing import (
-    FORM,
-    TENANT_PAGES,
-    AnyVisitor,
-    OperatorRoute,
-    SeenTenant,
-    SentForm,
-    redirect,
-    tenant_path,
-)
+from gateway.console.operators.tenants import read_amount, tenant_form, tenant_texts, tenant_values
+from gateway.console.routing import FORM, AnyVisitor, OperatorRoute, SeenTenant, redirect
 from gateway.console.tables import Cell, Column, Step, Table
+from gateway.console.visitor import TENANT_PAGES, tenant_path
 from gateway.http.services import AllServices, Services
 from gateway.models.catalogue import Catalogue
 from gateway.models.price_book import PriceBook
@@ -68,7 +59,7 @@ router = APIRouter(prefix=TENANT_PAGES, route_class=OperatorRoute, include_in_sc
 
 
 @router.get("")
-async def show_tenant(request: Request, services: AllServices, tenant: SeenTenant) -> Response:
+async def show(visitor: AnyVisitor, services: AllServices, tenant: SeenTenant) -> Response:
     """Show a tenant with this month's usage, its balance, limits, and what it has."""
     now, newest = utc_now(), PageRequest(None, NEWEST, is_newest_first=True)
     home, credit = tenant_path(tenant.id), services.make(CreditService)
@@ -89,8 +80,7 @@ async def show_tenant(request: Request, services: AllServices, tenant: SeenTenan
         services.make(WebhookService.of).list_of_tenant(tenant.id),
         services.make(BatchService).page(Owner(tenant.id), newest),
     )
-    return page(
-        request,
+    return visitor.page(
         "operators/tenant.html",
         tenant=tenant,
         month=month,
@@ -114,73 +104,52 @@ async def show_tenant(request: Request, services: AllServices, tenant: SeenTenan
 
 
 @router.api_route("/edit", methods=FORM)
-async def change_tenant(
-    request: Request,
-    services: AllServices,
-    tenants: Tenants,
-    visitor: AnyVisitor,
-    *,
-    tenant: SeenTenant,
-    form: SentForm,
-) -> Response:
+async def change(visitor: AnyVisitor, tenants: Tenants, tenant: SeenTenant) -> Response:
     """Change a tenant."""
-    if not form.is_sent:
-        return await tenant_form(request, services, form or tenant_fields(tenant), tenant)
-    body = checked(TenantChange, tenant_values(form, is_new=False))
-    await tenants.update(tenant.id, actor=visitor.principal.actor, **body.options())
-    return redirect(tenant_path(tenant.id), done="changed")
+    if not visitor.form.is_sent:
+        return await tenant_form(visitor, tenant_texts(tenant), tenant)
+    body = checked(TenantChange, tenant_values(visitor.form, is_new=False))
+    await tenants.update(tenant.id, actor=visitor.caller.actor, **body.options())
+    return redirect(visitor.home, done="changed")
 
 
 @router.api_route("/suspend", methods=FORM)
-async def suspend(
-    request: Request, tenants: Tenants, visitor: AnyVisitor, tenant: SeenTenant, form: SentForm
-) -> Response:
+async def suspend(visitor: AnyVisitor, tenants: Tenants, tenant: SeenTenant) -> Response:
     """Ask for confirmation, then suspend a tenant."""
-    if form.is_sent:
-        await tenants.suspend(tenant.id, actor=visitor.principal.actor)
-        return redirect(tenant_path(tenant.id), done="suspended")
-    return confirmation(
-        request,
-        title=f"Suspend the tenant “{tenant.name}”?",
+    if visitor.form.is_sent:
+        await tenants.suspend(tenant.id, actor=visitor.caller.actor)
+        return redirect(visitor.home, done="suspended")
+    return visitor.confirmation(
+        "Suspend the tenant",
+        of=tenant.name,
         text="All gateways reject its requests within a second. Running requests continue.",
-        button="Suspend the tenant",
     )
 
 
 @router.post("/activate")
-async def activate(tenants: Tenants, visitor: AnyVisitor, tenant: SeenTenant) -> Response:
+async def activate(visitor: AnyVisitor, tenants: Tenants, tenant: SeenTenant) -> Response:
     """Activate a suspended tenant."""
-    await tenants.activate(tenant.id, actor=visitor.principal.actor)
-    return redirect(tenant_path(tenant.id), done="activated")
+    await tenants.activate(tenant.id, actor=visitor.caller.actor)
+    return redirect(visitor.home, done="activated")
 
 
 @router.post("/credits")
-async def change_credits(
-    request: Request,
-    services: AllServices,
-    visitor: AnyVisitor,
-    *,
-    tenant: SeenTenant,
-    form: SentForm,
-) -> Response:
+async def change_credits(visitor: AnyVisitor, tenant: SeenTenant) -> Response:
     """Ask for confirmation, then grant credits or adjust the balance."""
-    micros = read_amount("amount", form["amount"])
+    form = visitor.form
+    micros, note = read_amount("amount", form["amount"]), form["note"]
     is_grant = form["kind"] == "grant"
     if not form.is_confirmed:
         what = "Grant" if is_grant else "Adjust by"
-        return confirmation(
-            request,
+        return visitor.confirmation(
+            "Change the balance",
             title=f"{what} {show_dollars(micros)} to “{tenant.name}”?",
-            facts={"Note": form["note"]} if form["note"] else {},
-            button="Change the balance",
-            fields=form.confirmed("kind", "amount", "note"),
+            facts={"Note": note} if note else {},
         )
-    credit, actor = services.make(CreditService), visitor.principal.actor
-    if is_grant:
-        await credit.grant(tenant.id, micros, note=form["note"], actor=actor)
-    else:
-        await credit.adjust(tenant.id, micros, note=form["note"], actor=actor)
-    return redirect(tenant_path(tenant.id), done="credits")
+    credit = visitor.make(CreditService)
+    change = credit.grant if is_grant else credit.adjust
+    await change(tenant.id, micros, note=note, actor=visitor.caller.actor)
+    return redirect(visitor.home, done="credits")
 
 
 def _steps(

@@ -4,22 +4,21 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query, Response
 
 from contract.dialect import Dialect
-from contract.tier import REQUEST_TIERS, ServiceTier
+from contract.tier import REQUEST_TIERS
 from gateway.accounts.keys.service import KeyService
 from gateway.accounts.members import MemberService
 from gateway.accounts.plans.service import PlanService
 from gateway.accounts.tenants.routes import TenantCreation, Tenants
 from gateway.billing.credits.service import CreditService
-from gateway.console.forms import Form, checked, number
+from gateway.console.forms import Form, checked, texts_of, values_of
 from gateway.console.limit_fields import fields_of, limit_group, read_limits
-from gateway.console.lists import Newest, following
-from gateway.console.rendering import form_page, page
-from gateway.console.routing import FORM, AnyVisitor, OperatorRoute, SentForm, redirect, tenant_path
-from gateway.console.tables import Action, Cell, Column, Field, Group, Search, Table, pairs
-from gateway.http.services import AllServices, Services
+from gateway.console.lists import Newest
+from gateway.console.routing import FORM, AnyVisitor, OperatorRoute, redirect
+from gateway.console.tables import Action, Cell, Column, Field, Group, Search, pairs
+from gateway.console.visitor import Visitor, tenant_path
 from gateway.records.checks import checked_email
 from gateway.records.errors import must
 from gateway.records.limits import LimitScope
@@ -35,50 +34,73 @@ ACCESS: Final = (
 )
 KEYS: Final = {"admin": TENANT_SCOPES, "key": DEFAULT_SCOPES}
 """Scopes of the first key by the kind of access."""
+NAME: Final = Field("name", "Name", is_required=True)
+ID: Final = Field("id", "Id", "1 to 63 characters from a-z, 0-9 and “-”; empty: random.")
+PLAN: Final = Field("plan_id", "Plan")
+BILLING: Final = Field("billing", "Payment", options=pairs(Billing), default=Billing.POSTPAID.value)
+FIRST: Final = (
+    Field("access", "Who may use it", options=ACCESS),
+    Field("email", "E-mail of the owner", type="email"),
+    Field("credits", "Credits in dollars", "Only for prepaid tenants."),
+)
+REQUEST_FIELDS: Final = (
+    Field("service_tier", "Service tier", options=pairs(REQUEST_TIERS), default="default"),
+    Field(
+        "weight",
+        "Weight",
+        "Share of the workers relative to other waiting tenants.",
+        "number",
+        default="1",
+    ),
+    Field("default_model", "Default model", "Of requests that name none."),
+    Field("dialect", "Dialect", options=[("", "that of the model"), *pairs(Dialect)]),
+    Field(
+        "cors_origins", "CORS origins", "Of web pages with its keys, by spaces; *: any.", "words"
+    ),
+    Field("stripe_customer_id", "Customer in Stripe", "Such as cus_NciAYcXfLnqBoz."),
+    Field("strict_parameters", "Reject parameters without effect", type="checkbox"),
+    Field("shows_cost", "Responses contain their cost", type="checkbox"),
+)
+LIMITS: Final = limit_group(LimitScope.TENANT, "Limits of its own")._replace(is_folded=True)
 
 router = APIRouter(prefix="/console/tenants", route_class=OperatorRoute, include_in_schema=False)
 
 
 @router.get("")
 async def list_tenants(
-    request: Request,
+    visitor: AnyVisitor,
     tenants: Tenants,
     wanted: Newest,
-    *,
     search: Annotated[str, Query(max_length=300)] = "",
 ) -> Response:
     """List tenants, newest first."""
-    found = await tenants.page(wanted, text=search.replace("\0", ""))
-    columns = (
-        Column("Name", lambda each: Cell(each.name, tenant_path(each.id)), "name"),
-        Column("Id", lambda each: each.id, "mono wide"),
-        Column("Status", tenant_status),
-        Column("Plan", lambda each: each.plan_id, "wide"),
-        Column("Payment", lambda each: each.billing, "wide"),
-        Column("Tier", lambda each: each.service_tier, "wide"),
-        Column("Weight", lambda each: f"{each.weight:g}", "num wide"),
-        Column("Created (UTC)", lambda each: each.created_at, "time wide"),
-    )
     field = Field("search", "Id or name contains", type="search")
-    return page(
-        request,
-        "list.html",
-        title="Tenants",
+    return visitor.list_page(
+        "Tenants",
+        (
+            Column("Name", lambda each: Cell(each.name, tenant_path(each.id)), "name"),
+            Column("Id", lambda each: each.id, "mono wide"),
+            Column("Status", tenant_status),
+            Column("Plan", lambda each: each.plan_id, "wide"),
+            Column("Payment", lambda each: each.billing, "wide"),
+            Column("Tier", lambda each: each.service_tier, "wide"),
+            Column("Weight", lambda each: f"{each.weight:g}", "num wide"),
+            Column("Created (UTC)", lambda each: each.created_at, "time wide"),
+        ),
+        await tenants.page(wanted, text=search.replace("\0", "")),
+        "No tenant was found.",
         action=Action("Create a tenant", "/console/tenants/new"),
         search=Search([field], {"search": search}, "Search"),
-        table=Table("Tenants", columns, found.entries, "No tenant was found."),
-        following=following(found, "/console/tenants", search=search),
     )
 
 
 @router.api_route("/new", methods=FORM)
-async def create_tenant(
-    request: Request, services: AllServices, tenants: Tenants, visitor: AnyVisitor, form: SentForm
-) -> Response:
+async def create(visitor: AnyVisitor, tenants: Tenants) -> Response:
     """Create a tenant with its credits and its first owner or key, which is shown once."""
+    form = visitor.form
     if not form.is_sent:
-        return await tenant_form(request, services, form or {"weight": "1"})
-    actor, access = visitor.principal.actor, form["access"]
+        return await tenant_form(visitor, {"weight": "1"})
+    actor, access = visitor.caller.actor, form["access"]
     options = checked(TenantCreation, tenant_values(form, is_new=True)).options()
     if access not in dict(ACCESS):
         raise must("access", f"be one of {', '.join(filter(None, dict(ACCESS)))}", access)
@@ -89,17 +111,17 @@ async def create_tenant(
     )
     # What can be wrong with the form is checked before the tenant exists.
     if micros:
-        await services.make(CreditService).grant(created.id, micros, note="", actor=actor)
+        await visitor.make(CreditService).grant(created.id, micros, note="", actor=actor)
     if email:
-        members = services.make(MemberService)
+        members = visitor.make(MemberService)
         await members.add(created.id, email=email, role=Role.OWNER, actor=actor)
     if access not in KEYS:
         return redirect(tenant_path(created.id), done="invited" if email else "created")
-    request.state.visitor = visitor = replace(visitor, tenant=created)
-    key = await services.make(KeyService).create(
+    visitor.request.state.visitor = visitor = replace(visitor, tenant=created)
+    key = await visitor.make(KeyService).create(
         created.id, name="first key", scopes=KEYS[access], **visitor.caller.key_by
     )
-    return page(request, "key_secret.html", key=key.record, secret=key.key.reveal())
+    return visitor.page("key_secret.html", key=key.record, secret=key.key.reveal())
 
 
 def tenant_status(tenant: Tenant) -> Cell:
@@ -117,79 +139,29 @@ def read_amount(name: str, text: str) -> int:
 
 
 async def tenant_form(
-    request: Request, services: Services, form: Mapping[str, str], tenant: Tenant | None = None
+    visitor: Visitor, values: Mapping[str, str], tenant: Tenant | None = None
 ) -> Response:
     """Return the page with the form of a new tenant or of a known one."""
-    plans = await services.make(PlanService).list_all()
-    id_hint = "1 to 63 characters from a-z, 0-9 and “-”; empty: random."
-    new = [Field("id", "Id", id_hint)]
-    first = [
-        Field("access", "Who may use it", options=ACCESS),
-        Field("email", "E-mail of the owner", type="email"),
-        Field("credits", "Credits in dollars", "Only for prepaid tenants."),
-    ]
-    return form_page(
-        request,
-        title="New tenant" if tenant is None else f"Change “{tenant.name}”",
-        fields=[
-            Field("name", "Name", is_required=True),
-            *(new if tenant is None else ()),
-            Field("plan_id", "Plan", options=[("", "none"), *((p.id, p.name) for p in plans)]),
-            Field("billing", "Payment", options=pairs(Billing)),
-        ],
-        groups=[
-            *([Group("First access", first)] if tenant is None else ()),
-            Group("Requests", REQUEST_FIELDS, is_folded=True),
-            limit_group(LimitScope.TENANT, "Limits of its own")._replace(is_folded=True),
-        ],
-        form=form,
-        button="Create the tenant" if tenant is None else "Save",
+    plans = await visitor.make(PlanService).list_all()
+    plan = PLAN._replace(options=[("", "none"), *((each.id, each.name) for each in plans)])
+    more = [Group("Requests", REQUEST_FIELDS, is_folded=True), LIMITS]
+    if tenant is not None:
+        fields, title = [NAME, plan, BILLING], f"Change “{tenant.name}”"
+        return visitor.form_page(title, fields, "Save", values=values, groups=more)
+    fields, groups = [NAME, ID, plan, BILLING], [Group("First access", FIRST), *more]
+    return visitor.form_page(
+        "New tenant", fields, "Create the tenant", values=values, groups=groups
     )
-
-
-REQUEST_FIELDS: Final = (
-    Field("service_tier", "Service tier", options=pairs(REQUEST_TIERS)),
-    Field("weight", "Weight", "Share of the workers relative to other waiting tenants."),
-    Field("default_model", "Default model", "Of requests that name none."),
-    Field("dialect", "Dialect", options=[("", "that of the model"), *pairs(Dialect)]),
-    Field("cors_origins", "CORS origins", "Of web pages with its keys, by spaces; *: any."),
-    Field("stripe_customer_id", "Customer in Stripe", "Such as cus_NciAYcXfLnqBoz."),
-    Field("strict_parameters", "Reject parameters without effect", type="checkbox"),
-    Field("shows_cost", "Responses contain their cost", type="checkbox"),
-)
 
 
 def tenant_values(form: Form, *, is_new: bool) -> dict[str, Any]:
     """Return the request body that a form stands for."""
-    values: dict[str, Any] = {
-        "name": form["name"],
-        "weight": number(form["weight"] or "1"),
-        "billing": form["billing"] or Billing.POSTPAID.value,
-        "service_tier": form["service_tier"] or ServiceTier.DEFAULT.value,
-        "cors_origins": form.words("cors_origins"),
-        "limits": read_limits(form, LimitScope.TENANT, is_new=is_new),
-        **{name: form[name] == "yes" for name in ("strict_parameters", "shows_cost")},
-    }
-    for name in ("plan_id", "default_model", "dialect", "stripe_customer_id"):
-        values[name] = form[name] or None
-    if is_new and form["id"]:
-        values["id"] = form["id"]
-    return values
+    fields = [NAME, PLAN, BILLING, *REQUEST_FIELDS, *([ID] if is_new else [])]
+    limits = read_limits(form, LimitScope.TENANT, is_new=is_new)
+    return {**values_of(fields, form, is_new=is_new), "limits": limits}
 
 
-def tenant_fields(tenant: Tenant) -> dict[str, str]:
-    """Return the fields of the form that changes a tenant."""
-    return {
-        "name": tenant.name,
-        "weight": f"{tenant.weight:g}",
-        "plan_id": tenant.plan_id or "",
-        "billing": tenant.billing.value,
-        "service_tier": tenant.service_tier.value,
-        "default_model": tenant.default_model or "",
-        "dialect": tenant.dialect or "",
-        "cors_origins": " ".join(tenant.cors_origins),
-        "stripe_customer_id": tenant.stripe_customer_id or "",
-        "strict_parameters": "yes" if tenant.strict_parameters else "",
-        "shows_cost": "yes" if tenant.shows_cost else "",
-        **fields_of(tenant.limits),
-    }
+def tenant_texts(tenant: Tenant) -> dict[str, str]:
+    """Return the texts of the form that changes a tenant."""
+    fields = [NAME, PLAN, BILLING, *REQUEST_FIELDS]
+    return texts_of(fields, tenant, **fields_of(tenant.limits))
