@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, NamedTuple, Self, TypeVar
 from urllib.parse import parse_qs
 
 from fastapi import Request
@@ -139,21 +139,25 @@ def number(text: str) -> int | float | str:
     return text
 
 
+class _Kind(NamedTuple):
+    read: Callable[[str], Any]
+    """Returns what a text stands for."""
+    show: Callable[[Any], str]
+    empty: Any = None
+    """What no text stands for."""
+
+
 _TIME: Final = "%Y-%m-%dT%H:%M:%S"
-_READ: Final[Mapping[str, Callable[[str], Any]]] = {
-    "checkbox": lambda text: text == "yes",
-    "datetime-local": "{}Z".format,
-    "number": number,
-    "words": words,
+_KINDS: Final[Mapping[str, _Kind]] = {
+    "checkbox": _Kind(
+        lambda text: text == "yes", lambda value: "yes" if value else "", empty=False
+    ),
+    "datetime-local": _Kind("{}Z".format, lambda value: value.strftime(_TIME)),
+    "number": _Kind(number, "{:g}".format),
+    "words": _Kind(words, lambda value: " ".join(map(str, value)), empty=()),
 }
-"""What a text of a field stands for, by its type."""
-_SHOWN: Final[Mapping[str, Callable[[Any], str]]] = {
-    "checkbox": lambda value: "yes" if value else "",
-    "datetime-local": lambda value: value.strftime(_TIME),
-    "number": "{:g}".format,
-    "words": lambda value: " ".join(map(str, value)),
-}
-_EMPTY: Final[Mapping[str, Any]] = {"checkbox": False, "words": []}
+"""Fields by their types; of other types, the text is the value."""
+_TEXT: Final = _Kind(str, str)
 
 
 def values_of(fields: Iterable[Field], form: Form, *, is_new: bool = True) -> dict[str, Any]:
@@ -163,21 +167,22 @@ def values_of(fields: Iterable[Field], form: Form, *, is_new: bool = True) -> di
     """
     values: dict[str, Any] = {}
     for field in fields:
+        kind = _KINDS.get(field.type, _TEXT)
         if (text := form[field.name] or field.default) or field.is_required:
-            values[field.name] = _READ.get(field.type, str)(text)
+            values[field.name] = kind.read(text)
         elif not is_new:
-            values[field.name] = _EMPTY.get(field.type)
+            values[field.name] = kind.empty
     return values
 
 
 def texts_of(fields: Iterable[Field], record: object, **others: str) -> dict[str, str]:
     """Return the texts with which fields of a form stand for values of a record, and the others."""
-    names = {field.name: field.type for field in fields if field.name not in others}
-    return others | {name: _text(kind, getattr(record, name)) for name, kind in names.items()}
-
-
-def _text(kind: str, value: Any) -> str:
-    return "" if value is None else _SHOWN.get(kind, str)(value)
+    texts = dict(others)
+    for field in fields:
+        if field.name not in others:
+            value = getattr(record, field.name)
+            texts[field.name] = "" if value is None else _KINDS.get(field.type, _TEXT).show(value)
+    return texts
 
 
 def concerns(error: ApiError | None, name: str) -> bool:

@@ -1,7 +1,6 @@
-"""Pages of lists: which one a query asks for, and the link to the next one."""
+"""Pages of lists: which one a query asks for, and where the next one starts."""
 
 from typing import Annotated, Any, Final
-from urllib.parse import urlencode
 
 from fastapi import Depends
 
@@ -20,8 +19,6 @@ Newest = Annotated[PageRequest, Depends(_newest)]
 """The page of a list that begins with the newest entry."""
 
 
-def following(page: Page[Any], path: str, **query: str) -> str | None:
-    """Return the link to the next page of a list, if there is one."""
-    if not page.has_more:
-        return None
-    return f"{path}?{urlencode(query | {'after': page.entries[-1].id})}"
+def cursor_of(page: Page[Any]) -> str | None:
+    """Return where the next page of a list starts, if there is one."""
+    return page.entries[-1].id if page.has_more else None

@@ -20,6 +20,7 @@ from gateway.auth.sessions import (
     begin_attempt,
     use_attempt,
 )
+from gateway.console.forms import Form
 from gateway.console.login import HOME, SESSION_ROUTES, begin, login_page, safe_page
 from gateway.console.rendering import page
 from gateway.console.routing import (
@@ -28,7 +29,6 @@ from gateway.console.routing import (
     LOGIN,
     CurrentSession,
     PageRoute,
-    SentForm,
     address_of,
     admitted_principal,
     cookie_name,
@@ -110,15 +110,10 @@ accounts = APIRouter(route_class=SESSION_ROUTES[Audience.CUSTOMERS], include_in_
 
 @accounts.api_route(ACCOUNTS, methods=FORM)
 async def choose_account(
-    request: Request,
-    services: AllServices,
-    session: CurrentSession,
-    *,
-    form: SentForm,
-    following: Next = HOME,
+    request: Request, services: AllServices, session: CurrentSession, following: Next = HOME
 ) -> Response:
     """Let a person choose one of several accounts, with which the session continues."""
-    login = _person_of(session)
+    login, form = _person_of(session), Form.of_request(request)
     person = services[Authenticator].person(login.issuer, login.subject)
     memberships = await services.make(MemberService).of_person(person)
     if not form.is_sent:

@@ -20,7 +20,7 @@ from gateway.accounts.tenants.service import TenantService
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.oidc import OidcProvider
 from gateway.auth.sessions import Audience, KeyLogin, PersonLogin, Session, Sessions
-from gateway.console.forms import CSRF_FIELD, Form, read_form
+from gateway.console.forms import CSRF_FIELD, read_form
 from gateway.console.rendering import SECURITY_HEADERS, page
 from gateway.console.visitor import TENANT_PAGES, Visitor
 from gateway.http.error_handlers import on_exception
@@ -369,10 +369,6 @@ async def _session_of(request: Request) -> Session:
     return session
 
 
-async def _form_of(request: Request) -> Form:
-    return Form.of_request(request)
-
-
 async def _tenant_of(request: Request) -> Tenant:
     tenant: Tenant = request.state.visitor.tenant
     return tenant
@@ -399,6 +395,4 @@ def needs(*scopes: Scope, whole: bool = False) -> Callable[[Request], Awaitable[
 CurrentSession = Annotated[Session, Depends(_session_of)]
 SeenTenant = Annotated[Tenant, Depends(_tenant_of)]
 """The tenant in the path of an operator's page."""
-SentForm = Annotated[Form, Depends(_form_of)]
-"""The form that was sent; empty for GET."""
 AnyVisitor = Annotated[Visitor, Depends(needs(*Scope))]

@@ -12,6 +12,7 @@ from fastapi import Request, Response
 from gateway.accounts.shared import Caller
 from gateway.auth.sessions import Audience, PersonLogin, Session
 from gateway.console.forms import Form
+from gateway.console.lists import cursor_of
 from gateway.console.rendering import page
 from gateway.console.tables import Action, Adding, Column, Field, Group, Search, Step, Table
 from gateway.http.services import services_of
@@ -133,9 +134,7 @@ class Visitor:
         may have steps with a title: what is `missing`.
         """
         if isinstance(found, Page):
-            after = found.entries[-1].id if found.has_more else None
-            found = found.entries
-        filters = {} if search is None else {k: v for k, v in search.form.items() if v}
+            after, found = cursor_of(found), found.entries
         return self.page(
             "list.html",
             title=title,
@@ -145,9 +144,14 @@ class Visitor:
             search=search,
             adding=adding,
             missing=missing,
-            following=after and f"{self._path}?{urlencode(filters | {'after': after})}",
+            following=self.following(after, **({} if search is None else search.form)),
             notices=notices,
         )
+
+    def following(self, after: object, **filters: str) -> str | None:
+        """Return the link to the next page of a list, which starts after a cursor, if any."""
+        query = {name: text for name, text in filters.items() if text}
+        return f"{self._path}?{urlencode(query | {'after': after})}" if after else None
 
     def form_page(
         self,
@@ -157,13 +161,18 @@ class Visitor:
         *,
         values: Mapping[str, str] = NOTHING,
         text: str = "",
+        warning: str = "",
+        facts: Mapping[str, str] = NOTHING,
         groups: Sequence[Group] = (),
         hidden: Mapping[str, str] = NOTHING,
+        back: str = "",
+        is_danger: bool = False,
         error: ApiError | None = None,
     ) -> Response:
         """Return a page with a form that POSTs to its own address.
 
         It has the values of the form that was sent, else these, and also sends the `hidden` ones.
+        Visitors who do not send it return to `back`, by default the page above.
         """
         return self.page(
             "form.html",
@@ -172,10 +181,13 @@ class Visitor:
             form=defaultdict(str, self.form or values),
             action=self._address,
             button=button,
-            back=self._above,
             text=text,
+            warning=warning,
+            facts=facts,
             groups=groups,
             hidden=hidden,
+            back=back or self._path.rpartition("/")[0],
+            is_danger=is_danger,
             error=error,
         )
 
@@ -196,26 +208,21 @@ class Visitor:
 
         The title is what the button does, with the name `of` the object. The form has the fields
         of the one that was sent, which it confirms, and these. `options` are the labels of boxes
-        that the visitor may tick, by the names of their fields. Without the confirmation, the
-        visitor returns to `back`, by default the page above. Raises the error of the form that
+        that the visitor may tick, by the names of their fields. Raises the error of the form that
         was sent.
         """
         if (error := getattr(self.request.state, "error", None)) is not None:
             raise error
-        return self.page(
-            "form.html",
-            title=title or f"{button}{f' “{of}”' if of else ''}?",
+        return self.form_page(
+            title or f"{button}{f' “{of}”' if of else ''}?",
+            [Field(name, label, type="checkbox") for name, label in options.items()],
+            button,
             text=text,
             warning=warning,
             facts=facts,
-            action=self._address,
-            button=button,
-            is_danger=True,
-            back=back or self._above,
             hidden={**self.form.confirmed(), **fields},
-            fields=[Field(name, label, type="checkbox") for name, label in options.items()],
-            groups=(),
-            form=defaultdict(str),
+            back=back,
+            is_danger=True,
         )
 
     @property
@@ -226,7 +233,3 @@ class Visitor:
     def _address(self) -> str:
         query = self.request.url.query
         return f"{self._path}?{query}" if query else self._path
-
-    @property
-    def _above(self) -> str:
-        return self._path.rpartition("/")[0]

@@ -16,7 +16,7 @@ from gateway.billing.usage.service import UsageService
 from gateway.console.customers.invoices import SeesInvoices
 from gateway.console.formats import details, shortened
 from gateway.console.limit_fields import LABELS
-from gateway.console.lists import ROWS, Newest, following
+from gateway.console.lists import ROWS, Newest, cursor_of
 from gateway.console.routing import AnyVisitor, CustomerRoute, needs, origin_of
 from gateway.console.tables import Column, Field, Search, Table
 from gateway.console.usage_pages import key_names
@@ -92,7 +92,7 @@ async def credit_history(visitor: SeesInvoices, services: AllServices, wanted: N
         week_micros=week.cost_micros,
         balance=balance,
         table=Table("Credits", CREDIT_COLUMNS, found.entries, "There are no credits."),
-        following=following(found, "/console/credits"),
+        following=visitor.following(cursor_of(found)),
     )
 
 

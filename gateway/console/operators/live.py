@@ -28,16 +28,15 @@ async def list_live(
 ) -> Response:
     """List the tenant's live requests, oldest first; htmx loads the first page again and again."""
     found = await live.page(tenant_id, after=after, limit=ROWS)
-    home, cursor = _path(tenant_id), found.next
     return visitor.page(
         "operators/live.html",
         tenant_id=tenant_id,
-        home=home,
+        home=_path(tenant_id),
         requests=found.data,
         total=found.total,
         is_complete=found.is_complete,
         is_first=after is None,
-        following=cursor and f"{home}?after={cursor}",
+        following=visitor.following(found.next),
         notices=NOTICES,
     )
 

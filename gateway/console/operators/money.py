@@ -65,7 +65,7 @@ async def money(
         month=month,
         months=months,
         statements=sums_table("Statements", rows_of, rows, everything, statement),
-        following=following and f"/console/money?month={month}&after={encode_cursor(*following)}",
+        following=visitor.following(following and encode_cursor(*following), month=month),
     )
 
 
