@@ -1,12 +1,11 @@
-"""Limits, credits, the audit log, and how to start."""
+"""Limits, credits, and how to start."""
 
 import shlex
-from typing import Annotated, Final
+from typing import Final
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Request, Response
 from msgspec import json
 
-from gateway.accounts.audit.routes import MAX_SEQUENCE, Audit, own_entries
 from gateway.accounts.limits import LimitReports, Reports
 from gateway.auth.sessions import Audience
 from gateway.billing.credits.service import CreditService
@@ -14,18 +13,16 @@ from gateway.billing.usage.parts import UsageFilter
 from gateway.billing.usage.periods import Span
 from gateway.billing.usage.service import UsageService
 from gateway.console.customers.invoices import SeesInvoices
-from gateway.console.formats import details, shortened
+from gateway.console.formats import shortened
 from gateway.console.limit_fields import LABELS
-from gateway.console.lists import ROWS, Newest, cursor_of
-from gateway.console.routing import AnyVisitor, CustomerRoute, needs, origin_of
-from gateway.console.tables import Column, Field, Search, Table
-from gateway.console.usage_pages import key_names
+from gateway.console.lists import Newest, cursor_of
+from gateway.console.routing import AnyVisitor, CustomerRoute, origin_of
+from gateway.console.tables import Column, Table
+from gateway.console.usage import key_names
 from gateway.console.usage_query import WEEK
-from gateway.console.visitor import Visitor
 from gateway.http.services import AllServices
 from gateway.models.catalogue import Catalogue
 from gateway.records.limits import LimitName
-from gateway.records.scopes import Scope
 from gateway.records.times import utc_now
 
 _HELLO: Final = {"messages": [{"role": "user", "content": "Hello!"}]}
@@ -37,19 +34,7 @@ CREDIT_COLUMNS: Final = (
     Column("Note", lambda each: each.note, "name wide"),
     Column("Expires (UTC)", lambda each: each.expires_at, "time wide"),
 )
-ACTION_FIELD: Final = Field("action", "Action", placeholder="key.revoke")
-CHANGE_COLUMNS: Final = (
-    Column("Time (UTC)", lambda each: each.at, "time"),
-    Column("Action", lambda each: each.action),
-    Column("Number", lambda each: each.sequence, "num wide"),
-    Column("Who", lambda each: each.actor, "mono wide"),
-    Column("Object", lambda each: each.subject, "mono wide"),
-    Column("New values", lambda each: details(each.details), "below"),
-)
-
 router = APIRouter(route_class=CustomerRoute, include_in_schema=False)
-
-SeesAudit = Annotated[Visitor, Depends(needs(Scope.MEMBERS, whole=True))]
 
 
 @router.get("/console/limits")
@@ -93,27 +78,6 @@ async def credit_history(visitor: SeesInvoices, services: AllServices, wanted: N
         balance=balance,
         table=Table("Credits", CREDIT_COLUMNS, found.entries, "There are no credits."),
         following=visitor.following(cursor_of(found)),
-    )
-
-
-@router.get("/console/audit")
-async def audit(
-    visitor: SeesAudit,
-    log: Audit,
-    action: Annotated[str, Query(max_length=100)] = "",
-    after: Annotated[int | None, Query(ge=1, le=MAX_SEQUENCE)] = None,
-) -> Response:
-    """Show changes of the tenant, newest first."""
-    wanted = action or None
-    found = await own_entries(log, visitor.principal, action=wanted, after=after, limit=ROWS)
-    return visitor.list_page(
-        "Audit log",
-        CHANGE_COLUMNS,
-        found.data,
-        "There is no entry.",
-        label="Changes",
-        search=Search([ACTION_FIELD], {"action": action}),
-        after=found.next,
     )
 
 

@@ -21,7 +21,7 @@ from gateway.console.limit_fields import fields_of, limit_group, read_limits
 from gateway.console.lists import Newest
 from gateway.console.routing import FORM, TenantRoute, needs, redirect
 from gateway.console.tables import Action, Cell, Column, Field, pairs
-from gateway.console.usage_pages import MOST_OPTIONS, options_of
+from gateway.console.usage import MOST_OPTIONS, options_of
 from gateway.console.visitor import Visitor
 from gateway.http.services import AllServices, Services
 from gateway.models.books import AdapterBook, AliasBook
@@ -127,10 +127,7 @@ async def revoke(visitor: Manager, keys: Keys, key_id: KeyId) -> Response:
 
 
 async def _key_form(
-    visitor: Visitor,
-    services: Services,
-    values: Mapping[str, Any],
-    key: KeyRecord | None = None,
+    visitor: Visitor, services: Services, values: Mapping[str, Any], key: KeyRecord | None = None
 ) -> Response:
     if sent := visitor.form:
         values = dict(sent) | {name: sent.all(name) for name in ("scopes", "models")}

@@ -1,4 +1,4 @@
-"""The page of a tenant: what it has and lacks, and changes of its state and credits."""
+"""The page of a tenant: what it has and lacks."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,6 @@ from gateway.accounts.limits import LimitBody, LimitReports, LimitsReport
 from gateway.accounts.members import MemberService
 from gateway.accounts.plans.service import PlanService
 from gateway.accounts.projects.service import ProjectService
-from gateway.accounts.tenants.routes import TenantChange, Tenants
 from gateway.accounts.webhooks.service import WebhookService
 from gateway.batches.files.service import Owner
 from gateway.batches.routes import BatchService
@@ -25,10 +24,8 @@ from gateway.billing.usage.service import UsageService
 from gateway.console.customers.account import CREDIT_COLUMNS
 from gateway.console.customers.keys import key_state
 from gateway.console.formats import shortened
-from gateway.console.forms import checked
 from gateway.console.limit_fields import LABELS, shown_limit
-from gateway.console.operators.tenants import read_amount, tenant_form, tenant_texts, tenant_values
-from gateway.console.routing import FORM, AnyVisitor, OperatorRoute, SeenTenant, redirect
+from gateway.console.routing import AnyVisitor, OperatorRoute, SeenTenant
 from gateway.console.tables import Cell, Column, Step, Table
 from gateway.console.visitor import TENANT_PAGES, tenant_path
 from gateway.http.services import AllServices, Services
@@ -37,7 +34,6 @@ from gateway.models.price_book import PriceBook
 from gateway.platform.database.paging import PageRequest
 from gateway.records.batches import Batch
 from gateway.records.limits import LimitName, LimitScope
-from gateway.records.money import show_dollars
 from gateway.records.records import Billing, KeyRecord, Plan, Tenant
 from gateway.records.times import month_start, utc_now
 
@@ -65,8 +61,7 @@ async def show(visitor: AnyVisitor, services: AllServices, tenant: SeenTenant) -
     home, credit = tenant_path(tenant.id), services.make(CreditService)
     month, balance, granted, limits = await asyncio.gather(
         services.make(UsageService).total(
-            UsageFilter(tenant_id=tenant.id),
-            Span(month_start(now), now),
+            UsageFilter(tenant_id=tenant.id), Span(month_start(now), now)
         ),
         credit.balance(tenant.id),
         credit.page(tenant.id, PageRequest(None, CREDITS, is_newest_first=True)),
@@ -101,55 +96,6 @@ async def show(visitor: AnyVisitor, services: AllServices, tenant: SeenTenant) -
         ),
         notices=NOTICES,
     )
-
-
-@router.api_route("/edit", methods=FORM)
-async def change(visitor: AnyVisitor, tenants: Tenants, tenant: SeenTenant) -> Response:
-    """Change a tenant."""
-    if not visitor.form.is_sent:
-        return await tenant_form(visitor, tenant_texts(tenant), tenant)
-    body = checked(TenantChange, tenant_values(visitor.form, is_new=False))
-    await tenants.update(tenant.id, actor=visitor.caller.actor, **body.options())
-    return redirect(visitor.home, done="changed")
-
-
-@router.api_route("/suspend", methods=FORM)
-async def suspend(visitor: AnyVisitor, tenants: Tenants, tenant: SeenTenant) -> Response:
-    """Ask for confirmation, then suspend a tenant."""
-    if visitor.form.is_sent:
-        await tenants.suspend(tenant.id, actor=visitor.caller.actor)
-        return redirect(visitor.home, done="suspended")
-    return visitor.confirmation(
-        "Suspend the tenant",
-        of=tenant.name,
-        text="All gateways reject its requests within a second. Running requests continue.",
-    )
-
-
-@router.post("/activate")
-async def activate(visitor: AnyVisitor, tenants: Tenants, tenant: SeenTenant) -> Response:
-    """Activate a suspended tenant."""
-    await tenants.activate(tenant.id, actor=visitor.caller.actor)
-    return redirect(visitor.home, done="activated")
-
-
-@router.post("/credits")
-async def change_credits(visitor: AnyVisitor, tenant: SeenTenant) -> Response:
-    """Ask for confirmation, then grant credits or adjust the balance."""
-    form = visitor.form
-    micros, note = read_amount("amount", form["amount"]), form["note"]
-    is_grant = form["kind"] == "grant"
-    if not form.is_confirmed:
-        what = "Grant" if is_grant else "Adjust by"
-        return visitor.confirmation(
-            "Change the balance",
-            title=f"{what} {show_dollars(micros)} to “{tenant.name}”?",
-            facts={"Note": note} if note else {},
-        )
-    credit = visitor.make(CreditService)
-    change = credit.grant if is_grant else credit.adjust
-    await change(tenant.id, micros, note=note, actor=visitor.caller.actor)
-    return redirect(visitor.home, done="credits")
 
 
 def _steps(

@@ -1,4 +1,4 @@
-"""Tenants: search, and the form that creates one with its first key or owner, or changes it."""
+"""Tenants: search, create one with its first key or owner, change its state and credits."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,21 +11,22 @@ from contract.tier import REQUEST_TIERS
 from gateway.accounts.keys.service import KeyService
 from gateway.accounts.members import MemberService
 from gateway.accounts.plans.service import PlanService
-from gateway.accounts.tenants.routes import TenantCreation, Tenants
+from gateway.accounts.tenants.routes import TenantChange, TenantCreation, Tenants
 from gateway.billing.credits.service import CreditService
 from gateway.console.forms import Form, checked, texts_of, values_of
 from gateway.console.limit_fields import fields_of, limit_group, read_limits
 from gateway.console.lists import Newest
-from gateway.console.routing import FORM, AnyVisitor, OperatorRoute, redirect
+from gateway.console.routing import FORM, AnyVisitor, OperatorRoute, SeenTenant, redirect
 from gateway.console.tables import Action, Cell, Column, Field, Group, Search, pairs
-from gateway.console.visitor import Visitor, tenant_path
+from gateway.console.visitor import TENANT_PAGES, Visitor, tenant_path
 from gateway.records.checks import checked_email
 from gateway.records.errors import must
 from gateway.records.limits import LimitScope
-from gateway.records.money import read_dollars
+from gateway.records.money import read_dollars, show_dollars
 from gateway.records.records import Billing, Tenant, TenantStatus
 from gateway.records.scopes import DEFAULT_SCOPES, TENANT_SCOPES, Role
 
+HOME: Final = "/console/tenants"
 ACCESS: Final = (
     ("", "nobody yet"),
     ("owner", "an owner, invited by e-mail"),
@@ -63,10 +64,10 @@ REQUEST_FIELDS: Final = (
 )
 LIMITS: Final = limit_group(LimitScope.TENANT, "Limits of its own")._replace(is_folded=True)
 
-router = APIRouter(prefix="/console/tenants", route_class=OperatorRoute, include_in_schema=False)
+router = APIRouter(route_class=OperatorRoute, include_in_schema=False)
 
 
-@router.get("")
+@router.get(HOME)
 async def list_tenants(
     visitor: AnyVisitor,
     tenants: Tenants,
@@ -80,7 +81,7 @@ async def list_tenants(
         (
             Column("Name", lambda each: Cell(each.name, tenant_path(each.id)), "name"),
             Column("Id", lambda each: each.id, "mono wide"),
-            Column("Status", tenant_status),
+            Column("Status", _status),
             Column("Plan", lambda each: each.plan_id, "wide"),
             Column("Payment", lambda each: each.billing, "wide"),
             Column("Tier", lambda each: each.service_tier, "wide"),
@@ -89,23 +90,23 @@ async def list_tenants(
         ),
         await tenants.page(wanted, text=search.replace("\0", "")),
         "No tenant was found.",
-        action=Action("Create a tenant", "/console/tenants/new"),
+        action=Action("Create a tenant", f"{HOME}/new"),
         search=Search([field], {"search": search}, "Search"),
     )
 
 
-@router.api_route("/new", methods=FORM)
+@router.api_route(f"{HOME}/new", methods=FORM)
 async def create(visitor: AnyVisitor, tenants: Tenants) -> Response:
     """Create a tenant with its credits and its first owner or key, which is shown once."""
     form = visitor.form
     if not form.is_sent:
-        return await tenant_form(visitor, {"weight": "1"})
+        return await _form(visitor, {"weight": "1"})
     actor, access = visitor.caller.actor, form["access"]
-    options = checked(TenantCreation, tenant_values(form, is_new=True)).options()
+    options = checked(TenantCreation, _values(form, is_new=True)).options()
     if access not in dict(ACCESS):
         raise must("access", f"be one of {', '.join(filter(None, dict(ACCESS)))}", access)
     email = checked_email(form["email"]) if access == "owner" else ""
-    micros = read_amount("credits", form["credits"]) if form["credits"] else 0
+    micros = _amount("credits", form["credits"]) if form["credits"] else 0
     created = await tenants.create(
         options.pop("name"), tenant_id=options.pop("id", None), actor=actor, **options
     )
@@ -124,13 +125,61 @@ async def create(visitor: AnyVisitor, tenants: Tenants) -> Response:
     return visitor.page("key_secret.html", key=key.record, secret=key.key.reveal())
 
 
-def tenant_status(tenant: Tenant) -> Cell:
-    """Return whether a tenant is served."""
+@router.api_route(f"{TENANT_PAGES}/edit", methods=FORM)
+async def change(visitor: AnyVisitor, tenants: Tenants, tenant: SeenTenant) -> Response:
+    """Change a tenant."""
+    if not visitor.form.is_sent:
+        return await _form(visitor, _texts(tenant), tenant)
+    body = checked(TenantChange, _values(visitor.form, is_new=False))
+    await tenants.update(tenant.id, actor=visitor.caller.actor, **body.options())
+    return redirect(visitor.home, done="changed")
+
+
+@router.api_route(f"{TENANT_PAGES}/suspend", methods=FORM)
+async def suspend(visitor: AnyVisitor, tenants: Tenants, tenant: SeenTenant) -> Response:
+    """Ask for confirmation, then suspend a tenant."""
+    if visitor.form.is_sent:
+        await tenants.suspend(tenant.id, actor=visitor.caller.actor)
+        return redirect(visitor.home, done="suspended")
+    return visitor.confirmation(
+        "Suspend the tenant",
+        of=tenant.name,
+        text="All gateways reject its requests within a second. Running requests continue.",
+    )
+
+
+@router.post(f"{TENANT_PAGES}/activate")
+async def activate(visitor: AnyVisitor, tenants: Tenants, tenant: SeenTenant) -> Response:
+    """Activate a suspended tenant."""
+    await tenants.activate(tenant.id, actor=visitor.caller.actor)
+    return redirect(visitor.home, done="activated")
+
+
+@router.post(f"{TENANT_PAGES}/credits")
+async def change_credits(visitor: AnyVisitor, tenant: SeenTenant) -> Response:
+    """Ask for confirmation, then grant credits or adjust the balance."""
+    form = visitor.form
+    micros, note = _amount("amount", form["amount"]), form["note"]
+    is_grant = form["kind"] == "grant"
+    if not form.is_confirmed:
+        what = "Grant" if is_grant else "Adjust by"
+        return visitor.confirmation(
+            "Change the balance",
+            title=f"{what} {show_dollars(micros)} to “{tenant.name}”?",
+            facts={"Note": note} if note else {},
+        )
+    credit = visitor.make(CreditService)
+    change = credit.grant if is_grant else credit.adjust
+    await change(tenant.id, micros, note=note, actor=visitor.caller.actor)
+    return redirect(visitor.home, done="credits")
+
+
+def _status(tenant: Tenant) -> Cell:
     is_active = tenant.status is TenantStatus.ACTIVE
     return Cell(tenant.status, kind="good" if is_active else "bad")
 
 
-def read_amount(name: str, text: str) -> int:
+def _amount(name: str, text: str) -> int:
     """Return an amount of a form in micro-dollars. Raises InvalidParameterError."""
     micros = read_dollars(text)
     if micros is None:
@@ -138,10 +187,9 @@ def read_amount(name: str, text: str) -> int:
     return micros
 
 
-async def tenant_form(
+async def _form(
     visitor: Visitor, values: Mapping[str, str], tenant: Tenant | None = None
 ) -> Response:
-    """Return the page with the form of a new tenant or of a known one."""
     plans = await visitor.make(PlanService).list_all()
     plan = PLAN._replace(options=[("", "none"), *((each.id, each.name) for each in plans)])
     more = [Group("Requests", REQUEST_FIELDS, is_folded=True), LIMITS]
@@ -154,14 +202,12 @@ async def tenant_form(
     )
 
 
-def tenant_values(form: Form, *, is_new: bool) -> dict[str, Any]:
-    """Return the request body that a form stands for."""
+def _values(form: Form, *, is_new: bool) -> dict[str, Any]:
     fields = [NAME, PLAN, BILLING, *REQUEST_FIELDS, *([ID] if is_new else [])]
     limits = read_limits(form, LimitScope.TENANT, is_new=is_new)
     return {**values_of(fields, form, is_new=is_new), "limits": limits}
 
 
-def tenant_texts(tenant: Tenant) -> dict[str, str]:
-    """Return the texts of the form that changes a tenant."""
+def _texts(tenant: Tenant) -> dict[str, str]:
     fields = [NAME, PLAN, BILLING, *REQUEST_FIELDS]
     return texts_of(fields, tenant, **fields_of(tenant.limits))
