@@ -481,7 +481,8 @@ class OwnedResponse:
         self._enter(ENDED)
         self.generation.forbid_take()
         self._ended_as, self._ended_at = state, time.monotonic()
-        self._handles = ()  # The journal lacks no replies.
+        if state is RequestState.PAUSED:
+            self._handles = ()  # The journal lacks no replies, if another gateway resumes it.
         self.write_soon()
 
     def _stop(self, code: FailureCode) -> None:

@@ -15,9 +15,7 @@
 --     tokens, prompt tokens and completion tokens per minute; requests, tokens and seconds of audio
 --     per day; concurrent requests; budget
 --   then for each request: id, prompt tokens, completion tokens, seconds of audio, cost in
---     micro-dollars, draft of the usage record, msgpack of {owner, term, background: 0 or 1,
---     milliseconds after its end for which the response is kept, entry of its Idempotency-Key or
---     empty, digest of its body}, empty if it is not kept
+--     micro-dollars, draft of the usage record, msgpack of `Kept` (gateway.limits.replies) or empty
 -- Output for each request {1, ms, remaining...} admitted;
 --   {-1, ms, limit (1 to 9, or 10: credit), subject, its value, used, ms until it allows the request
 --   or -1, remaining...} rejected;
@@ -25,7 +23,7 @@
 --   {-2} not a transition: nothing to extend, released before, ended, or of another term
 --   `ms` is Unix time; `remaining` has for each subject the four per-minute values, budget and
 --   credit, -1 where there is no limit
--- @include states
+-- @include records
 -- @include limits
 -- @include slices
 local open_requests = unpack(KEYS, 1, 1)
@@ -101,18 +99,10 @@ local function decide(i)
   local at = first_request + (i - 1) * fields
   local id, prompt, completion, audio, cost, record, kept = unpack(ARGV, at, at + fields - 1)
   local created_ms, state, known_term, index, amounts = unpack(known[i])
-  kept = kept ~= '' and cmsgpack.unpack(kept)
+  kept, state = kept ~= '' and cmsgpack.unpack(kept), state_of(created_ms, state)
   local term = kept and tostring(kept[2])
-  state = state_of(created_ms, state)
-  if extends == '1' then
-    if not may('extend', state, known_term, term) then return {-2} end
-  elseif state == RUNNING then
-    if known_term ~= (term or false) then return {-2} end
-  elseif not may('admit', state) or state == PAUSED and known_term ~= tostring(term and term - 1) then
-    return {-2}
-  else
-    created_ms = admitted[id]
-  end
+  if not is_transition(extends == '1', state, known_term, term) then return {-2} end
+  if state ~= RUNNING then created_ms = admitted[id] end
   prompt, completion, audio, cost = tonumber(prompt), tonumber(completion), tonumber(audio),
     tonumber(cost)
   local tokens, held_day, held_month, earlier, is_extended = prompt + completion, day, month, '', false
@@ -138,7 +128,7 @@ local function decide(i)
       admitted[id], leases[#leases + 1], leases[#leases + 2] = now, expiry, id
       written[#written + 1] = {KEYS[i + 1], created_ms or format('%d', now), record,
         struct.pack(AMOUNTS, slot, held_day, held_month, prompt, completion, cost, audio) .. earlier,
-        not is_extended and kept, state, index, id}
+        not is_extended and kept, state, index or false, id}
     end
   end
   for number = 1, #subjects do append_remaining(out, subjects[number]) end
@@ -159,26 +149,6 @@ for number = 1, #subjects do
     call('HSET', s.key, 'w', pack_minute(s.minute))
   end
 end
-for i = 1, #written do
-  local key, created_ms, record, amounts, kept, state, index, id = unpack(written[i])
-  call('HSET', key, 'created_ms', created_ms, 'request', described, 'amounts', amounts, 'record',
-    record)
-  if kept then
-    local owner, term, background, retention_ms, entry, body = unpack(kept)
-    call('HSET', key, 'owner', owner, 'term', term, 'background', background, 'retention',
-      retention_ms)
-    if state == ABSENT and entry ~= '' and call('HSETNX', entry, 'request', id) == 1 then
-      -- Redis has lost both.
-      call('HSET', entry, 'body', body)
-      call('HSET', key, 'key', entry)
-    end
-  end
-  if state == CLAIMED or state == PAUSED then
-    -- It stays until it ends, however long that takes.
-    call('HDEL', key, 'state')
-    call('PERSIST', key)
-    if index then call('PERSIST', index) end
-  end
-end
+for i = 1, #written do write_record(described, unpack(written[i])) end
 if #leases > 0 then call('ZADD', open_requests, unpack(leases)) end
 return replies

@@ -1,14 +1,11 @@
 -- End requests of a tenant: settle each with the actual usage, or release it as if it had never
 -- existed.
 --
--- The first end wins. A settlement of a request that Redis has lost, or that the sweep has ended, still
--- appends its usage record; the ledger counts each request once. Since the counters may or may not
--- include that request, the subjects' accounts must be derived again. A release of an unknown request
--- leaves a mark for a while, which rejects the request if it arrives after its release.
---
--- The record of a request that is kept stays as long as its response, and so does the entry of its
--- Idempotency-Key; a release frees the key. An end by the sweep leaves the record, because the owner may
--- come back.
+-- The first end wins. A settlement of a request that Redis has lost, or that the sweep has ended,
+-- still appends its usage record, and the ledger counts each request once. The counters may include
+-- it or not, so the accounts must be derived again. A release of an unknown request leaves a mark for
+-- a while, which rejects the request if it arrives later. A record stays as long as a kept response,
+-- with its Idempotency-Key, or if the sweep ends the request: the owner may come back.
 --
 -- KEYS open_requests, usage_records, then the record of each request
 -- ARGV window_prefix, running_prefix, account_prefix, then for each request:
@@ -20,7 +17,7 @@
 --   state: which the record has then; empty to remove it  settled: what is charged, of a paused one
 --   kept: as for `request_admit`, if the owner ends the request
 -- Output for each request 1 if it was running, 0 if not, -1 if it is of another term
--- @include states
+-- @include records
 -- @include accounts
 -- @include audio
 -- @include slices
@@ -145,18 +142,7 @@ for _, name in ipairs(names_of) do
 end
 if #gone > 0 then call('DEL', unpack(gone)) end
 if #gone_ids > 0 then call('ZREM', open_requests, unpack(gone_ids)) end
-for _, e in ipairs(ended) do
-  local key, state, settled, kept, created_ms, stays_ms, index = unpack(e)
-  if created_ms then
-    call('HDEL', key, 'request', 'amounts', 'record', 'ends_as', state == RELEASED and 'key' or '')
-  elseif kept then
-    call('HSET', key, 'created_ms', string.format('%d', now_ms()), 'owner', kept[1], 'term', kept[2],
-      'background', kept[3])
-  end
-  call('HSET', key, 'state', state, 'settled', settled)
-  call('PEXPIRE', key, stays_ms)
-  if index and state ~= RELEASED then call('PEXPIRE', index, stays_ms) end
-end
+for _, e in ipairs(ended) do write_ended(unpack(e)) end
 for _, owners in ipairs(unknown) do
   for _, name in ipairs(owners) do
     local account = account_prefix .. name
