@@ -161,8 +161,12 @@ class Members(NamedTuple):
                 if (given := value.get(name)) is not None:
                     self.inner[name].check(given, f"{path}.{name}", ignored)
         elif isinstance(value, list):
+            known, inner = self.known, self.inner.keys()
             for index, each in enumerate(islice(value, _LONGEST_LIST)):
-                if isinstance(each, dict):
+                # Most have nothing to check, and a call for each would take three times as long.
+                if isinstance(each, dict) and not (
+                    known.issuperset(each) and inner.isdisjoint(each)
+                ):
                     self.check(each, f"{path}[{index}]", ignored)
 
     def _check_unread(self, value: dict[str, Any], path: str, ignored: list[str]) -> None:
