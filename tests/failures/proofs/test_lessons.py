@@ -379,10 +379,10 @@ MOST_GROWTH_KIB = 8 * 1024
 
 
 async def lasting_keys(books: Books) -> int:
-    """Count the keys in Redis except those of responses, which are kept for a fixed time."""
+    """Count the keys in Redis except records and content of responses, which expire."""
     found = 0
     async for name in books.redis.scan_iter(count=1_000):
-        if not name.startswith(b"{r:"):
+        if not (name.startswith(b"{r:") or b"}:request:" in name):
             found += 1
         else:
             assert await books.redis.pttl(name) != -1, name

@@ -173,13 +173,12 @@ async def test_wrong_method_gets_405_with_the_allowed_methods(
         (b"", "invalid_json"),
         (b"{", "invalid_json"),
         (b'{"model":NaN}', "invalid_json"),
-        (b'{"model":"\\ud800"}', "invalid_json"),
         ('{"model":"x"}'.encode("utf-16"), "invalid_json"),
         (b"[1]", "invalid_json"),
         (b'{"a":' * 100 + b"1" + b"}" * 100, "invalid_json"),
         (b'{"a":' * 9000 + b"1" + b"}" * 9000, "invalid_json"),
     ],
-    ids=["empty", "truncated", "nan", "surrogate", "utf-16", "array", "deep", "very-deep"],
+    ids=["empty", "truncated", "nan", "utf-16", "array", "deep", "very-deep"],
 )
 async def test_body_that_is_no_json_object_gets_400(
     client: httpx.AsyncClient, body: bytes, code: str
