@@ -254,17 +254,20 @@ def _change_call_ids() -> None:
 
 
 def _end_unsettled() -> None:
-    """A gateway dies when the first whole response has ended without a usage record."""
+    """A gateway dies when the first whole response has ended free of charge."""
     from gateway.completions.stored.owned import OwnedResponse
     from gateway.limits.replies import RequestState
+    from gateway.records.usage_record import Counts, Outcome
 
     finish = OwnedResponse.finish
 
     async def end_and_die(self: OwnedResponse) -> None:
         if _is_armed(Plant.END_UNSETTLED) and not self.head.record.is_streamed:
             await self.write()
-            reservations = self.settlement._service.reservations
-            await reservations.end(self.settlement._end(state=RequestState.FINISHED))
+            one = Counts(prompt_tokens=1)
+            lost = self.settlement.record.ended(one, free=one, outcome=Outcome.LOST, code="")
+            ending = self.settlement._end(lost, state=RequestState.FINISHED)
+            await self.settlement._service.reservations.end(ending)
             arm(Path(os.environ[ARMED_FILE]), ())
             os.kill(os.getpid(), signal.SIGKILL)
         await finish(self)

@@ -18,7 +18,7 @@ class Difference:
 
 
 def difference(master: RedisServer, replica: RedisServer) -> Difference:
-    """Compare reservations, jobs, usage records and reply frames of a master and its replica."""
+    """Compare open requests, jobs, usage records and frames of a master and its replica."""
     here, there = contents(master), contents(replica)
     return Difference(
         {kind: len(here[kind] - there[kind]) for kind in here},
@@ -29,7 +29,7 @@ def difference(master: RedisServer, replica: RedisServer) -> Difference:
 def contents(server: RedisServer) -> dict[str, set[bytes]]:
     """Return the names of everything of these kinds."""
     patterns = {
-        "reservations": "{b:*}:reservation:*",
+        "requests": "{b:*}:open",
         "records": "{b:*}:usage",
         "jobs": "{m:*}:job:*",
         "frames": "{g:*}:replies",
@@ -37,6 +37,9 @@ def contents(server: RedisServer) -> dict[str, set[bytes]]:
     with Redis(port=server.port) as client:
         client.execute_command("READONLY")
         found = {kind: set(client.keys(pattern)) for kind, pattern in patterns.items()}
+        found["requests"] = {
+            each for name in found["requests"] for each in client.zrange(name, 0, -1)
+        }
         for kind in ("records", "frames"):
             # A stream has entries.
             found[kind] = {

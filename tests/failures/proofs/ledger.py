@@ -88,10 +88,10 @@ class Books:
     async def leftovers(self) -> list[str]:
         """Return everything in Redis that only an open request may have there."""
         found = [f"open: {request_id}" for request_id in await self.open_requests()]
-        for name in await self.keys("{b:*}:reservation:*"):
-            # A release that comes before its reservation leaves a marker for two minutes.
-            is_mark = await self.redis.hexists(name, "released")
-            found += [f"reservation: {name}"] * (not is_mark)
+        for name in await self.keys("{b:*}:request:*"):
+            # The record of an ended request holds nothing, and expires.
+            holds, lives_ms = await self.redis.hexists(name, "amounts"), await self.redis.pttl(name)
+            found += [f"request: {name}"] * bool(holds or lives_ms == -1)
         for name in await self.keys("{b:*}:running:*"):
             found += [f"{name}: {each!r}" for each in await self.redis.zrange(name, 0, -1)]
         for name in await self.keys("{b:*}:subject:*"):

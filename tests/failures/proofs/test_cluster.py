@@ -138,7 +138,7 @@ async def test_writes_that_a_failover_loses_are_repaired_from_gateways_and_recei
         for url in stack.gateways:
             await served_again(url, key)
     print(f"{answers} answers in {seconds:.1f} s without replication; {found}")  # noqa: T201
-    assert found.revived["reservations"] > 0
+    assert found.revived["requests"] > 0
     assert found.lost["frames"] > 0
     # Gateways send the lost settlements again once they have noticed the new server.
     finished = {str(answer.request_id) for _, answer in clients.answers if answer.is_finished}

@@ -520,7 +520,7 @@ async def test_all_keys_are_deleted_or_expire_when_all_requests_have_ended(
     lasting = {keys.usage(BUCKET), keys.accounts(BUCKET)}
     for key in await bucket_keys(any_redis) - lasting:
         assert await any_redis.pttl(key) > 0, key
-        assert "reservation" not in key
+        assert ":request:" not in key
         assert "running" not in key
 
 

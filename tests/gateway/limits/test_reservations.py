@@ -520,7 +520,7 @@ async def test_no_reservation_and_no_task_remains(desk: GatewayDesk, any_redis: 
         return len(asyncio.all_tasks()) <= before
 
     await until(have_ended)
-    assert not {k for k in await bucket_keys(any_redis) if "reservation" in k or "running" in k}
+    assert not {k for k in await bucket_keys(any_redis) if ":request:" in k or "running" in k}
 
 
 async def test_live_requests_are_those_of_the_tenant_oldest_first(
