@@ -21,7 +21,8 @@ if seen then
   local created_ms, found, ends_as, owner = unpack(
     call('HMGET', other, 'created_ms', 'state', 'ends_as', 'owner'))
   local state = state_of(created_ms, ends_as or found)
-  local is_replaced = seen == in_place_of and state ~= RUNNING and state ~= DELETED
+  -- One that is shown as ended holds amounts until it is settled.
+  local is_replaced = seen == in_place_of and not ends_as and state ~= RUNNING and state ~= DELETED
   if not (is_replaced or state == ABSENT or state == FAILED or state == RELEASED) then
     return {seen, seen_body, state, owner or '', now - tonumber(created_ms)}
   end

@@ -102,6 +102,8 @@ async def test_unusable_request_is_replaced_once(desk: Desk, state: RequestState
     if state is not None:
         await desk.admit("r1", kept=OWN)
         assert await claim(desk.store, "x", in_place_of="r1") == "r1", "a running one is not"
+        await desk.store.stop(TENANT, "r1", 1, RequestState.CANCELLED)
+        assert await claim(desk.store, "x", in_place_of="r1") == "r1", "it still holds amounts"
         await desk.store.end(settlement(record("r1"), kept=OWN, state=state))
     claims = await asyncio.gather(
         *(claim(desk.store, f"r{i}", in_place_of="r1") for i in range(2, 12))
