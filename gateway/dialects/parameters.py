@@ -61,8 +61,8 @@ class Endpoints(Flag):
 def unread_file(media_type: str | None, *, data: str = "", name: str | None = None) -> str:
     """Return the text that replaces a file which no model here reads.
 
-    A refusal would stay in the history, so the session of an agent could not go on. `data` is in
-    base64, or a data URI; empty if it is unknown.
+    A refused part would stay in the history, so each later turn of an agent would fail. `data` is
+    in base64, or a data URI; empty if it is unknown.
     """
     head, _, content = data.rpartition(",")
     media_type = media_type or head.removeprefix("data:").partition(";")[0]

@@ -420,9 +420,9 @@ def test_messages_change_the_tools() -> None:
     assert names_of(request) == (["Write", "More"], ["Read", "Write"], ["Write", "More"])
     assert request.ignored_parameters == ()
     assert request.chat is not None
-    first, gone, told = (part["text"] for part in request.chat.messages[1]["content"])
-    assert (first, gone) == ("Now.", "These tools are no longer available: Read")
-    assert json.loads(told.splitlines()[1])["function"]["name"] == "More"
+    first, removal, addition = (part["text"] for part in request.chat.messages[1]["content"])
+    assert (first, removal) == ("Now.", "These tools are no longer available: Read")
+    assert json.loads(addition.splitlines()[1])["function"]["name"] == "More"
     again = {"role": "system", "content": [change("addition", "Read")]}
     request = read(messages=[HELLO, system, HELLO, again], tools=[READ, write])
     assert names_of(request)[0] == ["Write", "More", "Read"]
