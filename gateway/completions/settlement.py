@@ -59,7 +59,6 @@ MAX_RECEIPTS_TO_DROP: Final = 100_000
 """Receipts that wait to be dropped while Redis is unavailable; others expire."""
 CLOSE_SECONDS: Final = 5.0
 CANCELLED_CODE: Final = "cancelled"
-_NOTHING: Final = Counts()
 _OUR_FAULT: Final = 500
 """The lowest status of errors that are not the client's fault."""
 
@@ -165,14 +164,10 @@ class SettlementService:
         generation: Generation,
         *,
         kept: Kept | None = None,
-        settled: Counts = _NOTHING,
     ) -> "Settlement":
-        """Return the settlement of a request that was just admitted.
-
-        `settled` are the counts of earlier records of the request.
-        """
+        """Return the settlement of a request that was just admitted."""
         record = msgspec.structs.replace(record, created_ms=admission.created_ms)
-        return Settlement(self, record, admission, generation, kept, settled)
+        return Settlement(self, record, admission, generation, kept)
 
     def drop_receipts(self, model: str, job_ids: list[str]) -> None:
         """Drop the receipts of settled jobs with the next batch."""
@@ -220,7 +215,6 @@ class Settlement:
     admission: Admission
     generation: Generation
     kept: Kept | None
-    _settled: Counts
 
     def __post_init__(self) -> None:
         self._opened_at = time.monotonic()
@@ -431,7 +425,7 @@ class Settlement:
         telemetry.CLASS_CROSSINGS.labels(record.model).inc(record.class_crossings)
         settled = Counts()
         if state is RequestState.PAUSED:
-            settled = Counts.total([self._settled, record.counts])
+            settled = Counts.total([self.record.counts, record.counts])
             if reads_again:
                 settled = settled._replace(prompt_tokens=0, cached_tokens=0)
         ending = self._end(record if is_recorded else None, state=state, settled=settled)

@@ -48,9 +48,9 @@ class Kept(msgspec.Struct, frozen=True, array_like=True):
     @property
     def encoded(self) -> bytes:
         """The argument of the scripts."""
-        return msgspec.msgpack.encode(
-            msgspec.structs.replace(self, is_background=int(self.is_background))
-        )
+        # A script cannot write a boolean.
+        owner, term, is_background, *others = msgspec.structs.astuple(self)
+        return msgspec.msgpack.encode((owner, term, int(is_background), *others))
 
 
 class RequestStatus(NamedTuple):

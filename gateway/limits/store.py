@@ -261,7 +261,7 @@ class QuotaStore:
             account_prefix=keys.account.prefix(bucket),
             arguments=chain.from_iterable(endings),
         )
-        return [each == 1 for each in ended]
+        return [bool(each) for each in ended]
 
     async def renew(
         self, bucket: int, request_ids: Iterable[str], *, owner: str, lease_ms: int

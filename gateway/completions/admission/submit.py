@@ -153,7 +153,7 @@ class RequestSubmitter:
             shown_id = request_id if call.line is None else call.line.request_id
             completion = _completion(checked, shown_id, cost_of=cost_of, seal=seal)
             size = _job_bytes(jobs)
-            if retention:
+            if kept is not None:
                 head = ResponseHead.of(
                     completion,
                     request_id=request_id,
@@ -164,7 +164,7 @@ class RequestSubmitter:
                     is_sliced=checked.is_sliced,
                     weight=principal.tenant_weight,
                     is_background=checked.request.is_background,
-                    retention_ms=int(retention.total_seconds() * 1000),
+                    retention_ms=kept.retention_ms,
                     stored_bytes=size,
                 )
                 try:
@@ -233,16 +233,10 @@ class RequestSubmitter:
     def _kept(
         self, checked: CheckedRequest, retention: timedelta, idempotent: IdempotentRequest | None
     ) -> Kept:
-        kept = Kept(
-            self._dispatcher.gateway,
-            1,
-            checked.request.is_background,
-            int(retention.total_seconds() * 1000),
-        )
-        if idempotent is None:
-            return kept
-        entry, body_digest = idempotent.entry, idempotent.body_digest
-        return msgspec.structs.replace(kept, entry=entry, body_digest=body_digest)
+        key = ("", "") if idempotent is None else (idempotent.entry, idempotent.body_digest)
+        retention_ms = int(retention.total_seconds() * 1000)
+        is_background = checked.request.is_background
+        return Kept(self._dispatcher.gateway, 1, is_background, retention_ms, *key)
 
     async def _with_audio(
         self, call: Call, checked: CheckedRequest, request_id: str

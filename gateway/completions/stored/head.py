@@ -18,6 +18,7 @@ from gateway.completions.sealing import Sealer
 from gateway.dialects.parameters import shown_names
 from gateway.dialects.profile import PROFILES
 from gateway.dialects.request import ChatRequest, GenerationRequest
+from gateway.limits.replies import Kept
 from gateway.records.limits import SubjectLimits
 from gateway.records.usage_record import Counts, UsageRecord
 
@@ -144,6 +145,10 @@ class ResponseHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     def tenant_id(self) -> str:
         """The tenant that owns the response."""
         return self.record.tenant_id
+
+    def kept(self, owner: str, term: int) -> Kept:
+        """Return what the record of its request has in a term."""
+        return Kept(owner, term, self.is_background, self.retention_ms)
 
     def without_chunks(self) -> "ResponseHead":
         """Return a head that is stored with whole prompts."""

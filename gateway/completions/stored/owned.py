@@ -475,7 +475,6 @@ class OwnedResponse:
             self._pending.append(encode_message(0, self._failure))
         self._enter(ENDING)
         self.generation.forbid_take()
-        self.write_soon()
 
     def _end(self, state: RequestState) -> None:
         self._enter(ENDED)

@@ -33,7 +33,7 @@ from gateway.completions.stored.store import (
     bytes_of_head,
 )
 from gateway.completions.stored.takeover import Takeovers
-from gateway.limits.replies import Kept, RequestState, RequestStatus
+from gateway.limits.replies import RequestState, RequestStatus
 from gateway.limits.storage import Holder
 from gateway.limits.store import QuotaStore
 from gateway.platform.concurrency.fair_turns import LoopTurns
@@ -47,6 +47,7 @@ BACKGROUND_SECONDS: Final = 3.0
 TAKEOVERS_AT_ONCE: Final = 8
 """Gateways, and responses of each."""
 RETIRED_MS: Final = 60_000
+"""How long the key of a line stays taken after its result was stored."""
 CANCEL_SECONDS: Final = 5.0
 """How long an owner has to cancel a response."""
 ASK_AGAIN_SECONDS: Final = 1.0
@@ -232,7 +233,7 @@ class Responses:
     async def _cancel_paused(self, stored: StoredResponse) -> None:
         """Cancel a response that is settled and whose jobs do not run."""
         head, status, owner = stored.head, stored.status, self.dispatcher.gateway
-        page = await self.store.read_page(head.request_id, index=0)
+        page = await self.store.read_page(head.request_id, index=stored.total_entries)
         if page is None:
             return
         cancelled = encode_message(0, JobFailed(0, 0, FailureCode.CANCELLED, ""))
@@ -246,7 +247,7 @@ class Responses:
             ttl_ms=head.retention_ms,
         )
         if written is WriteResult.DONE:
-            kept = Kept(owner, status.term, head.is_background, head.retention_ms)
+            kept = head.kept(owner, status.term)
             await self._requests.cancel(head.tenant_id, head.request_id, kept)
 
     async def settled(self, response: StoredResponse) -> bool:

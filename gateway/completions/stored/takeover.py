@@ -161,9 +161,7 @@ class Takeovers:
         if not is_running:
             head = _resumed(head, status.term + 1, now_ms=await self._redis_ms())
             packed = await packed_head(head)
-        kept = Kept(
-            self._dispatcher.gateway, status.term + 1, head.is_background, head.retention_ms
-        )
+        kept = head.kept(self._dispatcher.gateway, status.term + 1)
         reserved = await self._reserve(head, status, kept)
         if reserved is None:
             return
@@ -199,11 +197,7 @@ class Takeovers:
         generation = _generation(history, max_unread_bytes=self._max_unread_bytes)
         draft = self._draft(head, status.settled)
         settlement = self._settlements.open(
-            draft,
-            Admission(draft.created_ms, {}),
-            generation,
-            kept=kept,
-            settled=status.settled,
+            draft, Admission(draft.created_ms, {}), generation, kept=kept
         )
         if head.is_sliced:
             slices = _slices(head, head.most)

@@ -16,7 +16,7 @@
 --   owners: msgpack: the names of the subjects whose accounts may have to be derived again
 --   state: which the record has then; empty to remove it  settled: what is charged, of a paused one
 --   kept: as for `request_admit`, if the owner ends the request
--- Output for each request 1 if it was running, 0 if not, -1 if it is of another term
+-- Output for each request 1 if it was running, else 0
 -- @include records
 -- @include accounts
 -- @include audio
@@ -37,11 +37,11 @@ for i = 1, #KEYS - first_key do
     key, 'created_ms', 'request', 'amounts', 'state', 'ends_as', 'term', 'key', 'retention'))
   kept = kept ~= '' and cmsgpack.unpack(kept)
   state = seen[id] or state_of(created_ms, state)
-  local is_of_term = may(event, state, term, kept and tostring(kept[2]))
-  replies[i] = TRANSITIONS[event][state] and not is_of_term and -1 or 0
+  local exists = may(event, state, term, kept and tostring(kept[2]))
+  replies[i] = 0
   local is_expired = expired_at == ''
     or tonumber(call('ZSCORE', open_requests, id) or '0') == tonumber(expired_at)
-  if is_of_term and is_expired then
+  if exists and is_expired then
     local is_settle, is_open = event == 'settle', state == RUNNING
     if is_open then
       -- Requests of one key have the same subjects.

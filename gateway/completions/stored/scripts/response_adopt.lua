@@ -11,7 +11,7 @@ local content, journal = unpack(KEYS, 1, 2)
 local term, ttl_ms, head = unpack(ARGV, 1, 3)
 local known_term = call('HGET', content, 'term')
 if not known_term or tonumber(known_term) > tonumber(term) then return 0 end
--- First, so that a response can go on while the memory of Redis is full.
+-- First, so that a response can resume while the memory of Redis is full.
 call('HDEL', content, '')
 call('HSET', content, 'term', term)
 if head ~= '' then call('HSET', content, 'head', head) end
