@@ -88,9 +88,11 @@ class OwnedState(Enum):
 
 RUNNING, STOPPING, ENDING, ENDED, LOST = OwnedState
 _OVER: Final = (ENDED, LOST)
+_CLOSED: Final = (ENDING, *_OVER)
+"""States in which no output is added."""
 _NEXT: Final[dict[OwnedState, tuple[OwnedState, ...]]] = {
     RUNNING: (STOPPING, ENDING, ENDED, LOST),
-    STOPPING: (STOPPING, ENDED, LOST),
+    STOPPING: (STOPPING, ENDING, ENDED, LOST),
     ENDING: (ENDED, LOST),
     ENDED: (LOST,),
     LOST: (),
@@ -272,7 +274,7 @@ class OwnedResponse:
 
     def on_reply(self, prompt_index: int, message: JobMessage) -> None:
         """Record a reply that was accepted."""
-        if self._state in (ENDING, ENDED, LOST):
+        if self._state in _CLOSED:
             return
         if type(message) is not Delta:
             self._on_rare_reply(prompt_index, message)
@@ -517,8 +519,7 @@ class OwnedResponse:
     @property
     def _is_over(self) -> bool:
         """Whether no more messages follow."""
-        is_complete = self._unfinished == 0 or self._failure is not None
-        return is_complete or self._state in _OVER
+        return self._unfinished == 0 or self._state in _CLOSED
 
     @property
     def _has_written(self) -> bool:
