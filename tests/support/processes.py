@@ -130,8 +130,12 @@ def descendants(pid: int) -> set[int]:
 
 def is_alive(pid: int) -> bool:
     """Return whether a process runs; one that has ended and was not waited for does not."""
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    # A process that ends while its file is open has no such process.
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rsplit(")", 1)[1].split()[0] != "Z"
 
 
 def resident_pages(pid: int) -> int:

@@ -125,17 +125,23 @@ class UsageStore:
         groups, query = self._sums(asked, sources)
         if after is not None:
             query = query.where(tuple_(*groups) > tuple_(*map(literal, after)))
-        found = await self._transaction.execute(query.order_by(*groups).limit(limit + 1))
-        rows, size = found.all(), len(groups)
-        slices = [
-            UsageSlice(
-                bucket_span(asked.bucket, row[0], asked.span),
-                dict(zip(asked.dimensions, row[1:size], strict=True)),
-                UsageSums(*map(int, row[size:])),
-            )
-            for row in rows[:limit]
-        ]
-        return UsageReport(slices, tuple(rows[limit - 1][:size]) if len(rows) > limit else None)
+        found = await self._transaction.stream(query.order_by(*groups).limit(limit + 1))
+        slices: list[UsageSlice] = []
+        last = following = None
+        async for part in found.partitions(PART):
+            for row in part:
+                if len(slices) == limit:
+                    following = last
+                    break
+                last = tuple(row[: len(groups)])
+                slices.append(
+                    UsageSlice(
+                        bucket_span(asked.bucket, last[0], asked.span),
+                        dict(zip(asked.dimensions, last[1:], strict=True)),
+                        UsageSums(*map(int, row[len(groups) :])),
+                    )
+                )
+        return UsageReport(slices, following)
 
     async def largest(
         self, asked: ReportRequest, sources: Sources, *, count: int
