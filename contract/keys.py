@@ -247,12 +247,12 @@ See `quota_reserve.lua` and `gateway.limits.accounts`.
 accounts = _BucketKeys("accounts")
 """Set: subjects whose accounts are seeded."""
 stored_bytes = _BucketKeys("stored:")
-"""Hash: request id -> bytes that Redis stores for it, charged to the subject.
+"""Hash: Unix milliseconds -> bytes that Redis stores for requests of the subject until then.
 
-The empty field name holds the sum.
+The empty field name holds the sum. The record of each request says what it has in there.
 """
 stored_ends = _BucketKeys("stored-ends:")
-"""Sorted set: request id of `stored_bytes` -> expiry in the server's Unix milliseconds."""
+"""Sorted set: the fields of `stored_bytes`, by their time."""
 usage = _BucketKeys("usage")
 """Stream: usage records that are not yet in the ledger (field `u`)."""
 unreadable_usage = _BucketKeys("usage:unreadable")

@@ -25,7 +25,7 @@ from gateway.limits.replies import (
     sees_key,
 )
 from gateway.limits.reservations import Admission, Reservations
-from gateway.limits.storage import Holder, Storage
+from gateway.limits.storage import Storage
 from gateway.models.catalogue import Catalogue
 from gateway.platform import telemetry, tracing
 from gateway.records.errors import (
@@ -225,20 +225,10 @@ class Settlement:
         """Whether it is settled, or being settled."""
         self.is_finished = False
         """Whether it is settled with a whole response."""
-        self._holder: Holder | None = None
-        self._is_storage_kept = False
-
-    def count_storage(self, holder: Holder, *, is_kept: bool) -> None:
-        """Note that stored bytes of the request are counted.
-
-        They stop counting when it ends, unless its response `is_kept`.
-        """
-        self._holder, self._is_storage_kept = holder, is_kept
 
     async def withdraw(self) -> None:
         """End a request whose jobs were not enqueued: nothing of it counts, or is recorded."""
-        self.has_ended, self._is_storage_kept = True, False
-        self._free_storage()
+        self.has_ended = True
         await self._service.reservations.end(self._end())
 
     def hand_over(self) -> None:
@@ -301,11 +291,13 @@ class Settlement:
         if not self._first_token_ms:
             self._first_token_ms = max(int(self._age_ms()), 1)
 
-    async def finish(self, state: RequestState | None = None) -> None:
+    async def finish(
+        self, state: RequestState | None = None, *, stored_bytes: int | None = None
+    ) -> None:
         """Settle a request whose jobs have all finished, before the client receives its end.
 
         This frees its reservation, so that the client can send its next request at once. The record
-        of a stored response has this `state` then.
+        of a stored response has this `state` then, and its `stored_bytes` count.
         """
         if not self.begin_end():
             return
@@ -318,7 +310,13 @@ class Settlement:
         counts = [self._counts_of(index, absent) for index in self.generation.finished]
         engines = [each.engine for each in finished]
         record = await self._settle(
-            Outcome.FINISHED, "", counts, free=Counts(), engines=engines, state=state
+            Outcome.FINISHED,
+            "",
+            counts,
+            free=Counts(),
+            engines=engines,
+            state=state,
+            stored_bytes=stored_bytes,
         )
         self._service.drop_receipts(record.model, record.job_ids)
         self.generation.release()
@@ -342,16 +340,15 @@ class Settlement:
         if self.has_ended:
             return False
         self.has_ended = True
-        self._free_storage()
         return True
 
-    def _free_storage(self) -> None:
-        if self._holder is not None and not self._is_storage_kept:
-            service = self._service
-            service.tasks.start(service.storage.settle(self._holder, 0, live_ms=0))
-
     async def settle(
-        self, ending: Ending, state: RequestState | None = None, *, reads_again: bool = True
+        self,
+        ending: Ending,
+        state: RequestState | None = None,
+        *,
+        stored_bytes: int | None = None,
+        reads_again: bool = True,
     ) -> None:
         """Cancel the jobs of an ended request, wait for the engine's counts, and settle.
 
@@ -378,6 +375,7 @@ class Settlement:
             engines=engines,
             is_recorded=not runs_again,
             state=state,
+            stored_bytes=stored_bytes,
             reads_again=reads_again,
         )
         if is_stored:
@@ -401,6 +399,7 @@ class Settlement:
         engines: Sequence[str],
         is_recorded: bool = True,
         state: RequestState | None = None,
+        stored_bytes: int | None = None,
         reads_again: bool = True,
     ) -> UsageRecord:
         record = self.record.ended(
@@ -428,7 +427,12 @@ class Settlement:
             settled = Counts.total([self.record.counts, record.counts])
             if reads_again:
                 settled = settled._replace(prompt_tokens=0, cached_tokens=0)
-        ending = self._end(record if is_recorded else None, state=state, settled=settled)
+        ending = self._end(
+            record if is_recorded else None,
+            state=state,
+            settled=settled,
+            stored_bytes=stored_bytes,
+        )
         if self._trace is None:
             await self._service.reservations.end(ending)
             return record

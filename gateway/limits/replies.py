@@ -44,6 +44,8 @@ class Kept(msgspec.Struct, frozen=True, array_like=True):
     entry: str = ""
     """Redis key of its Idempotency-Key; empty if it has none."""
     body_digest: str = ""
+    stored_for: tuple[str, ...] = ()
+    """Subjects for which the bytes count that Redis stores for it."""
 
     @property
     def encoded(self) -> bytes:
@@ -76,6 +78,8 @@ class RequestEnd(msgspec.Struct, frozen=True, kw_only=True):
     """The state that its record has then; None if nothing of the request remains."""
     settled: Counts = Counts()
     """Of a paused request."""
+    stored_bytes: int | None = None
+    """Bytes of a kept response; None leaves them as they are."""
     expired_ms: int | None = None
     """Only end a request whose lease expired at that time, and was not renewed since."""
 

@@ -5,14 +5,15 @@ for each tenant (docs/limits-and-ledger.md).
 """
 
 import logging
-import secrets
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
+from functools import lru_cache
 from typing import Final, NamedTuple
 
+import msgspec
 from redis.exceptions import RedisError
 
 from common.tasks import TaskSet, wait_for_end
@@ -26,12 +27,10 @@ from gateway.records.limits import LimitName, LimitScope, SubjectLimits
 
 SMALL_BYTES: Final = 16_384
 """Smaller requests are not counted while they run, because their number is bounded."""
-SMALL_STEP: Final = 65_536
-"""Ended responses of less than SMALL_BYTES are counted together, in steps of this many bytes."""
-SMALL_SECONDS: Final = 10.0
-"""Period of the responses that are counted, and expire, together."""
-MOST_SMALL: Final = 1_000
-"""Sets of subjects whose small responses are counted together; the oldest ones are dropped."""
+SMALL_STEP: Final = 16_384
+"""Bytes of small responses of a tenant after which its sum is read: they count at their end."""
+MOST_TENANTS: Final = 10_000
+"""Tenants whose small responses are added up."""
 NEAR: Final = 0.5
 """Part of its limit beyond which a tenant's small requests are counted one by one."""
 LEAST_BYTES: Final = 1_048_576
@@ -70,8 +69,7 @@ def allocated(sizes: Iterable[int]) -> int:
     return total
 
 
-_NO_LIMIT: Final = -1
-_KEEP = LuaScript("quota_keep", "gateway.limits.scripts")
+_KEEP = LuaScript("request_keep", "gateway.limits.scripts")
 
 logger = logging.getLogger(__name__)
 
@@ -84,14 +82,19 @@ class Holder(NamedTuple):
     request_id: str
 
 
-@dataclass(slots=True)
-class _Small:
-    """Ended responses of some subjects that are counted together."""
+def counted_for(subjects: Sequence[SubjectLimits]) -> list[SubjectLimits]:
+    """Return the subjects for which stored bytes count."""
+    return [
+        each
+        for each in subjects
+        if each.scope is LimitScope.TENANT or each.limits.stored_bytes is not None
+    ]
 
-    name: str
-    until: float
-    size: int
-    counted: int = 0
+
+@lru_cache(maxsize=10_000)
+def names_of_counted(subjects: tuple[SubjectLimits, ...]) -> tuple[str, ...]:
+    """Return the names of the subjects for which stored bytes count."""
+    return tuple(each.subject for each in counted_for(subjects))
 
 
 class Storage:
@@ -115,7 +118,8 @@ class Storage:
         """Used and maximum bytes of each server, as last read."""
         self._taken = self._taken_before = 0
         """Bytes taken since then, and in the period before: Redis may not have these either."""
-        self._small: dict[tuple[str, tuple[SubjectLimits, ...]], _Small] = {}
+        self._unread: dict[str, int] = {}
+        """Bytes of small responses of a tenant since its sum was read."""
         self._near: set[str] = set()
         """Tenants that used more than NEAR of their limits when they were last counted."""
 
@@ -136,13 +140,6 @@ class Storage:
             return max(room, min(LEAST_BYTES, self._room(Use.RUNNING)))
         return room
 
-    def _counted(self, subjects: Sequence[SubjectLimits]) -> list[SubjectLimits]:
-        return [
-            each
-            for each in subjects
-            if each.scope is LimitScope.TENANT or each.limits.stored_bytes is not None
-        ]
-
     async def take(
         self,
         holder: Holder,
@@ -155,16 +152,16 @@ class Storage:
     ) -> int:
         """Count the bytes of a request, for at most `live_ms` milliseconds; return what counts.
 
-        Small requests that are not stored do not count, nor do those that are stored `is_brief`ly
-        unless the tenant is near its limit. `before` is what counts of this request already.
+        Small requests that are not stored do not count. Small ones that are stored `is_brief`ly
+        count from their end on, unless the tenant is near its limit. `before` is what counts of
+        this request already.
 
         Raises RateLimitError, and counts nothing, if one of the subjects would exceed its limit.
         Raises StoreUnavailableError.
         """
-        counted = self._counted(holder.subjects)
-        is_free = use is Use.RUNNING or (
-            is_brief and len(counted) == 1 and holder.tenant_id not in self._near
-        )
+        counted = counted_for(holder.subjects)
+        is_brief = is_brief and len(counted) == 1 and holder.tenant_id not in self._near
+        is_free = use is Use.RUNNING or (is_brief and not self._must_read(holder.tenant_id, size))
         if size < SMALL_BYTES and is_free:
             return 0
         more = size - before
@@ -188,31 +185,18 @@ class Storage:
         refused = Refused(subject, LimitName.STORED_BYTES, limit, used[0], wanted, None)
         raise refusal_error(refused, is_openai=False)
 
-    async def end(self, holder: Holder, size: int, *, live_ms: int, before: int) -> None:
-        """Count what an ended response stores, of which `before` counts already.
-
-        Small responses count together with others.
-        """
-        if before or size >= SMALL_BYTES:
-            await self.settle(holder, size, live_ms=live_ms)
-            return
-        of, now = (holder.tenant_id, tuple(holder.subjects)), time.monotonic()
-        small = self._small.get(of)
-        if small is None or small.until < now:
-            left = 0 if small is None else small.size - small.counted
-            small = _Small(f"small:{secrets.token_hex(8)}", now + SMALL_SECONDS, left)
-            self._small.pop(of, None)
-            self._small[of] = small
-            while len(self._small) > MOST_SMALL:
-                del self._small[next(iter(self._small))]
-        small.size += size
-        if small.size - small.counted >= SMALL_STEP:
-            small.counted = small.size
-            together = holder._replace(request_id=small.name)
-            await self.settle(together, small.size, live_ms=live_ms)
+    def _must_read(self, tenant_id: str, size: int) -> bool:
+        """Note a small response. Return whether to read how much its tenant stores."""
+        unread = self._unread.pop(tenant_id, 0) + size
+        if unread >= SMALL_STEP:
+            return True
+        self._unread[tenant_id] = unread
+        if len(self._unread) > MOST_TENANTS:
+            del self._unread[next(iter(self._unread))]
+        return False
 
     async def settle(self, holder: Holder, size: int, *, live_ms: int) -> None:
-        """Count the actual bytes of a request, regardless of the limits; 0 returns its bytes.
+        """Count the actual bytes of a running request, regardless of the limits.
 
         If Redis does not respond, the bytes expire.
         """
@@ -226,11 +210,11 @@ class Storage:
 
         Raises RedisError.
         """
-        counted = self._counted(subjects)
+        counted = counted_for(subjects)
         if not counted:
             return [0] * len(subjects)
         await self._look_if_due()
-        _, *used = await self._keep(Holder(tenant_id, subjects, ""), 0, live_ms=0)
+        _, *used = await self._keep(Holder(tenant_id, subjects, ""), None)
         by_subject = dict(zip((each.subject for each in counted), used, strict=True))
         return [by_subject.get(each.subject, 0) for each in subjects]
 
@@ -252,21 +236,18 @@ class Storage:
         self._taken, self._taken_before = 0, self._taken
 
     async def _keep(
-        self, holder: Holder, size: int, *, live_ms: int, limits: Sequence[int] = ()
+        self, holder: Holder, size: int | None, *, live_ms: int = 0, limits: Sequence[int] = ()
     ) -> list[int]:
-        bucket, subjects = keys.bucket_of(holder.tenant_id), self._counted(holder.subjects)
-        names = [
-            key(bucket, each.subject)
-            for each in subjects
-            for key in (keys.stored_ends, keys.stored_bytes)
-        ]
+        bucket, subjects = keys.bucket_of(holder.tenant_id), counted_for(holder.subjects)
         reply: list[int] = await _KEEP.run(
             self._executor,
-            keys=names,
-            id=holder.request_id,
-            bytes=size,
+            record=keys.request(bucket, holder.request_id),
+            ends_prefix=keys.stored_ends.prefix(bucket),
+            bytes_prefix=keys.stored_bytes.prefix(bucket),
+            names=msgspec.msgpack.encode([each.subject for each in subjects]),
+            bytes="" if size is None else size,
             live_ms=live_ms,
-            arguments=limits or [_NO_LIMIT] * len(subjects),
+            arguments=limits,
         )
         for subject, used in zip(subjects, reply[1:], strict=False):
             if subject.scope is LimitScope.TENANT:

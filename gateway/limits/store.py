@@ -197,6 +197,7 @@ class QuotaStore:
             state="" if ending.state is None else ending.state,
             settled=msgspec.msgpack.encode(ending.settled) if any(ending.settled) else b"",
             kept=b"" if kept is None else kept.encoded,
+            stored_bytes="" if ending.stored_bytes is None else ending.stored_bytes,
         )
         if record is not None:
             own = own._replace(
@@ -226,17 +227,19 @@ class QuotaStore:
         )
         return await self._ending.add(tenant_id, cancelled)
 
-    async def forget(self, tenant_id: str, request_id: str, *, most_ms: int | None = None) -> int:
-        """Forget an ended request, because its response is deleted.
+    async def forget(self, tenant_id: str, request_id: str, *, most_ms: int | None = None) -> None:
+        """Forget an ended request, because its response is deleted. Its bytes are free then.
 
-        Return the milliseconds for which its Idempotency-Key stays taken, at most `most_ms`.
+        Its Idempotency-Key stays taken as long as before, or for `most_ms`.
         """
-        stays_ms: int = await _FORGET.run(
+        bucket = keys.bucket_of(tenant_id)
+        await _FORGET.run(
             self._executor,
-            record=keys.request(keys.bucket_of(tenant_id), request_id),
+            record=keys.request(bucket, request_id),
             most_ms="" if most_ms is None else most_ms,
+            ends_prefix=keys.stored_ends.prefix(bucket),
+            bytes_prefix=keys.stored_bytes.prefix(bucket),
         )
-        return stays_ms
 
     async def set_aside(self, bucket: int, unreadable: ExpiredReservation) -> bool:
         """Release a request whose draft cannot be read; keep the draft for operators."""
@@ -259,6 +262,8 @@ class QuotaStore:
             window_prefix=keys.window.prefix(bucket),
             running_prefix=keys.running.prefix(bucket),
             account_prefix=keys.account.prefix(bucket),
+            ends_prefix=keys.stored_ends.prefix(bucket),
+            bytes_prefix=keys.stored_bytes.prefix(bucket),
             arguments=chain.from_iterable(endings),
         )
         return [bool(each) for each in ended]
@@ -477,6 +482,7 @@ class _Ending(NamedTuple):
     state: str = ""
     settled: bytes = b""
     kept: bytes = b""
+    stored_bytes: int | str = ""
 
 
 @lru_cache(maxsize=10_000)

@@ -54,7 +54,7 @@ from gateway.dialects.request import ResponseForm
 from gateway.limits.refusal_log import PeriodCounts, Refusals
 from gateway.limits.replies import Kept, RequestEnd, ReservationRequest
 from gateway.limits.reservations import Admission, Reservations
-from gateway.limits.storage import Holder, Storage, Use, allocated
+from gateway.limits.storage import Holder, Storage, Use, allocated, names_of_counted
 from gateway.models.price_book import PriceBook
 from gateway.platform import telemetry, tracing
 from gateway.platform.concurrency.fair_turns import LoopTurns
@@ -138,7 +138,7 @@ class RequestSubmitter:
         record = self.draft(call, checked, request_id)
         is_idempotent = idempotent is not None
         retention = _retention(self._settings, checked, is_idempotent=is_idempotent)
-        kept = self._kept(checked, retention, idempotent) if retention else None
+        kept = self._kept(principal, checked, retention, idempotent) if retention else None
         response = None
         async with self._reserving(call, checked, record, generation, kept) as settlement:
             # Fetch images only now: a request without permission to run must not fetch any or delay
@@ -231,12 +231,17 @@ class RequestSubmitter:
         )
 
     def _kept(
-        self, checked: CheckedRequest, retention: timedelta, idempotent: IdempotentRequest | None
+        self,
+        principal: Principal,
+        checked: CheckedRequest,
+        retention: timedelta,
+        idempotent: IdempotentRequest | None,
     ) -> Kept:
         key = ("", "") if idempotent is None else (idempotent.entry, idempotent.body_digest)
         retention_ms = int(retention.total_seconds() * 1000)
         is_background = checked.request.is_background
-        return Kept(self._dispatcher.gateway, 1, is_background, retention_ms, *key)
+        gateway, stored_for = self._dispatcher.gateway, names_of_counted(principal.limits)
+        return Kept(gateway, 1, is_background, retention_ms, *key, stored_for)
 
     async def _with_audio(
         self, call: Call, checked: CheckedRequest, request_id: str
@@ -357,12 +362,7 @@ class RequestSubmitter:
         record = settlement.record
         live_ms = jobs[0].deadline_ms - clock.now_ms() + retention_ms + DEADLINE_GRACE_MS
         holder = Holder(record.tenant_id, principal.limits, record.request_id)
-        counted = await self._storage.take(
-            holder, size, live_ms=live_ms, use=use, is_brief=is_brief
-        )
-        if counted:
-            settlement.count_storage(holder, is_kept=use is Use.STORED)
-        return counted
+        return await self._storage.take(holder, size, live_ms=live_ms, use=use, is_brief=is_brief)
 
     async def _jobs(
         self, call: Call, checked: CheckedRequest, *, completion_id: str

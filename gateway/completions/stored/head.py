@@ -19,6 +19,7 @@ from gateway.dialects.parameters import shown_names
 from gateway.dialects.profile import PROFILES
 from gateway.dialects.request import ChatRequest, GenerationRequest
 from gateway.limits.replies import Kept
+from gateway.limits.storage import names_of_counted
 from gateway.records.limits import SubjectLimits
 from gateway.records.usage_record import Counts, UsageRecord
 
@@ -148,7 +149,8 @@ class ResponseHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
 
     def kept(self, owner: str, term: int) -> Kept:
         """Return what the record of its request has in a term."""
-        return Kept(owner, term, self.is_background, self.retention_ms)
+        stored_for = names_of_counted(self.subjects)
+        return Kept(owner, term, self.is_background, self.retention_ms, stored_for=stored_for)
 
     def without_chunks(self) -> "ResponseHead":
         """Return a head that is stored with whole prompts."""

@@ -240,6 +240,8 @@ class OwnedResponse:
         self._failure: JobFailed | None = None
         self._state = RUNNING
         self._ended_as: RequestState | None = None
+        self._is_deleted = False
+        """Whether a client has deleted it, perhaps before it is settled."""
         self._is_silent = False
         """Whether it ended because its followers were silent, and not because clients left."""
         self._is_unanswered = False
@@ -251,7 +253,6 @@ class OwnedResponse:
         self._is_writing_soon = False
         self._written_at = time.monotonic()
         self._entry_bytes = allocated(map(len, self.entries))
-        self._is_end_counted = False
         self.through = self._owned.dispatcher.reader.last_entry
         """The last entry of the reply stream whose messages the stored journal has."""
         self.generation.on_reply = self.on_reply
@@ -409,7 +410,7 @@ class OwnedResponse:
                     await asyncio.sleep(WRITE_SECONDS)
             if self.settlement.has_ended:
                 return
-            await self.settlement.finish(RequestState.FINISHED)
+            await self.settlement.finish(RequestState.FINISHED, stored_bytes=self._bytes_at_end)
             if is_line or self.settlement.is_confirmed:
                 await self._end_when_confirmed()
             else:
@@ -457,12 +458,14 @@ class OwnedResponse:
             await self.write()
         else:
             await asyncio.gather(self.write(), self._show(state))
-        if self._state is LOST:
+        if self._state is LOST and not self._is_deleted:
             # The gateway that has taken it over settles it.
             self.settlement.hand_over()
             return
         # If a client resumes it, the engine reads the prompts again and the tenant pays.
-        await self.settlement.settle(ending, state, reads_again=not self._is_silent)
+        await self.settlement.settle(
+            ending, state, stored_bytes=self._bytes_at_end, reads_again=not self._is_silent
+        )
         self._end(state)
 
     async def _show(self, state: RequestState) -> None:
@@ -501,7 +504,8 @@ class OwnedResponse:
             return
         self._enter(LOST)
         self.generation.forbid_take()
-        logger.warning("another gateway took response %s over", self.head.request_id)
+        if not self._is_deleted:
+            logger.warning("another gateway took response %s over", self.head.request_id)
         self._owned.keep_replies()
         self._owned.dispatcher.give_up(self.generation)
         if not self.settlement.has_ended:
@@ -512,9 +516,16 @@ class OwnedResponse:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes that Redis stores: its head and its journal, and its jobs until it has ended."""
-        jobs = 0 if self._is_over else self.head.stored_bytes
-        return jobs + self._head_bytes + self._entry_bytes
+        """Bytes that Redis stores for it while it runs: its jobs, its head and its journal."""
+        return self.head.stored_bytes + self._bytes_at_end
+
+    @property
+    def _bytes_at_end(self) -> int:
+        """Bytes that Redis stores after its end.
+
+        A line's response is deleted as soon as its result is stored.
+        """
+        return 0 if self.head.record.line else self._head_bytes + self._entry_bytes
 
     @property
     def _is_over(self) -> bool:
@@ -610,7 +621,7 @@ class OwnedResponse:
                 ttl_ms=self._ttl_ms(),
             )
         if result is WriteResult.NOT_OWNER or (
-            result is WriteResult.MISSING and await self._is_deleted()
+            result is WriteResult.MISSING and await self._is_gone()
         ):
             self._lose()
             return False
@@ -618,36 +629,24 @@ class OwnedResponse:
             # Send a heartbeat first: a stored response is taken over if its owner has none.
             await owned.dispatcher.beat()
             self._written, self.head = None, self.head.without_chunks()
-            self._is_end_counted = False
             return True
         self._written, self._written_handles, self.through = written, handles, through
         self._is_end_written = is_over
         self._packed = b""
         return True
 
-    async def _is_deleted(self) -> bool:
+    async def _is_gone(self) -> bool:
         """Return whether a client has deleted the response, or another gateway owns it."""
         head = self.head
         found = await self._owned.store.status(head.tenant_id, head.request_id)
-        return found is not None and (
-            found.state is RequestState.DELETED or found.term != self.term
-        )
+        self._is_deleted = found is not None and found.state is RequestState.DELETED
+        return self._is_deleted or (found is not None and found.term != self.term)
 
     async def _count(self) -> None:
-        """Count the stored bytes of a response that has grown; end it if they exceed a limit.
-
-        What remains of an ended response is counted before others can find and delete it.
-        """
+        """Count the stored bytes of a running response that has grown; end it above a limit."""
         size, head, storage = self.stored_bytes, self.head, self._owned.settlements.storage
         holder, before, live_ms = self.holder, self._counted, self._ttl_ms()
-        if self._is_over:
-            if not self._is_end_counted:
-                self._is_end_counted = True
-                # A line's response is deleted as soon as its result is stored.
-                size = 0 if head.record.line else size
-                await storage.end(holder, size, live_ms=live_ms, before=before)
-            return
-        if size - before < SMALL_BYTES:
+        if self._is_over or size - before < SMALL_BYTES:
             return
         try:
             if head.record.line:

@@ -31,6 +31,8 @@ from gateway.records.errors import ApiError, StoreUnavailableError
 REPEAT_SECONDS: Final = 2.0
 """How often the owner is checked, and its follow notice is repeated."""
 PAUSE_SECONDS: Final = 0.2
+SETTLED_SECONDS: Final = 0.02
+"""How often a whole response is checked until it is settled."""
 MISSING_SECONDS: Final = 10.0
 """How long a response may be missing: after Redis loses it, its owner writes it again."""
 OVERDUE_SECONDS: Final = 60.0
@@ -117,7 +119,7 @@ class ResponseReader:
 
     @property
     def _is_complete(self) -> bool:
-        return self._has_failed or self._unfinished == 0
+        return self._has_failed or (self._unfinished == 0 and self._state is not None)
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -189,7 +191,23 @@ class ResponseReader:
                     self._unfinished -= 1
                 elif isinstance(message, JobFailed):
                     self._has_failed = True
+            if self._unfinished == 0 and not self._has_failed:
+                await self._wait_for_settlement()
             await self.generation.deliver(received)
+
+    async def _wait_for_settlement(self) -> None:
+        """Wait until a whole response is settled, for at most MISSING_SECONDS.
+
+        If its owner dies before, this gateway takes it over: a client that has the whole response
+        finds it finished. The runner of a batch waits for lines itself.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0 if self._head.record.line else MISSING_SECONDS):
+                while self._state is None and not self._cannot_resume:
+                    self._must_look.set()
+                    await asyncio.sleep(SETTLED_SECONDS)
+        # Then its owner settles it later, or the sweep.
+        self._state = self._state or RequestState.RUNNING
 
     def _fail(self) -> None:
         """Stop reading. The response has not failed; a client can resume it later."""

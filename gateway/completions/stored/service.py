@@ -26,7 +26,6 @@ from gateway.completions.stored.owned import OwnedResponse, OwnedResponses
 from gateway.completions.stored.peers import BackgroundIndex, Peers
 from gateway.completions.stored.reader import ResponseReader
 from gateway.completions.stored.store import (
-    RESPONSE_BYTES,
     ResponseStore,
     StoredResponse,
     WriteResult,
@@ -34,7 +33,6 @@ from gateway.completions.stored.store import (
 )
 from gateway.completions.stored.takeover import Takeovers
 from gateway.limits.replies import RequestState, RequestStatus
-from gateway.limits.storage import Holder
 from gateway.limits.store import QuotaStore
 from gateway.platform.concurrency.fair_turns import LoopTurns
 from gateway.platform.concurrency.large_work import LargeWork
@@ -280,12 +278,8 @@ class Responses:
             await owned.write()
         self._owned.forget(request_id)
         most_ms = RETIRED_MS if is_line else None
-        marked_ms = await self._requests.forget(tenant_id, request_id, most_ms=most_ms)
+        await self._requests.forget(tenant_id, request_id, most_ms=most_ms)
         await self.store.discard(request_id)
-        if not is_line:
-            holder = Holder(tenant_id, head.subjects, request_id)
-            size = RESPONSE_BYTES if marked_ms else 0
-            await self._settlements.storage.settle(holder, size, live_ms=marked_ms)
 
     # -- loops -----------------------------------------------------------------------------------
 

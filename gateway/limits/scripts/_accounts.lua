@@ -61,3 +61,20 @@ local function end_in_account(packed, day, month, held_tokens, held_cost, is_hel
   return struct.pack(ACCOUNT, old_day, old_month, q, t, s, held_q, held_t, held_s, credit,
     held_credit), is_new
 end
+
+-- Return the numbers of an account, which its ending requests change.
+local function numbers_of(key)
+  local seeded, old, version, packed = unpack(call('HMGET', key, 'seeded', 'n', 'v', 'w'))
+  -- All fields at once: a table that grows later costs as much as a command.
+  return {
+    key = key, seeded = seeded, n = old, v = version, w = packed, ended = {}, has_account = false,
+    has_minute = false, is_written = false, expires = false
+  }
+end
+
+-- Let the durable counters of an account be derived again. Return 1 if it was seeded, else 0.
+local function derive_again(account)
+  call('HINCRBY', account, 'v', 1)
+  call('PEXPIRE', account, ACCOUNT_MS)
+  return call('HDEL', account, 'seeded')
+end

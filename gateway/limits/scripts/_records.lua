@@ -9,7 +9,8 @@ local function is_transition(extends, state, known_term, term)
   return may('admit', state) and (state ~= PAUSED or known_term == tostring(term and term - 1))
 end
 
-local function write_record(described, key, created_ms, draft, amounts, kept, state, index, id)
+local function write_record(described, key, created_ms, draft, amounts, kept, state, index, id,
+  has_bytes)
   call('HSET', key, 'created_ms', created_ms, 'request', described, 'amounts', amounts, 'record',
     draft)
   if kept then
@@ -22,7 +23,7 @@ local function write_record(described, key, created_ms, draft, amounts, kept, st
       call('HSET', key, 'key', entry)
     end
   end
-  if state == CLAIMED or state == PAUSED then
+  if state == CLAIMED or state == PAUSED or state == ABSENT and has_bytes then
     -- It stays until it ends, however long that takes.
     call('HDEL', key, 'state')
     call('PERSIST', key)

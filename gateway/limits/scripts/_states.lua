@@ -1,7 +1,7 @@
 -- The record of an admitted request, and the one table of its transitions (decision 56).
 --
--- A record that is `running` holds `amounts` of limits. It has an owner and a term if its response is
--- kept; otherwise nobody can take it over, and its end removes it. A script that finds a state from
+-- A record that is `running` holds `amounts` of limits. It has an owner and a term if its response
+-- is kept; otherwise nobody can take it over, and its end removes it. A script that finds a state from
 -- which its event does not lead changes nothing, and reports so.
 -- @include server
 
@@ -15,6 +15,8 @@ local TRANSITIONS = {
   admit = {absent = true, claimed = true, paused = true},
   extend = {running = true},
   renew = {running = true},
+  -- Bytes that are stored for no request have a record without a state.
+  keep = {absent = true, running = true},
   adopt = {running = true},
   stop = {running = true},
   -- A record that Redis has lost, or the sweep has ended, is settled by its owner all the same.

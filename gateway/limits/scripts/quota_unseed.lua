@@ -7,6 +7,4 @@
 -- @include server
 -- @include accounts
 local account = unpack(KEYS, 1, 1)
-call('HINCRBY', account, 'v', 1)
-call('PEXPIRE', account, ACCOUNT_MS)
-return call('HDEL', account, 'seeded')
+return derive_again(account)

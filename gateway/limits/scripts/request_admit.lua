@@ -85,7 +85,7 @@ local known, has_audio = {}, false
 local are_known = call('EXISTS', unpack(KEYS, 2)) > 0
 for i = 1, requests do
   known[i] = are_known and call('HMGET', KEYS[i + 1], 'created_ms', 'state', 'term', 'key',
-    extends == '1' and 'amounts' or '') or {}
+    'bytes', extends == '1' and 'amounts' or '') or {}
   has_audio = has_audio or tonumber(ARGV[first_request + (i - 1) * fields + 3]) > 0
 end
 local subjects, unseeded, leases, written, admitted = {}, {0}, {}, {}, {}
@@ -98,7 +98,7 @@ end
 local function decide(i)
   local at = first_request + (i - 1) * fields
   local id, prompt, completion, audio, cost, record, kept = unpack(ARGV, at, at + fields - 1)
-  local created_ms, state, known_term, index, amounts = unpack(known[i])
+  local created_ms, state, known_term, index, bytes, amounts = unpack(known[i])
   kept, state = kept ~= '' and cmsgpack.unpack(kept), state_of(created_ms, state)
   local term = kept and tostring(kept[2])
   if not is_transition(extends == '1', state, known_term, term) then return {-2} end
@@ -128,7 +128,7 @@ local function decide(i)
       admitted[id], leases[#leases + 1], leases[#leases + 2] = now, expiry, id
       written[#written + 1] = {KEYS[i + 1], created_ms or format('%d', now), record,
         struct.pack(AMOUNTS, slot, held_day, held_month, prompt, completion, cost, audio) .. earlier,
-        not is_extended and kept, state, index or false, id}
+        not is_extended and kept, state, index or false, id, bytes}
     end
   end
   for number = 1, #subjects do append_remaining(out, subjects[number]) end

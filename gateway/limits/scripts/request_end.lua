@@ -8,7 +8,7 @@
 -- with its Idempotency-Key, or if the sweep ends the request: the owner may come back.
 --
 -- KEYS open_requests, usage_records, then the record of each request
--- ARGV window_prefix, running_prefix, account_prefix, then for each request:
+-- ARGV window_prefix, running_prefix, account_prefix, ends_prefix, bytes_prefix, then for each request:
 --   id  expired_at: expiry of the lease, to end the request only if it is still running and was not
 --     renewed since; or empty  event: `settle`, `release`, or `cancel` for a paused one
 --   prompt, completion: tokens  audio: its seconds  cost: in micro-dollars; all 0 to release
@@ -16,25 +16,28 @@
 --   owners: msgpack: the names of the subjects whose accounts may have to be derived again
 --   state: which the record has then; empty to remove it  settled: what is charged, of a paused one
 --   kept: as for `request_admit`, if the owner ends the request
+--   bytes: that Redis stores for it from now on; empty if that is unchanged
 -- Output for each request 1 if it was running, else 0
 -- @include records
 -- @include accounts
 -- @include audio
 -- @include slices
+-- @include stored
 local open_requests, usage_records = unpack(KEYS, 1, 2)
-local window_prefix, running_prefix, account_prefix = unpack(ARGV, 1, 3)
-local first_key, first_argument, fields, RELEASED_MS, ENDED_MS = 2, 4, 12, 120000, 3600000
+local window_prefix, running_prefix, account_prefix, ends_prefix, bytes_prefix = unpack(ARGV, 1, 5)
+local first_key, first_argument, fields, RELEASED_MS, ENDED_MS = 2, 6, 13, 120000, 3600000
 local byte, ONE = string.byte, string.byte('1')
 local replies, ends, accounts, names_of, seen = {}, {}, {}, {}, {}
-local gone, gone_ids, ended, unknown, decoded = {}, {}, {}, {}, {}
+local gone, gone_ids, ended, unknown, decoded, stored = {}, {}, {}, {}, {}, {}
 
 -- Reads come first, so that an error in one of the records changes nothing.
 for i = 1, #KEYS - first_key do
   local at, key = first_argument + (i - 1) * fields, KEYS[i + first_key]
   local id, expired_at, event, prompt, completion, audio, cost, record, owners, new_state, settled,
-    kept = unpack(ARGV, at, at + fields - 1)
-  local created_ms, request, amounts, state, ends_as, term, index, retention = unpack(call('HMGET',
-    key, 'created_ms', 'request', 'amounts', 'state', 'ends_as', 'term', 'key', 'retention'))
+    kept, bytes = unpack(ARGV, at, at + fields - 1)
+  local created_ms, request, amounts, state, ends_as, term, index, retention, earlier, counted = unpack(
+    call('HMGET', key, 'created_ms', 'request', 'amounts', 'state', 'ends_as', 'term', 'key',
+      'retention', 'bytes', 'counted'))
   kept = kept ~= '' and cmsgpack.unpack(kept)
   state = seen[id] or state_of(created_ms, state)
   local exists = may(event, state, term, kept and tostring(kept[2]))
@@ -51,12 +54,17 @@ for i = 1, #KEYS - first_key do
     elseif event == 'release' then
       new_state = RELEASED
     end
-    if ends_as and expired_at ~= '' then new_state = ends_as end
+    if ends_as and (expired_at ~= '' or ends_as == DELETED) then new_state = ends_as end
+    local stays_ms = new_state == RELEASED and RELEASED_MS or kept and kept[4] or retention or ENDED_MS
     if new_state == '' then
       gone[#gone + 1] = key
     else
-      ended[#ended + 1] = {key, new_state, settled, kept, created_ms,
-        new_state == RELEASED and RELEASED_MS or kept and kept[4] or retention or ENDED_MS, index}
+      ended[#ended + 1] = {key, new_state, settled, kept, created_ms, stays_ms, index}
+    end
+    bytes = bytes_of_ended(new_state, tonumber(bytes), kept, earlier, index)
+    if bytes then
+      local names = counted and cmsgpack.unpack(counted) or kept[7]
+      stored[#stored + 1] = {key, ends_prefix, bytes_prefix, names, bytes, stays_ms}
     end
     if index and (new_state == '' or new_state == RELEASED) then gone[#gone + 1] = index end
     seen[id] = new_state == '' and ABSENT or new_state
@@ -72,13 +80,7 @@ end
 
 local function account_of(name)
   if not accounts[name] then
-    local key = account_prefix .. name
-    local seeded, old, version, packed = unpack(call('HMGET', key, 'seeded', 'n', 'v', 'w'))
-    -- All fields at once: a table that grows later costs as much as a command.
-    accounts[name] = {
-      key = key, seeded = seeded, n = old, v = version, w = packed, ended = {}, has_account = false,
-      has_minute = false, is_written = false, expires = false
-    }
+    accounts[name] = numbers_of(account_prefix .. name)
     names_of[#names_of + 1] = name
   end
   return accounts[name]
@@ -140,15 +142,11 @@ for _, name in ipairs(names_of) do
   end
   if s.expires then call('PEXPIRE', s.key, ACCOUNT_MS) end
 end
+for _, s in ipairs(stored) do count_bytes(unpack(s)) end
 if #gone > 0 then call('DEL', unpack(gone)) end
 if #gone_ids > 0 then call('ZREM', open_requests, unpack(gone_ids)) end
 for _, e in ipairs(ended) do write_ended(unpack(e)) end
 for _, owners in ipairs(unknown) do
-  for _, name in ipairs(owners) do
-    local account = account_prefix .. name
-    call('HINCRBY', account, 'v', 1)
-    call('HDEL', account, 'seeded')
-    call('PEXPIRE', account, ACCOUNT_MS)
-  end
+  for _, name in ipairs(owners) do derive_again(account_prefix .. name) end
 end
 return replies

@@ -12,5 +12,6 @@ local created_ms, state, known_term = unpack(call('HMGET', record, 'created_ms',
 if not may('stop', state_of(created_ms, state), known_term, term) then return 0 end
 -- First, so that it works while the memory of Redis is full.
 call('HDEL', record, '')
-call('HSET', record, 'ends_as', ends_as)
+-- The first one stays: a client may have deleted the response since.
+call('HSETNX', record, 'ends_as', ends_as)
 return 1

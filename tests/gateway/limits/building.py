@@ -273,3 +273,10 @@ async def open_ids(redis: CommandExecutor, bucket: int = BUCKET) -> set[str]:
     """Return the ids of all open reservations of a bucket."""
     members = await redis.execute_command("ZRANGE", keys.open_requests(bucket), 0, -1)
     return {member.decode() for member in members}
+
+
+async def counted_bytes(redis: "Redis", tenant: str, request_id: str) -> int:
+    """Return the bytes that count for a request, by its record."""
+    record = keys.request(keys.bucket_of(tenant), request_id)
+    counted: Any = await redis.hget(record, "bytes")
+    return int((counted or b":0").rpartition(b":")[2])

@@ -3,6 +3,7 @@
 import pytest
 from redis.asyncio import Redis
 
+from gateway.limits import storage as storage_module
 from gateway.limits import store as store_module
 from gateway.limits.store import QuotaStore
 from tests.gateway.limits.building import SCRIPTS, TestClock, with_test_clock
@@ -13,6 +14,7 @@ async def clock(any_redis: "Redis", monkeypatch: pytest.MonkeyPatch) -> TestCloc
     """The scripts' time, which stands at noon."""
     for name in SCRIPTS:
         monkeypatch.setattr(store_module, name, with_test_clock(getattr(store_module, name)))
+    monkeypatch.setattr(storage_module, "_KEEP", with_test_clock(storage_module._KEEP))
     clock = TestClock(any_redis)
     await clock.set(clock.now_ms)
     return clock

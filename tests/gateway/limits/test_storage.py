@@ -4,6 +4,7 @@ import itertools
 from contextlib import suppress
 from unittest.mock import AsyncMock
 
+import msgspec
 import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -11,7 +12,14 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from contract import keys
 from gateway.limits import storage as storage_module
 from gateway.limits.replies import RequestState
-from gateway.limits.storage import SMALL_BYTES, SMALL_STEP, Holder, Storage, Use
+from gateway.limits.storage import (
+    SMALL_BYTES,
+    SMALL_STEP,
+    Holder,
+    Storage,
+    Use,
+    names_of_counted,
+)
 from gateway.limits.store import QuotaStore
 from gateway.records.errors import RateLimitError, StoreUnavailableError
 from gateway.records.limits import LimitName, Limits, LimitScope, SubjectLimits
@@ -27,7 +35,6 @@ from tests.gateway.limits.building import (
     release_of,
     settlement,
     tenant_of,
-    with_test_clock,
 )
 from tests.support.kinds import every_redis
 
@@ -35,15 +42,6 @@ MOST = 100
 SUBJECTS = (key_of(), project_of(), tenant_of())
 NEIGHBOUR = next(name for name in map(str, itertools.count()) if keys.bucket_of(name) == BUCKET)
 """Another tenant with the same clock."""
-
-
-@pytest.fixture
-async def clock(any_redis: "Redis", monkeypatch: pytest.MonkeyPatch) -> TestClock:
-    """The time of the script."""
-    monkeypatch.setattr(storage_module, "_KEEP", with_test_clock(storage_module._KEEP))
-    clock = TestClock(any_redis)
-    await clock.set(clock.now_ms)
-    return clock
 
 
 @pytest.fixture
@@ -88,13 +86,13 @@ async def test_requests_above_the_limit_are_refused_until_others_expire(
     }
     neighbour = SubjectLimits(LimitScope.TENANT, NEIGHBOUR, Limits())
     await storage.take(Holder(NEIGHBOUR, [neighbour], "r4"), MOST, live_ms=60_000)
-    await clock.advance(10_000)
+    await clock.advance(10_000 + 10_000 // 64)
     await take(storage, "r3", 61)
     assert await used(storage) == [0, 0, 100]
     subject = tenant_of().subject
     ends, sizes = keys.stored_ends(BUCKET, subject), keys.stored_bytes(BUCKET, subject)
-    assert await any_redis.hgetall(sizes) == {b"": b"100", b"r2": b"39", b"r3": b"61"}
-    await clock.advance(60_000)
+    assert sorted((await any_redis.hgetall(sizes)).values()) == [b"100", b"39", b"61"]
+    await clock.advance(60_000 + 60_000 // 64)
     assert await used(storage) == [0, 0, 0]
     assert not await any_redis.exists(ends, sizes)
 
@@ -131,21 +129,26 @@ async def test_tenants_share_the_memory_of_redis_and_never_take_all_of_it(redis:
         await redis.config_set("maxmemory", 0)
 
 
-async def test_small_responses_count_together_and_are_refused_near_the_limit(
-    redis: "Redis", storage: Storage
+async def test_small_responses_count_at_their_end_and_are_refused_near_the_limit(
+    any_redis: "Redis", storage: Storage
 ) -> None:
-    subjects = (tenant_of(stored_bytes=4 * SMALL_STEP),)
-    own = f"{keys.stored_bytes(BUCKET, subjects[0].subject)}"
-    small = SMALL_BYTES - 1
+    subjects = (tenant_of(stored_bytes=16 * SMALL_STEP),)
+    desk, own = Desk(QuotaStore(any_redis), subjects), kept(stored_for=names_of_counted(subjects))
+    small = SMALL_BYTES // 4
     taken = 0
     with suppress(RateLimitError):
-        while taken < 10 * SMALL_STEP:
-            holder = Holder(TENANT, subjects, f"r{taken}")
-            counted = await storage.take(holder, small, live_ms=60_000, is_brief=True)
-            await storage.end(holder, small, live_ms=60_000, before=counted)
+        while taken < 40 * SMALL_STEP:
+            request_id = f"r{taken}"
+            await desk.admit(request_id, kept=own)
+            holder = Holder(TENANT, subjects, request_id)
+            await storage.take(holder, small, live_ms=60_000, is_brief=True)
+            finished = settlement(record(request_id), kept=own, state=RequestState.FINISHED)
+            await desk.store.end(msgspec.structs.replace(finished, stored_bytes=small))
             taken += small
-    assert 4 * SMALL_STEP - 2 * small < taken < 5 * SMALL_STEP
-    assert await redis.hlen(own) < 12
+    # It is found late by what is not read, at most.
+    assert 16 * SMALL_STEP - small <= taken <= 17 * SMALL_STEP
+    assert await used(storage, *subjects) == [taken]
+    assert await any_redis.hlen(keys.stored_bytes(BUCKET, subjects[0].subject)) <= 1 + 64
     # What is not stored is bounded by the number of waiting jobs.
     holder = Holder(TENANT, subjects, "plain")
     assert await storage.take(holder, small, live_ms=60_000, use=Use.RUNNING) == 0
@@ -157,27 +160,29 @@ async def test_a_full_redis_can_be_read_settled_and_emptied(
 ) -> None:
     quotas = QuotaStore(any_redis)
     desk = Desk(quotas, (tenant_of(requests_per_minute=9, concurrent_requests=9),))
+    own = kept(stored_for=names_of_counted(desk.subjects))
     for request_id in ("r1", "r2", "r3"):
         await take(storage, request_id, 20)
-        await desk.admit(request_id, kept=kept())
+        await desk.admit(request_id, kept=own)
     await any_redis.config_set("maxmemory", 1)
     try:
         assert await used(storage) == [0, 0, 60]
         (status,) = await quotas.status(TENANT, desk.subjects)
         assert status.used(LimitName.CONCURRENT_REQUESTS) == 3
         assert await quotas.renew(BUCKET, ["r1", "r2", "r3"], owner="g1", lease_ms=60_000) == []
-        finished = settlement(record("r1"), kept=kept(), state=RequestState.FINISHED)
+        finished = settlement(record("r1"), kept=own, state=RequestState.FINISHED)
         assert await quotas.end(finished)
+        assert await used(storage) == [0, 0, 60]
         await quotas.forget(TENANT, "r1")
+        assert await used(storage) == [0, 0, 40]
         forgotten = await quotas.read(TENANT, "r1")
         assert forgotten is not None
         assert forgotten.state is RequestState.DELETED
         assert await quotas.end(release_of("r2"))
         next_term = kept(2, owner="g2")
         assert await quotas.adopt(desk.request("r3"), next_term, lease_ms=60_000) == 20
-        await storage.settle(Holder(TENANT, SUBJECTS, "r1"), 0, live_ms=0)
-        await storage.settle(Holder(TENANT, SUBJECTS, "r2"), 30, live_ms=60_000)
-        assert await used(storage) == [0, 0, 50]
+        await storage.settle(Holder(TENANT, SUBJECTS, "r3"), 30, live_ms=60_000)
+        assert await used(storage) == [0, 0, 30]
     finally:
         await any_redis.config_set("maxmemory", 0)
     assert await any_redis.xlen(keys.usage(BUCKET)) == 1

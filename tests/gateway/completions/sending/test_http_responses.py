@@ -15,6 +15,7 @@ from contract import keys
 from contract.messages import CallPiece, Feature, WorkerState
 from contract.outcomes import FailureCode, FinishReason
 from tests.gateway.chats import FEATURES, PARSERS, prompt_of, serve_chats
+from tests.gateway.limits.building import counted_bytes
 from tests.support.cases import all_cases
 from tests.support.fake_worker import FakeWorker, chat_format
 from tests.support.patience import OPENING_PATIENCE_SECONDS, PATIENCE_SECONDS
@@ -282,14 +283,13 @@ async def test_background_response_is_read_from_any_event_on_any_gateway(
 async def test_deleted_response_frees_its_bytes_and_its_key_does_not_run_again(
     client: httpx.AsyncClient, other_client: httpx.AsyncClient, store: "Redis"
 ) -> None:
-    counts = keys.stored_bytes(keys.bucket_of("acme"), "t:acme")
     for headers in ({}, {"idempotency-key": secrets.token_hex(8)}):
         body = ASKED | {"background": True, "instructions": "x"}
         begun = (await client.post(RESPONSES, json=body, headers=headers)).json()
         await await_end(client, begun["id"])
-        assert int(await store.hget(counts, begun["id"]) or 0) > 0
+        assert await counted_bytes(store, "acme", begun["id"]) > 0
         assert (await other_client.delete(f"{RESPONSES}/{begun['id']}")).status_code == 200
-        left = int(await store.hget(counts, begun["id"]) or 0)
+        left = await counted_bytes(store, "acme", begun["id"])
         # What remains is the mark of the key.
         assert (left > 0) is bool(headers)
         assert left <= 2_048

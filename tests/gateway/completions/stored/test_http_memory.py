@@ -25,6 +25,7 @@ from gateway.dialects.responses.request import ResponseRequest
 from gateway.records.scopes import Scope
 from tests.gateway.chats import FEATURES, PARSERS
 from tests.gateway.conftest import eventually, gateway_client
+from tests.gateway.limits.building import counted_bytes
 from tests.support.cases import all_cases
 from tests.support.fake_worker import FakeWorker, chat_format
 from tests.support.redis_server import BUNDLED, SYSTEM
@@ -131,8 +132,7 @@ async def sizes_of(redis: "Redis", tenant: str, request_id: str) -> tuple[int, i
     """Return the bytes that a response has in Redis, and those that count for its tenant."""
     names = (keys.content(request_id), keys.journal(request_id))
     stored = [await redis.memory_usage(name, samples=0) or 0 for name in names]
-    counts = keys.stored_bytes(keys.bucket_of(tenant), f"t:{tenant}")
-    return sum(stored), int(await redis.hget(counts, request_id) or 0)
+    return sum(stored), await counted_bytes(redis, tenant, request_id)
 
 
 async def _is_counted(sizes: Callable[[], Awaitable[tuple[int, int]]]) -> bool:

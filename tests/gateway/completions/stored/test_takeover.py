@@ -48,7 +48,9 @@ from tests.gateway.completions.stored.house import (
     usage_records,
 )
 from tests.gateway.conftest import eventually, nothing_left
+from tests.gateway.limits.building import counted_bytes
 from tests.support.fake_worker import FakeWorker
+from tests.support.patience import PATIENCE_SECONDS
 
 LATE = 3600.0
 """A long journal interval: only urgent entries are written."""
@@ -88,6 +90,29 @@ async def test_response_continues_at_another_gateway_when_its_owner_dies(
     assert (record.exactness_class, record.class_crossings) == ("class, unknown", 1)
     await state_is(second, request.id, RequestState.FINISHED)
     assert await nothing_left(redis, "m")
+
+
+async def test_reader_gets_the_end_once_it_is_settled_even_if_the_owner_dies_before(
+    first: House, second: House, worker: FakeWorker, redis: "Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request, claim = await begun(first, worker, "a")
+    reader = Reader((await second.attach(request.id)).generation)
+    await reader.until_text("a")
+    written = asyncio.Event()
+
+    async def never_settle(*_: Any, **__: Any) -> None:
+        written.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(request.settlement, "finish", never_settle)
+    first.responses.of(request.settlement).leave()
+    await worker.conclude(claim, "b")
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await written.wait()
+    await first.kill()
+    await reader.to_the_end()
+    assert reader.text == "ab"
+    assert await settled(redis, request.id) == [("finished", 3, 2)]
 
 
 @pytest.mark.parametrize("at", ["gw2", "gw3"])
@@ -713,6 +738,25 @@ async def test_cancelled_response_ends_for_every_reader_and_cannot_resume(
     again = await second.responses.cancel(await second.find(request.id))
     assert again.state is RequestState.CANCELLED
     assert await nothing_left(redis, "m")
+
+
+@pytest.mark.parametrize("at", ["gw1", "gw2"])
+async def test_response_that_is_deleted_while_it_ends_is_charged_and_leaves_nothing(
+    first: House, second: House, worker: FakeWorker, redis: "Redis", at: str
+) -> None:
+    request, claim = await begun(first, worker, is_background=True)
+    house = first if at == "gw1" else second
+    cancelled = await house.responses.cancel(await house.find(request.id))
+    await house.responses.forget(cancelled.head)
+    await worker.drop(claim, tokens=1)
+    assert await settled(redis, request.id) == [("cancelled", 3, 1)]
+    assert (
+        present(await second.responses.store.status(TENANT, request.id)).state
+        is RequestState.DELETED
+    )
+    await eventually(lambda: not first.responses._owned.by_id, what="the owner's noticing")
+    assert not await redis.exists(keys.content(request.id), keys.journal(request.id))
+    assert await counted_bytes(redis, TENANT, request.id) == 0
 
 
 async def test_head_of_a_response_is_read_once_a_second_until_it_is_cancelled(
