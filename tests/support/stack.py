@@ -48,6 +48,8 @@ class Stack:
     """The module that runs as `sluice`."""
     worker_program: tuple[str, ...] = ("worker",)
     """The module that runs as a worker, and its arguments."""
+    code: Path = REPOSITORY
+    """The checkout whose code processes run that start from now on."""
     gateways: list[str] = field(default_factory=list)
     """Base URLs."""
     processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
@@ -220,10 +222,13 @@ class Stack:
         return self.processes[name].poll() is not None
 
     def _start(self, name: str, command: list[str], environment: Mapping[str, str]) -> None:
+        if self.code != REPOSITORY:
+            # An option, so that it is no fork of this code.
+            command.insert(1, "-u")
         with (self.directory / f"{name}.log").open("ab") as log:
             self.processes[name] = spawn(
                 *command,
-                cwd=REPOSITORY,
+                cwd=self.code,
                 env={**os.environ, **self._variables(), **environment},
                 stdout=log,
                 stderr=subprocess.STDOUT,

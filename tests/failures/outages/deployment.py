@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from tests.failures.proofs.accounts import Credential, open_accounts
@@ -17,7 +18,7 @@ from tests.support.patience import PATIENCE_SECONDS
 from tests.support.processes import free_port
 from tests.support.redis_server import RedisServer
 from tests.support.sentinels import WatchedRedis
-from tests.support.stack import MODEL, Stack, metric, running_stack
+from tests.support.stack import MODEL, REPOSITORY, Stack, metric, running_stack
 
 GATEWAYS: Final = ("gateway-1", "gateway-2")
 WORKERS: Final = ("worker-1", "worker-2")
@@ -190,9 +191,10 @@ async def insist(
 
 
 @contextmanager
-def deployed(redis: RedisServer | WatchedRedis) -> Iterator[Deployment]:
-    """Start a Redis and run a deployment on it for the length of a block."""
+def deployed(redis: RedisServer | WatchedRedis, *, code: Path = REPOSITORY) -> Iterator[Deployment]:
+    """Start a Redis and run a deployment of a checkout on it for the length of a block."""
     with running_stack(redis=redis) as stack:
+        stack.code = code
         asyncio.run(_set_price(stack))
         stack.program = "tests.support.short_leases"
         gateways = {

@@ -1,10 +1,15 @@
-"""Every process restarted, one after the other, under steady load: clients notice nothing."""
+"""Every process restarted, one after the other, under steady load: clients notice nothing.
+
+The same for an upgrade from the release before: meanwhile, processes of both share a Redis.
+"""
 
 import asyncio
 import itertools
+import subprocess
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -18,15 +23,19 @@ from tests.failures.outages.deployment import (
     WORKERS,
     Deployment,
     Wish,
+    deployed,
     insist,
     slow_worker,
 )
 from tests.failures.proofs.client import Answer
 from tests.failures.proofs.ledger import open_books
 from tests.failures.proofs.until import until
-from tests.support.stack import metric
+from tests.support.redis_server import BUNDLED, SYSTEM, RedisServer
+from tests.support.stack import REPOSITORY, metric
 
 CLIENTS: Final = 6
+RELEASE_BEFORE: Final = "d392553b"
+"""The commit of the release before, or the last one from which an upgrade needs a stop."""
 
 
 def load() -> list[Wish]:
@@ -51,7 +60,34 @@ def load() -> list[Wish]:
 async def test_rolling_restart_of_every_process_fails_no_request(
     plain_deployment: Deployment,
 ) -> None:
-    deployment, stack = plain_deployment, plain_deployment.stack
+    await restart_every_process(plain_deployment)
+
+
+@pytest.mark.slow
+async def test_rolling_upgrade_from_the_release_before_fails_no_request(
+    earlier_deployment: Deployment,
+) -> None:
+    earlier_deployment.stack.code = REPOSITORY
+    await restart_every_process(earlier_deployment)
+
+
+@pytest.fixture
+def earlier_deployment(tmp_path: Path) -> Iterator[Deployment]:
+    """A deployment of the release before."""
+    archive = subprocess.run(
+        ["git", "archive", RELEASE_BEFORE], cwd=REPOSITORY, capture_output=True, check=False
+    )
+    if archive.returncode:
+        pytest.skip(f"this checkout does not have {RELEASE_BEFORE}: it has no history")
+    subprocess.run(["tar", "--extract"], cwd=tmp_path, input=archive.stdout, check=True)
+    redis = RedisServer(SYSTEM or BUNDLED, append="everysec")
+    with deployed(redis, code=tmp_path) as deployment:
+        yield deployment
+
+
+async def restart_every_process(deployment: Deployment) -> None:
+    """Restart every process under load, and compare each response and row of the ledger."""
+    stack = deployment.stack
     key = await deployment.customer("restarts")
     await deployment.serves(key)
     wishes = load()
