@@ -1,6 +1,7 @@
 """Gateways without HTTP on one Redis, and a worker that a test controls."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -36,8 +37,10 @@ async def open_house(
     monkeypatch.setattr(owned, "UNWRITTEN_SECONDS", 4 * JOURNAL_SECONDS)
     houses: list[House] = []
 
-    async def open_one(name: str, *, journal_seconds: float = JOURNAL_SECONDS) -> House:
-        house = House(redis, name, journal_seconds=journal_seconds)
+    async def open_one(
+        name: str, *, journal_seconds: float = JOURNAL_SECONDS, **options: Any
+    ) -> House:
+        house = House(redis, name, journal_seconds=journal_seconds, **options)
         houses.append(house)
         await house.open()
         return house

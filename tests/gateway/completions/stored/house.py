@@ -18,6 +18,7 @@ from contract.messages import Delta, GenerationJob, JobFailed, JobFinished, Rank
 from contract.prompts import names_of, packed
 from contract.queue import LONG_PROMPT_TOKENS, JobClaim
 from contract.sampling import SamplingSpec
+from contract.scripts import CommandExecutor
 from gateway.completions.admission.chunks import PromptChunks
 from gateway.completions.queue.dispatcher import Dispatcher
 from gateway.completions.queue.generation import Generation, Reply
@@ -70,8 +71,15 @@ class Submitted:
 class House:
     """One gateway process."""
 
-    def __init__(self, redis: "Redis", name: str, *, journal_seconds: float) -> None:
-        executor = MeasuredConnection(redis)
+    def __init__(
+        self,
+        redis: "Redis",
+        name: str,
+        *,
+        journal_seconds: float,
+        through: Callable[[CommandExecutor], CommandExecutor] = lambda executor: executor,
+    ) -> None:
+        self.executor = executor = through(MeasuredConnection(redis))
         self.redis = redis
         self.name = name
         self.catalogue = Catalogue(executor)
