@@ -155,8 +155,6 @@ class GenerationJob(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether log-probabilities of the prompt's tokens are reported."""
     prompt_logprobs: int | None = None
     """Number of alternatives to report for each token of the prompt; None: as `logprobs`."""
-    identifies_tokens: bool = False
-    """Always true; workers before 0.3.0 send no `top_ids` and `rank` without it."""
     stream: bool = False
     """Whether the client streams; if not, the worker collects tokens into fewer deltas."""
     grammar: str = ""
@@ -400,10 +398,7 @@ class JobLost(OfAttempt, frozen=True):
     """A lease expired; the gateway that detected it sends this to the gateway that owns the job."""
 
     model: str = ""
-    """With the next two fields, identifies the job for an owner that no longer tracks it.
-
-    All three are empty if an older gateway sent them.
-    """
+    """With the next two fields, identifies the job for an owner that no longer tracks it."""
     job_id: str = ""
     tenant: str = ""
 
@@ -631,27 +626,19 @@ def _encodable(value: object) -> object:
 
 
 encode = msgspec.msgpack.Encoder(enc_hook=_encodable).encode
-_job_decoder: Final[Any] = msgspec.msgpack.Decoder(_EncodedJob | tuple[_EncodedJob])
+_job_decoder: Final[Any] = msgspec.msgpack.Decoder(_EncodedJob)
 decode_frame = msgspec.msgpack.Decoder(Frame).decode
 _decode_logprobs = msgspec.msgpack.Decoder(list[TokenLogprob]).decode
 decode_card = msgspec.msgpack.Decoder(WorkerCard).decode
 
 
 def encode_job(job: GenerationJob) -> bytes:
-    """Encode a job for a worker.
-
-    A worker of release 0.2.0 would run the base model for a job with an adapter. It cannot decode
-    an array, so the lease of such a job expires.
-    """
-    encodable = wire_form(job)
-    return encode(encodable if job.adapter is None else (encodable,))
+    """Encode a job for a worker."""
+    return encode(wire_form(job))
 
 
 def wire_form(job: GenerationJob) -> GenerationJob:
-    """Return a job to encode, without the tokens in chunks.
-
-    Release 0.3.0 cannot decode such a prompt, so it never runs a part of it.
-    """
+    """Return a job to encode, without the tokens in chunks."""
     if not job.chunks:
         return job
     prompt: Any = msgspec.Raw(encode((job.chunks, job.rest)))
@@ -659,9 +646,8 @@ def wire_form(job: GenerationJob) -> GenerationJob:
 
 
 def decode_job(encoded: bytes | msgspec.Raw) -> GenerationJob:
-    """Decode a job, from whichever release. Raises msgspec.MsgspecError."""
-    decoded = _job_decoder.decode(encoded)
-    values = [*_values_of(decoded[0] if isinstance(decoded, tuple) else decoded)]
+    """Decode a job. Raises msgspec.MsgspecError."""
+    values = [*_values_of(_job_decoder.decode(encoded))]
     values[_CHUNKS], values[_PROMPT] = decode_prompt(values[_PROMPT])
     return GenerationJob(*values)
 

@@ -31,7 +31,6 @@ _PAIR: Final = 0x92
 _BYTES: Final = frozenset({0xC4, 0xC5, 0xC6})
 """MessagePack's marks of an array of two, and of bytes."""
 _decode_pair = msgspec.msgpack.Decoder(tuple[bytes, msgspec.Raw]).decode
-_decode_list = msgspec.msgpack.Decoder(list[int]).decode
 
 
 def packed(token_ids: Iterable[int]) -> TokenIds:
@@ -63,11 +62,7 @@ def decode_prompt(encoded: msgspec.Raw) -> tuple[bytes, TokenIds]:
 def _decode_ids(content: bytes) -> TokenIds:
     body = content[5:]
     if content[0] != _ARRAY or body[::5].count(_INTEGER) * 5 != len(body):
-        # An earlier release writes each integer in its shortest form.
-        try:
-            return packed(_decode_list(content))
-        except OverflowError as error:
-            raise msgspec.ValidationError(f"token ids: {error}") from None
+        raise msgspec.ValidationError("token ids are no array of 32-bit integers")
     ids = bytearray(len(body) // 5 * 4)
     for byte in range(4):
         ids[3 - byte :: 4] = body[1 + byte :: 5]

@@ -1,8 +1,8 @@
 """Accounts of holders of limits in Redis, and the UTC days and months whose usage they count.
 
 An account is packed into big-endian doubles in its field `n`. One packed field costs Redis a
-fraction of ten fields with texts. Doubles are exact up to 2**53. The seconds of audio are in a
-field of their own, `a`, which release 0.3.0 does not know: day, settled and reserved seconds.
+fraction of ten fields with texts. Doubles are exact up to 2**53. Seconds of audio, which few
+requests have, are in a field of their own, `a`: day, settled and reserved seconds.
 """
 
 import math
@@ -41,8 +41,6 @@ def _datetime(unix_ms: int) -> datetime:
 
 FIELD: Final = "n"
 AUDIO_FIELD: Final = "a"
-SEEDED: Final = b"2"
-"""The value of the field `seeded` of complete accounts; release 0.3.0 writes 1, without audio."""
 _AUDIO: Final = struct.Struct(">3d")
 _FORMAT: Final = struct.Struct(">10d")
 

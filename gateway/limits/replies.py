@@ -7,7 +7,7 @@ from typing import Final, NamedTuple, cast
 
 import msgspec
 
-from gateway.limits.accounts import SEEDED, AccountNumbers, day_of, month_of
+from gateway.limits.accounts import AccountNumbers, day_of, month_of
 from gateway.records.limits import RESERVED_LIMITS, LimitName, LimitScope, SubjectLimits
 from gateway.records.usage_record import Counts, UsageRecord, encode_usage
 
@@ -293,7 +293,7 @@ class SubjectStatus:
             completion_tokens_of_minute=completion,
             minute_reset_ms=None if reset == -1 else reset,
             concurrent_requests=running,
-            is_seeded=seeded == SEEDED,
+            is_seeded=seeded is not None,
             version=int(version or 0),
             requests_today=account.requests + account.reserved_requests if is_today else 0,
             tokens_today=account.tokens + account.reserved_tokens if is_today else 0,

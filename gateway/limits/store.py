@@ -92,8 +92,7 @@ class QuotaStore:
         again. If it `extends` a reservation, it only adds the tokens that are not yet reserved.
         """
         packed = _packed(request.subjects, is_prepaid=request.is_prepaid)
-        # A gateway of release 0.3.0 has seeded accounts without audio, which only audio needs.
-        kind = _Kind(request.tenant_id, packed, lease_ms, request.audio_seconds > 0, extends)
+        kind = _Kind(request.tenant_id, packed, lease_ms, extends)
         return await self._reserving.add(kind, request)
 
     async def _reserve(
@@ -463,7 +462,6 @@ class _Kind(NamedTuple):
     packed: tuple[bytes, ...]
     """Their subjects and limits."""
     lease_ms: int
-    has_audio: bool
     extends: bool
 
 

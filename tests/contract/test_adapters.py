@@ -4,13 +4,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from itertools import count
 
-import msgspec
 import pytest
-from msgspec import defstruct
 from redis.asyncio import Redis
 
 from contract import keys
-from contract.messages import AdapterRef, GenerationJob, encode_job
+from contract.messages import AdapterRef, GenerationJob
 from contract.queue import AdapterRoom, JobQueue, LeaseReport
 from tests.contract.test_queue import LEASE_MS, MODEL, PLENTY, claim_ids, enqueue, job
 
@@ -97,19 +95,6 @@ async def test_load_is_charged_to_the_tenant_of_a_leased_job(
     assert await queue.charge("w1", "a1", 1, 300)
     after = float(await any_redis.hget(keys.service_counters(MODEL), "a") or 0)
     assert after - before == 150
-
-
-async def test_release_without_adapters_cannot_run_their_jobs(queue: JobQueue) -> None:
-    decode = msgspec.msgpack.Decoder(defstruct("Older", [("id", str)])).decode
-    assert decode(encode_job(job("a1", "a"))).id == "a1"  # type: ignore[attr-defined]
-    red = adapted("a1", "a", "red")
-    with pytest.raises(msgspec.ValidationError, match="Expected `object`, got `array`"):
-        decode(encode_job(red))
-    await enqueue(queue, red)
-    result = await queue.claim(
-        "w1", PLENTY, most_jobs=1, lease_ms=LEASE_MS, adapters=AdapterRoom([], 1)
-    )
-    assert [each.job for each in result.claims] == [red]
 
 
 TOKENS = 6

@@ -225,7 +225,7 @@ async def test_turn_goes_to_the_worker_of_its_session_before_that_publishes_dige
         await queue.hold(worker, added=digests(1), ttl_ms=TTL_MS)
     for size, wait in ((392, 2 * (392 - 192) * 20 / 1000), (383, PATIENCE_MS / 1000)):
         image = chat(f"image-{size}", 1, session="s")
-        await enqueue(queue, msgspec.structs.replace(image, prompt_token_ids=[1] * size))
+        await enqueue(queue, msgspec.structs.replace(image, prompt_token_ids=packed([1] * size)))
         kept = await claim(queue, "w2", prefill_us=20_000)
         assert (kept.claims, kept.kept_seconds) == ([], wait)
     # The session moves with its jobs.

@@ -46,11 +46,10 @@ async def write(queue: JobQueue, made: GenerationJob) -> list[bytes]:
 
 
 @all_cases("token_ids", [[], [0], EDGES, EDGES * 2_000])
-def test_prompt_is_an_array_that_other_releases_read_and_write(token_ids: list[int]) -> None:
+def test_prompt_is_an_array_of_integers(token_ids: list[int]) -> None:
     encoded = encode_ids(packed(token_ids))
     assert msgspec.msgpack.decode(encoded, type=list[int]) == token_ids
-    written = msgspec.Raw(msgspec.msgpack.encode(token_ids))
-    assert decode_prompt(encoded) == decode_prompt(written) == (b"", packed(token_ids))
+    assert decode_prompt(encoded) == (b"", packed(token_ids))
 
 
 @all_cases("prompt", [[-1], [2**32], [1, -5, 2], ["a"], None, b"\1\0\0\0", {}, 7, [b"a", 1]])

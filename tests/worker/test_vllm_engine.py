@@ -82,7 +82,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "logprobs_zero": ({"temperature": 0.0}, {"logprobs": 0}),
     "prompt_logprobs": (
         {"temperature": 0.0},
-        {"logprobs": 2, "score_prompt": True, "identifies_tokens": True},
+        {"logprobs": 2, "score_prompt": True},
     ),
     "many": ({}, {"n": 3}),
     "min_tokens": ({"temperature": 0.0, "min_tokens": 30, "logit_bias": {EOS: 4.0}}, {}),

@@ -110,8 +110,6 @@ class _Counters(NamedTuple):
     """A subject's counters in Redis and its undrained records, read at one moment."""
 
     numbers: AccountNumbers
-    has_audio: bool
-    """Whether they include audio, unlike those that release 0.3.0 has derived."""
     undrained: Sequence[UsageRecord]
 
 
@@ -264,8 +262,7 @@ class Reconciler:
         if seeded is None or packed is None or len(entries) == MOST_UNDRAINED:
             return None
         numbers = AccountNumbers.decode(packed, audio)
-        has_audio = seeded == accounts.SEEDED
-        return _Counters(numbers, has_audio, list(_records_of(holder, entries)))
+        return _Counters(numbers, list(_records_of(holder, entries)))
 
     async def _differences(self, holder: _Holder, counters: _Counters) -> list[Difference]:
         derived = await self._derive(holder, counters)
@@ -282,9 +279,7 @@ class Reconciler:
                 ledger=ledger,
             )
             for number, redis, ledger in values
-            if None not in (redis, ledger)
-            and redis != ledger
-            and (counters.has_audio or number != "audio_seconds_of_day")
+            if None not in (redis, ledger) and redis != ledger
         ]
 
     async def _derive(self, holder: _Holder, counters: _Counters) -> AccountNumbers:

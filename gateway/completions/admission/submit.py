@@ -418,7 +418,6 @@ class RequestSubmitter:
                 logprobs=request.logprobs,
                 score_prompt=request.scored_alternatives is not None,
                 prompt_logprobs=request.scored_alternatives,
-                identifies_tokens=True,
                 stream=request.stream,
                 grammar=checked.grammar,
                 reads_prefix_cache=request.reads_prefix_cache,

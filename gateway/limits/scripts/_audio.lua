@@ -1,9 +1,8 @@
 -- The seconds of audio of a subject's day, in the field `a` of its account. They are apart from its
--- packed numbers, so that gateways of release 0.3.0, which know no audio, do not drop them. The
--- value of `seeded` says whether they are complete: that release writes 1.
+-- packed numbers, so that requests without audio neither read nor write them.
 -- @include server
 
-local AUDIO, WITH_AUDIO = '>ddd', '2'
+local AUDIO = '>ddd'
 
 -- Return a day, its settled seconds, and those that open requests hold; zeros if the stored day
 -- has ended.

@@ -11,8 +11,8 @@ local METERED = {1, 2, 3, 4, BUDGET, CREDIT}
 
 -- Return the account of a day and a month, and whether its day is new; nil if it must be derived
 -- again.
-local function load_account(key, seeded, packed, day, month, is_payer, has_audio)
-  if not (seeded and packed) or (has_audio and seeded ~= WITH_AUDIO) then return nil end
+local function load_account(key, seeded, packed, day, month, is_payer)
+  if not (seeded and packed) then return nil end
   local a = read_account(packed)
   if a.day > day or a.month > month or (is_payer and a.credit == math.huge) then
     call('HDEL', key, 'seeded')

@@ -1,7 +1,6 @@
 -- Write the durable counters of a subject, unless something changed after they were derived.
 --
--- Amounts that open requests hold of the same day and month stay. Numbers that release 0.3.0
--- has written are replaced: they lack audio.
+-- Amounts that open requests hold of the same day and month stay.
 --
 -- KEYS account, accounts
 -- ARGV version: of the account before the counters were derived
@@ -14,13 +13,13 @@ local account, accounts = unpack(KEYS, 1, 2)
 local subject, version, day, requests, tokens, audio, month, cost, credit = unpack(ARGV, 1, 9)
 local seeded, known_version, packed, old_audio = unpack(
   call('HMGET', account, 'seeded', 'v', 'n', 'a'))
-if seeded == WITH_AUDIO or (known_version or '0') ~= version then return 0 end
+if seeded or (known_version or '0') ~= version then return 0 end
 local a = read_account(packed)
 if a.day ~= tonumber(day) then a.held_requests, a.held_tokens = 0, 0 end
 if a.month ~= tonumber(month) then a.held_cost = 0 end
 a.day, a.requests, a.tokens, a.month, a.cost = day, requests, tokens, month, cost
 if credit ~= '' then a.credit = credit end
-call('HSET', account, 'seeded', WITH_AUDIO, 'n', pack_account(a))
+call('HSET', account, 'seeded', 1, 'n', pack_account(a))
 day, audio = tonumber(day), tonumber(audio)
 local audio_day, _, held_audio = read_audio(old_audio, day)
 if old_audio or audio > 0 then

@@ -54,7 +54,7 @@ local function load_subject(number, has_audio)
   end
   if is_durable then
     is_payer = is_prepaid and string.match(name, '^t:')
-    account, is_new = load_account(key, seeded, packed, day, month, is_payer, has_audio)
+    account, is_new = load_account(key, seeded, packed, day, month, is_payer)
   end
   if account then
     q, t = account.requests + account.held_requests, account.tokens + account.held_tokens

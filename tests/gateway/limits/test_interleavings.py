@@ -591,6 +591,7 @@ SCENARIOS = {
     "client": Programs("new", client="idle", lost_replies=1, late=("stop",)),
     "late": Programs("new", late=("claim", "keep", "release", "cancel", "forget")),
 }
+HOURS = [pytest.mark.long, pytest.mark.timeout(7_200)]
 LONG = {
     "everything": Programs(
         "new",
@@ -619,7 +620,7 @@ async def explored(redis: "Redis", clock: TestClock, start: Programs) -> World:
 
 
 @pytest.mark.parametrize(
-    "scenario", [*SCENARIOS, *(pytest.param(name, marks=pytest.mark.long) for name in LONG)]
+    "scenario", [*SCENARIOS, *(pytest.param(name, marks=HOURS) for name in LONG)]
 )
 async def test_every_interleaving_keeps_the_invariants(
     any_redis: "Redis", clock: TestClock, scenario: str

@@ -11,7 +11,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from contract import keys
 from gateway.limits import seeding
-from gateway.limits.replies import Admitted, AuditResult, NeedsSeed, SubjectStatus
+from gateway.limits.replies import AuditResult, NeedsSeed, SubjectStatus
 from gateway.limits.seeding import Seeder
 from gateway.limits.store import QuotaStore
 from gateway.records.errors import StoreUnavailableError
@@ -89,33 +89,6 @@ async def test_seed_adds_records_that_the_ledger_lacks(
     project = project_of(budget_micros=1)
     await seeder.seed(TENANT, [project])
     assert (await status_of(store, project)).cost_this_month == 1308
-
-
-async def test_accounts_and_reservations_of_release_0_3_0_get_their_seconds_of_audio(
-    store: QuotaStore, clock: TestClock, any_redis: "Redis", seeder: Seeder
-) -> None:
-    """That release derives accounts without audio, and packs what it reserves without it."""
-    one = Desk(store, (key_of(audio_seconds_per_day=30), project_of(), tenant_of()))
-    key = one.subjects[0]
-    await one.seed(key)
-    await one.admit("early", audio=0)
-    reservation = keys.request(BUCKET, "early")
-    amounts: Any = await any_redis.hget(reservation, "amounts")
-    await any_redis.hset(reservation, "amounts", amounts[:48])
-    await append(any_redis, "a", audio_seconds=12)
-    await any_redis.hset(keys.account(BUCKET, key.subject), "seeded", 1)
-    assert isinstance(await one.admit("text", audio=0), Admitted)
-    assert await one.reserve("with audio", audio=9) == NeedsSeed((key,))
-    await seeder.seed(TENANT, [key])
-    await one.admit("with audio", audio=9)
-    assert (await status_of(store, key)).audio_seconds_today == 12 + 9
-    assert isinstance(await one.extend("early", completion=25), Admitted)
-    assert await store.audit_open(BUCKET) == (0, 0)
-    assert await one.settle("early", audio=0)
-    assert await one.settle("with audio", audio=8)
-    assert (await status_of(store, key)).audio_seconds_today == 12 + 8
-    refused = await one.refuse(audio=11)
-    assert (refused.limit, refused.used) == (LimitName.AUDIO_SECONDS_PER_DAY, 20)
 
 
 @pytest.mark.parametrize("fields", [{"u": b"\xff"}, {"u": b"\x80"}, {"v": b""}], ids=str)

@@ -66,7 +66,7 @@ class LedgerRow(Table):
             postgresql_include=SUMMED,
         ),
         Index("ix_usage_ledger_created_at", "created_at"),
-        # For the correction of `prepaid_sums`, and for balances in the previous release.
+        # For the correction of `prepaid_sums`.
         Index(
             "ix_usage_ledger_prepaid",
             "tenant_id",
