@@ -53,8 +53,10 @@ class _ResultLine(msgspec.Struct, frozen=True):
 
 decode_line = msgspec.json.Decoder(InputLine).decode
 _decode_name = msgspec.json.Decoder(_NamedLine).decode
+_decode_result = msgspec.json.Decoder(_ResultLine).decode
 _encode = msgspec.json.Encoder().encode
 
+_SUCCESS: Final = 200
 EXPIRED: Final = "batch_expired"
 CANCELLED: Final = "batch_cancelled"
 _MESSAGES: Final = {
@@ -69,6 +71,8 @@ class Result(msgspec.Struct, frozen=True):
     content: bytes
     """The line with its line end."""
     is_success: bool
+    is_unfinished: bool = False
+    """Whether its batch was cancelled or expired before it had ended."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
@@ -91,7 +95,7 @@ def finished(
     cost_micros: int,
 ) -> Result:
     """Return the result of a line whose response is complete."""
-    response = _Response(200, request_id, msgspec.Raw(body))
+    response = _Response(_SUCCESS, request_id, msgspec.Raw(body))
     return Result(
         _line(line_id, custom_id, response, None),
         is_success=True,
@@ -115,7 +119,20 @@ def failed(
 def unfinished(line_id: str, custom_id: str, code: str) -> Result:
     """Return the result of a line that did not end before its batch was cancelled or expired."""
     error = _LineError(code, _MESSAGES[code])
-    return Result(_line(line_id, custom_id, None, error), is_success=False)
+    return Result(_line(line_id, custom_id, None, error), is_success=False, is_unfinished=True)
+
+
+def message_result(line: bytes) -> bytes:
+    """Return a line of a result file of messages in the form of Anthropic's API."""
+    found = _decode_result(line)
+    if found.response is None:
+        is_cancelled = found.error is not None and found.error.code == CANCELLED
+        result: dict[str, object] = {"type": "canceled" if is_cancelled else "expired"}
+    elif found.response.status_code == _SUCCESS:
+        result = {"type": "succeeded", "message": found.response.body}
+    else:
+        result = {"type": "errored", "error": found.response.body}
+    return _encode({"custom_id": found.custom_id, "result": result}) + b"\n"
 
 
 def line_id_of(batch_id: str, number: int) -> str:

@@ -2,8 +2,10 @@
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple
 
+from sqlalchemy.exc import NoResultFound
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.batches.files.service import FileService, FileStore
@@ -52,20 +54,23 @@ class ResultFiles:
         output = await self._write(output_id_of(batch), good)
         errors = await self._write(error_id_of(batch), bad)
         progress = _progress(results)
-        async with self._database.writing() as transaction:
-            batches = BatchStore(transaction)
-            batch = await batches.lock(batch.id)
-            is_new = not batch.status.is_end and await batches.finish_chunks(
-                chunks, progress, rest=rest, gateway=gateway
-            )
-            if not is_new:
-                await transaction.rollback()
-            if is_new and good:
-                await _append(transaction, batch, output, name=f"{batch.id}_output.jsonl")
-                await batches.change(batch.id, output_file_id=output.file_id)
-            if is_new and bad:
-                await _append(transaction, batch, errors, name=f"{batch.id}_error.jsonl")
-                await batches.change(batch.id, error_file_id=errors.file_id)
+        is_new = False
+        # A batch that has ended may be deleted while a gateway still runs lines of it.
+        with suppress(NoResultFound):
+            async with self._database.writing() as transaction:
+                batches = BatchStore(transaction)
+                batch = await batches.lock(batch.id)
+                is_new = not batch.status.is_end and await batches.finish_chunks(
+                    chunks, progress, rest=rest, gateway=gateway
+                )
+                if not is_new:
+                    await transaction.rollback()
+                if is_new and good:
+                    await _append(transaction, batch, output, name=f"{batch.id}_output.jsonl")
+                    await batches.change(batch.id, output_file_id=output.file_id)
+                if is_new and bad:
+                    await _append(transaction, batch, errors, name=f"{batch.id}_error.jsonl")
+                    await batches.change(batch.id, error_file_id=errors.file_id)
         if not is_new:
             await self._files.discard([key for key, _ in (*output.parts, *errors.parts)])
         return is_new
@@ -137,4 +142,6 @@ def _progress(results: Sequence[Result]) -> Progress:
         for name in Progress._fields
         if name.endswith(("_tokens", "_micros"))
     }
-    return Progress(completed=completed, failed=len(results) - completed, **sums)
+    unfinished = sum(each.is_unfinished for each in results)
+    failed = len(results) - completed
+    return Progress(completed=completed, failed=failed, unfinished=unfinished, **sums)

@@ -47,6 +47,7 @@ class Progress(NamedTuple):
 
     completed: int = 0
     failed: int = 0
+    unfinished: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0

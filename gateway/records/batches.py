@@ -58,6 +58,10 @@ ENDED: Final = (
 )
 
 
+MESSAGE_BATCH: Final = "msgbatch_"
+"""Prefix of the ids of batches that were created in Anthropic's form."""
+
+
 class ChunkState(StrEnum):
     """State of some lines of a batch."""
 
@@ -103,9 +107,11 @@ class Batch:
     models: list[str] = field(default_factory=list)
     """Names of the models in its lines; an empty name for lines without one."""
     total: int = 0
-    """Lines; 0 until the input file is validated."""
+    """Lines; 0 until the input file is validated, unless the batch is one of messages."""
     completed: int = 0
     failed: int = 0
+    unfinished: int = 0
+    """Failed lines that did not end before the batch was cancelled or expired."""
     progressed_at: datetime | None = None
     """When its latest line ended, or else when its lines began to run."""
     tokens: int = 0
@@ -118,6 +124,11 @@ class Batch:
     """What its completed lines cost, as in the ledger."""
     attempts: int = 0
     """Claims of background jobs since the last one that ended without an error."""
+
+    @property
+    def is_of_messages(self) -> bool:
+        """Whether it was created in Anthropic's form: a line that cannot run fails alone."""
+        return self.id.startswith(MESSAGE_BATCH)
 
     def projected_end(self, now: datetime) -> datetime | None:
         """Return when its last line ends if lines continue to end at their mean rate.

@@ -44,6 +44,8 @@ class PageRequest:
     """Id of the last entry of the previous page; None for the first page."""
     limit: int = MAX_PAGE
     is_newest_first: bool = False
+    param: str = "after"
+    """The parameter that has `after`."""
 
 
 async def find_record(
@@ -83,7 +85,7 @@ async def read_page(
 ) -> Page[T]:
     """Return a page of the records of the rows that match the conditions.
 
-    Raises InvalidParameterError for `after`.
+    Raises InvalidParameterError for an unknown `after`.
     """
     columns: Any = table
     time, id_ = order = columns.created_at, columns.id
@@ -97,7 +99,7 @@ async def read_page(
         is_id = wanted.after.isascii() and wanted.after.isprintable()
         last = await transaction.scalar(query.where(id_ == wanted.after)) if is_id else None
         if last is None:
-            raise must("after", "be the id of an entry of this list", wanted.after)
+            raise must(wanted.param, "be the id of an entry of this list", wanted.after)
     rows: list[Any] = []
     while (missing := wanted.limit + 1 - len(rows)) > 0:
         part = query.limit(min(missing, PART))

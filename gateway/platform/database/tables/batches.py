@@ -53,6 +53,8 @@ class BatchRow(Recorded[Batch], Table):
     total: Mapped[int]
     completed: Mapped[int]
     failed: Mapped[int]
+    unfinished: Mapped[int] = mapped_column(server_default="0")
+    """Failed lines that did not end before the batch was cancelled or expired."""
     progressed_at: Mapped[datetime | None]
     tokens: Mapped[int]
     """The most tokens that all lines may take, by an estimate."""
