@@ -6,11 +6,12 @@ Operators list and cancel those of a tenant at `/admin/tenants/{tenant_id}/batch
 import secrets
 from dataclasses import asdict, replace
 from datetime import timedelta
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from fastapi import APIRouter, Depends, Path, Request
 from pydantic import BaseModel, Field
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, func, select
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.accounts.shared import PageSize, RequestBody, any_tenant
 from gateway.batches.files.routes import (
@@ -89,42 +90,37 @@ class BatchService:
         if file.purpose is not FilePurpose.BATCH:
             rule = f"be a file with the purpose {FilePurpose.BATCH}"
             raise must("input_file_id", rule, file.purpose)
-        is_token = principal.credential_id.startswith(JWT_PREFIX)
-        models = principal.allowed_models if is_token else None
-        now = utc_now()
-        batch = Batch(
-            id=f"batch_{secrets.token_hex(16)}",
-            tenant_id=principal.tenant_id,
-            project_id=principal.project_id,
-            credential_id=principal.credential_id,
-            allowed_models=None if models is None else sorted(models),
-            dialect=principal.dialect,
+        batch = new_batch(
+            "batch_",
+            principal,
             endpoint=endpoint,
             input_file_id=file.id,
             completion_window=completion_window,
             labels=labels,
             output_seconds=output_seconds,
-            created_at=now,
-            expires_at=now + window_of(completion_window),
         )
         async with self._database.writing() as transaction:
-            await lock_tenant(transaction, batch.tenant_id)
-            is_its = BatchRow.tenant_id == batch.tenant_id
-            number = select(func.count()).where(is_its, BatchRow.status.in_(OPEN))
-            if (known := await transaction.scalar(number) or 0) >= self._most:
-                raise TenantQueueFullError(
-                    f"An account must have at most {self._most} batches that have not ended. "
-                    f"Given: one more than {known}. Retry when a batch has ended.",
-                    retry_after_seconds=RETRY_AFTER_SECONDS,
-                )
-            await BatchStore(transaction).add(batch)
+            await self.add(batch, transaction)
         return batch
+
+    async def add(self, batch: Batch, transaction: AsyncSession) -> None:
+        """Insert a new batch. Raises TenantQueueFullError if its tenant has too many."""
+        await lock_tenant(transaction, batch.tenant_id)
+        is_its = BatchRow.tenant_id == batch.tenant_id
+        number = select(func.count()).where(is_its, BatchRow.status.in_(OPEN))
+        if (known := await transaction.scalar(number) or 0) >= self._most:
+            raise TenantQueueFullError(
+                f"An account must have at most {self._most} batches that have not ended. "
+                f"Given: one more than {known}. Retry when a batch has ended.",
+                retry_after_seconds=RETRY_AFTER_SECONDS,
+            )
+        await BatchStore(transaction).add(batch)
 
     async def get(self, owner: Owner, batch_id: str) -> Batch:
         """Return a batch. Raises NotFoundError."""
         batch = None
         if is_id(batch_id):
-            conditions = (*owner.conditions(BatchRow), BatchRow.id == batch_id)
+            conditions = (*self._visible(owner), BatchRow.id == batch_id)
             async with self._database.reading() as transaction:
                 batch = await find_record(transaction, BatchRow, *conditions)
         if batch is None:
@@ -134,7 +130,11 @@ class BatchService:
     async def page(self, owner: Owner, wanted: PageRequest) -> Page[Batch]:
         """Return a page of batches. Raises InvalidParameterError for an unknown `after`."""
         async with self._database.reading() as transaction:
-            return await read_page(transaction, BatchRow, wanted, *owner.conditions(BatchRow))
+            return await read_page(transaction, BatchRow, wanted, *self._visible(owner))
+
+    def _visible(self, owner: Owner) -> list[ColumnElement[bool]]:
+        """Return the conditions for the batches that an owner may use here."""
+        return owner.conditions(BatchRow)
 
     async def cancel(self, owner: Owner, batch_id: str) -> Batch:
         """Cancel a batch; lines that have ended stay in its result files.
@@ -153,6 +153,33 @@ class BatchService:
                 f"The batch {shown(batch_id)} cannot be cancelled: it is {batch.status}."
             )
         return batch
+
+
+def new_batch(prefix: str, principal: Principal, **values: Any) -> Batch:
+    """Return a batch of a principal whose id begins with a prefix, with further `values`."""
+    is_token = principal.credential_id.startswith(JWT_PREFIX)
+    models = principal.allowed_models if is_token else None
+    now = utc_now()
+    return Batch(
+        id=f"{prefix}{secrets.token_hex(16)}",
+        tenant_id=principal.tenant_id,
+        project_id=principal.project_id,
+        credential_id=principal.credential_id,
+        allowed_models=None if models is None else sorted(models),
+        dialect=principal.dialect,
+        created_at=now,
+        expires_at=now + window_of(values["completion_window"]),
+        **values,
+    )
+
+
+def in_header_dialect(request: Request, principal: Principal, settings: Settings) -> Principal:
+    """Return a principal with the dialect that the header of a request names, if it names one."""
+    header = request.headers.get(DIALECT_HEADER)
+    if header is None:
+        return principal
+    profile = choose_profile(header, principal, model_dialect="", settings=settings)
+    return replace(principal, dialect=profile.name)
 
 
 def window_of(text: str) -> timedelta:
@@ -315,12 +342,9 @@ async def create_batch(
     routes under `/v1/batches` need the scope `completions`. A project credential sees only the
     batches of its project.
     """
-    header, expiry = request.headers.get(DIALECT_HEADER), body.output_expires_after
-    if header is not None:
-        profile = choose_profile(header, principal, model_dialect="", settings=settings)
-        principal = replace(principal, dialect=profile.name)
+    expiry = body.output_expires_after
     batch = await batches.create(
-        principal,
+        in_header_dialect(request, principal, settings),
         input_file_id=body.input_file_id,
         endpoint=body.endpoint,
         completion_window=body.completion_window,

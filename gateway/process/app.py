@@ -22,6 +22,7 @@ from gateway.accounts.shared import any_tenant
 from gateway.accounts.tenants import routes as tenants
 from gateway.accounts.webhooks import routes as webhooks
 from gateway.adapters import routes as adapters
+from gateway.batches import messages as message_batches
 from gateway.batches import routes as batches
 from gateway.batches.files import routes as files
 from gateway.batches.runner import running_batches
@@ -68,12 +69,13 @@ for own in (limits, usage, audit):
 _OPENAPI: Final = "/openapi.json"
 CUSTOMER_ROUTERS = (
     generation.router,
-    stored.router,
+    files.customers,
+    batches.customers,
+    message_batches.customers,
+    stored.router,  # After `/v1/messages/batches`, which is no id of a response.
     tokenize.router,
     native.router,
     models.router,
-    files.customers,
-    batches.customers,
     adapters.customers,
     customers,
     front_page.customer_router,

@@ -2,7 +2,7 @@
 
 import logging
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
@@ -385,8 +385,12 @@ class FileService:
         name: str,
         lines: int,
         retention: timedelta | None,
+        also: Callable[[AsyncSession], Awaitable[None]] | None = None,
     ) -> File:
-        """Make an uploaded file visible, with these objects. Raises StateConflictError."""
+        """Make an uploaded file visible, with these objects; `also` runs in the same transaction.
+
+        Raises StateConflictError, and what `also` raises.
+        """
         retention = self.retention if retention is None else retention
         async with self._database.writing() as transaction:
             await lock_tenant(transaction, file.tenant_id)
@@ -402,6 +406,8 @@ class FileService:
             await store.change(
                 file.id, name=name, is_visible=True, expires_at=file.created_at + retention
             )
+            if also is not None:
+                await also(transaction)
             uploaded = _visible(Owner(file.tenant_id), file.id)
             found = await find_record(transaction, FileRow, *uploaded)
         return present(found)

@@ -173,6 +173,18 @@ Message
   context_management?: dict  # `applied_edits`, if the request has `context_management`.
 MessageTokens
   input_tokens: int  # Tokens of the prompt, as they would be billed.
+MessageBatchRequest = {"custom_id": match("^[a-zA-Z0-9_-]{1,64}$"), "params": MessageRequest}
+MessageBatchCreation = {"requests": list[MessageBatchRequest, 1:]}
+MessageBatch  # Until it has ended, all of its requests are `processing`. Times are RFC 3339.
+  id: match("^msgbatch_"); type: "message_batch"
+  processing_status: "in_progress" | "canceling" | "ended"
+  request_counts: dict[str, int]  # `processing`, `succeeded`, `errored`, `canceled`, `expired`.
+  created_at: str; expires_at: str; cancel_initiated_at: str | None; ended_at: str | None
+  archived_at: str | None  # When its results were deleted.
+  results_url: str | None  # Of its end on; a path, if there is no `SLUICE_PUBLIC_URL`.
+MessageBatchList  # Newest first.
+  data: list[MessageBatch]; has_more: bool; first_id: str | None; last_id: str | None
+DeletedMessageBatch = {"id": match("^msgbatch_"), "type": "message_batch_deleted"}
 MessageFailureText
   type: str; message: str
   details?: dict  # Of a rejected `thread`: the `error_code` that clients read.

@@ -1,7 +1,9 @@
 """One bad batch or file delays no other: validation, the end of batches, and removal of files."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import json
+from asyncio import to_thread
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from datetime import timedelta
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 from redis.asyncio import Redis
+from sqlalchemy import select
 
 from gateway.accounts.keys.service import KeyService
 from gateway.accounts.tenants.service import TenantService
@@ -18,13 +21,17 @@ from gateway.batches import checking, finishing
 from gateway.batches.checking import Validator
 from gateway.batches.files.service import REMOVAL, FileStore, Owner
 from gateway.batches.finishing import BATCHES_AT_ONCE, Finisher
+from gateway.batches.lines import EXPIRED, unfinished
+from gateway.batches.messages import MessageBatchService, body_of
+from gateway.batches.results import ResultFiles
 from gateway.batches.routes import BatchService
 from gateway.batches.store import BatchStore
 from gateway.jobs.schedule import JobServices
 from gateway.platform.blobs import Blobs
 from gateway.platform.changes import ChangeAnnouncer
+from gateway.platform.concurrency.large_work import LargeWork
 from gateway.platform.database.claims import CLAIM, TURN_SECONDS, lock_in_turns
-from gateway.platform.database.tables import BatchRow
+from gateway.platform.database.tables import BatchRow, FileRow
 from gateway.platform.settings import Settings
 from gateway.records.batches import Batch, BatchStatus, File
 from gateway.records.errors import StoreUnavailableError, TenantQueueFullError
@@ -141,6 +148,14 @@ async def office(
         office = Office(settings, services)
         await office.open()
         yield office
+
+
+@pytest.fixture
+def work() -> Iterator[LargeWork]:
+    """Threads for large bodies."""
+    work = LargeWork(most_waiting_bytes=10**6)
+    yield work
+    work.close()
 
 
 async def _fails() -> None:
@@ -300,6 +315,69 @@ async def test_large_files_leave_slots_to_small_ones(
 
     monkeypatch.setattr(Blobs, "get", slow)
     await office.run_until(office.validator, small, BatchStatus.IN_PROGRESS)
+
+
+MESSAGES = b'{"requests":[{"custom_id":"a","params":{}},{"custom_id":"b","params":{}}]}'
+
+
+async def message_batch(office: Office, work: LargeWork, **changes: Any) -> Batch:
+    """Create a message batch with changed settings."""
+    settings = office.settings.model_copy(update=changes)
+    messages = MessageBatchService(settings, office.database, work)
+    return await messages.run(office.principals["many"], MESSAGES)
+
+
+@every_database
+@pytest.mark.parametrize("way", ["canceled", "expired"])
+async def test_message_batch_that_ends_before_its_validation_has_all_results(
+    office: Office, work: LargeWork, way: str
+) -> None:
+    owner, messages = Owner("many"), MessageBatchService(office.settings, office.database, work)
+    batch = await message_batch(office, work)
+    if way == "canceled":
+        await messages.cancel(owner, batch.id)
+    else:
+        await office.change(batch, expires_at=batch.created_at)
+    after = BatchStatus.CANCELLED if way == "canceled" else BatchStatus.EXPIRED
+    await office.run_until(office.finisher, batch, after)
+    shown = body_of(await messages.get(owner, batch.id), office.settings)
+    assert shown["request_counts"] == dict.fromkeys(shown["request_counts"], 0) | {way: 2}
+    content = b"".join([piece async for piece in await messages.results(owner, batch.id)])
+    found = [json.loads(each) for each in content.splitlines()]
+    assert found == [{"custom_id": name, "result": {"type": way}} for name in ("a", "b")]
+    later = office.settings.model_copy(update={"file_retention": timedelta(0)})
+    archived = body_of(await messages.get(owner, batch.id), later)
+    assert (archived["archived_at"], archived["results_url"]) == (shown["ended_at"], None)
+
+
+async def test_refused_message_batch_leaves_no_file(office: Office, work: LargeWork) -> None:
+    first = await message_batch(office, work, max_batches_of_tenant=1)
+    with pytest.raises(TenantQueueFullError, match="at most 1 batches"):
+        await message_batch(office, work, max_batches_of_tenant=1)
+    async with office.database.reading() as transaction:
+        assert list(await transaction.scalars(select(FileRow.id))) == [first.input_file_id]
+    assert [each.name for each in (await to_thread(_folders, office))] == [first.input_file_id]
+
+
+async def test_results_of_a_deleted_message_batch_are_discarded(
+    office: Office, work: LargeWork
+) -> None:
+    batch = await message_batch(office, work)
+    await office.run_until(office.validator, batch, BatchStatus.IN_PROGRESS)
+    async with office.database.reading() as transaction:
+        chunks = await BatchStore(transaction).open_chunks(batch.id, limit=9)
+    messages = MessageBatchService(office.settings, office.database, work)
+    await messages.cancel(Owner("many"), batch.id)
+    await office.run_until(office.finisher, batch, BatchStatus.CANCELLED)
+    await messages.delete(Owner("many"), batch.id)
+    # A gateway that was believed dead ends its lines late.
+    results = [unfinished(f"{batch.id}:1", "a", EXPIRED)]
+    assert not await ResultFiles(office.database, office.files).add(batch, chunks, results)
+    assert not [path for each in await to_thread(_folders, office) for path in each.iterdir()]
+
+
+def _folders(office: Office) -> list[Path]:
+    return list(Path(office.settings.file_store).iterdir())
 
 
 async def test_number_of_batches_of_a_tenant_is_limited(office: Office) -> None:

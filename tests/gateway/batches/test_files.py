@@ -13,6 +13,7 @@ from fastapi.routing import APIRoute
 from openai import APIStatusError, NotFoundError, OpenAI
 
 from gateway.batches.files.routes import customers as files_router
+from gateway.batches.messages import customers as messages_router
 from gateway.batches.routes import customers as batches_router
 from gateway.http.form import FileForm
 from tests.gateway.batches.conftest import (
@@ -26,7 +27,7 @@ from tests.gateway.batches.conftest import (
     wait_for,
 )
 from tests.gateway.conftest import eventually, gateway_client
-from tests.support.stack import Stack
+from tests.support.stack import MODEL, Stack
 
 CONTENT = jsonl(line("a"), line("b"), line("c"))
 BOUNDARY = "a-boundary"
@@ -257,7 +258,7 @@ def paths(*, has_id: bool) -> list[tuple[str, str]]:
     """Return methods and paths of all routes, with or without the id of a file or batch."""
     return [
         (method, route.path)
-        for router in (files_router, batches_router)
+        for router in (files_router, batches_router, messages_router)
         for route in router.routes
         if isinstance(route, APIRoute) and ("{" in route.path) is has_id
         for method in sorted(route.methods)
@@ -269,13 +270,24 @@ def message_of(response: httpx.Response) -> str:
     return re.sub(r'"[^"]*"', "", str(response.json()["error"]["message"]))
 
 
+def message_batch(stack: Stack) -> str:
+    """Create a message batch, and return its id."""
+    params = {"model": MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": "Hello"}]}
+    response = httpx.post(
+        f"{stack.url}/v1/messages/batches",
+        headers={"x-api-key": stack.key()},
+        json={"requests": [{"custom_id": "a", "params": params}]},
+    )
+    return str(response.json()["id"])
+
+
 async def test_only_the_owner_sees_files_and_batches(
     stack: Stack, openai: OpenAI, stranger: httpx.AsyncClient
 ) -> None:
     ended = wait_for(openai, create(openai, line("a"), line("b", temperature=-1)).id)
     ids = {
         "file_id": (ended.input_file_id, ended.output_file_id, ended.error_file_id),
-        "batch_id": (ended.id,),
+        "batch_id": (ended.id, message_batch(stack)),
     }
     body: dict[str, Any] = {
         "input_file_id": ended.input_file_id,
@@ -296,8 +308,9 @@ async def test_only_the_owner_sees_files_and_batches(
             if method == "GET":
                 assert (await stranger.get(path)).json()["data"] == []
                 # A foreign id is no entry of this list, like one that does not exist.
+                cursor = "after_id" if "messages" in path else "after"
                 answers = [
-                    await stranger.get(path, params={"after": after})
+                    await stranger.get(path, params={cursor: after})
                     for after in (ended.id, ended.input_file_id, "missing")
                 ]
                 assert {each.status_code for each in answers} == {400}
@@ -306,7 +319,8 @@ async def test_only_the_owner_sees_files_and_batches(
         refused = await stranger.post("/v1/batches", json=body)
         assert (refused.status_code, refused.json()["error"]["param"]) == (404, "input_file_id")
         assert f"\"{ended.input_file_id}\" in 'input_file_id'" in refused.text.replace("\\", "")
-    assert tried == len(ids["file_id"]) * 3 + 2
+    # The routes of message batches have two prefixes.
+    assert tried == len(ids["file_id"]) * 3 + len(ids["batch_id"]) * (2 + 4 * 2)
     # Nothing of it was deleted.
     assert openai.files.content(ended.output_file_id or "").content
     assert len(openai.files.content(ended.input_file_id).content.splitlines()) == 2
