@@ -270,6 +270,14 @@ def idempotency(bucket: int, tenant: str, digest: str) -> str:
     return f"{bucket_prefix(bucket)}idempotency:{tenant}:{digest}"
 
 
+def prompt_digests(tenant: str, digest: str) -> str:
+    """String with expiry: digests of a prompt (`gateway.completions.admission.diagnostics`).
+
+    `digest` is that of the response's project and id.
+    """
+    return f"{bucket_prefix(bucket_of(tenant))}prompt:{tenant}:{digest}"
+
+
 def refusals(tenant: str) -> str:
     """List with expiry: the tenant's latest requests that a limit rejected, newest first."""
     return f"{bucket_prefix(bucket_of(tenant))}refusals:{tenant}"

@@ -137,6 +137,15 @@ def optional_object(value: object, name: str) -> dict[str, Any]:
     return value or {}
 
 
+def read_compared_id(value: object, name: str, member: str) -> str | None:
+    """Return `GenerationRequest.compared_id`, which is a member of an optional object."""
+    given = optional_object(value, name)
+    compared = given.get(member)
+    if not isinstance(compared, str | None):
+        raise must(f"{name}.{member}", "be a string", compared)
+    return (compared or "") if member in given else None
+
+
 def read_list(value: object, name: str, *, most: int) -> list[Any]:
     """Return a list of at most `most` entries; None becomes []. Raise InvalidParameterError."""
     if value is None:

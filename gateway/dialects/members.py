@@ -15,7 +15,7 @@ from gateway.dialects.parameters import MAX_NAMED, ROWS, Endpoints, RefusedParam
 _TABLE: Final = """
 both: stream_options include_usage include_obfuscation continuous_usage_stats
 both: repetition_detection max_pattern_size min_pattern_size min_count
-both: prompt_cache_options | mode ttl comparison_response_id
+both: prompt_cache_options | comparison_response_id
 both: grammar type value
 both: response_format type schema value json_schema grammar
 both: response_format:wrapper name schema value strict
@@ -94,6 +94,7 @@ responses: tool_choice.tools[] type namespace name
 responses: text format verbosity
 responses: text.format type name schema strict
 responses: reasoning effort summary generate_summary
+responses: prompt_cache_options comparison_response_id
 messages: messages[] role content clear_at | cache_control
 messages: content[]:text type text | cache_control citations
 messages: content[]:image type source | cache_control
@@ -118,6 +119,7 @@ messages: output_config effort format
 messages: output_config.format type schema
 messages: output_format type schema
 messages: metadata user_id
+messages: diagnostics previous_message_id
 messages: context_management edits
 messages: context_management.edits[] type trigger keep clear_at_least exclude_tools
   clear_tool_inputs

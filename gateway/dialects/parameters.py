@@ -298,6 +298,8 @@ responses: reasoning.context="auto"|"all_turns"
   = Omit from 'input' the reasoning that the model should not see.
 responses: personality
   = Write the style into 'instructions'.
+responses: prompt_cache_options.prewarm
+  = A request always generates. To fill the cache, send the prompt with 'max_tokens' 1.
 both: prompt_cache_options.prewarm
   = A request always generates. To fill the cache, send the prompt with 'max_tokens' 1.
 responses: reasoning.mode="standard"
@@ -335,9 +337,10 @@ none: access_programs adaptive_decay backend_sampling billing_policy cache_contr
   custom_labels data_parallel_rank debug diagnostics disagg_prefill_dp_rank extra_key
   fallback_credit_token fallbacks id_slot image inference_geo metadata n_cache_reuse n_discard
   n_keep ngram_corpus_id prompt_cache_key prompt_cache_max_len prompt_cache_options
-  prompt_cache_retention request_id return_cached_tokens_details rid route routed_dp_rank
-  routed_experts_prompt_start routed_experts_start_len safety_identifier session_id
-  sse_ping_interval stream_interval trace usage verbose
+  prompt_cache_options.mode prompt_cache_options.ttl prompt_cache_retention request_id
+  return_cached_tokens_details rid route routed_dp_rank routed_experts_prompt_start
+  routed_experts_start_len safety_identifier session_id sse_ping_interval
+  stream_interval trace usage verbose
   = They concern caches, slots, logs, labels and routes of other servers.
 """
 """Endpoints and names, with the accepted values as JSON, and the reason after `=`."""

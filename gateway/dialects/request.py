@@ -42,6 +42,35 @@ class ResponseForm(StrEnum):
     SPEECH = "speech"  # The text of audio.
 
 
+class CacheMiss(StrEnum):
+    """What a prompt has changed of the one with which it is compared, as Anthropic calls it."""
+
+    NONE = ""  # It begins with the whole of the other prompt.
+    MODEL = "model_changed"
+    SYSTEM = "system_changed"
+    TOOLS = "tools_changed"
+    MESSAGES = "messages_changed"
+    NOT_FOUND = "previous_message_not_found"
+    UNAVAILABLE = "unavailable"
+
+
+CACHE_CHANGES: Final = {
+    CacheMiss.MODEL: "model_changed",
+    CacheMiss.SYSTEM: "input_changed",
+    CacheMiss.TOOLS: "tools_changed",
+    CacheMiss.MESSAGES: "input_changed",
+}
+"""Changes of a part of the prompt, and what OpenAI calls them."""
+
+
+class CacheDiagnosis(msgspec.Struct, frozen=True, array_like=True):
+    """How a prompt compares with an earlier one."""
+
+    miss: CacheMiss
+    tokens: int = 0
+    """The most tokens that the cache could have had of it, if something changed."""
+
+
 class MessagesOptions(msgspec.Struct, frozen=True, omit_defaults=True, tag="messages"):
     """What a response in Anthropic's form needs of its request."""
 
@@ -376,6 +405,10 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     form: ResponseForm = ResponseForm.OPENAI
     form_options: MessagesOptions | ResponsesOptions | SpeechOptions | None = None
     """The options of forms that have some."""
+    compared_id: str | None = None
+    """The response with whose prompt the cache diagnostics compare this one; empty: none, but a
+    later one may name this response; None: nothing is compared."""
+    cache_diagnosis: CacheDiagnosis | None = None
     sealed_for: str = ""
     """The model to which the reasoning of the response is sealed; empty if none is sealed."""
     response_fields: tuple[str, ...] = ()

@@ -23,6 +23,7 @@ from gateway.billing.ledger.store import read_balances
 from gateway.completions.admission.call import RequestReader
 from gateway.completions.admission.check import RequestChecker
 from gateway.completions.admission.chunks import PromptChunks
+from gateway.completions.admission.diagnostics import CacheDiagnostics
 from gateway.completions.admission.idempotency import EarlierResponses
 from gateway.completions.admission.model_choice import Models
 from gateway.completions.admission.submit import RequestSubmitter
@@ -104,6 +105,7 @@ _MADE: Final[tuple[type[Any], ...]] = (
     RequestReader,
     RequestChecker,
     PromptChunks,
+    CacheDiagnostics,
     RequestSubmitter,
     EarlierResponses,
     ResponseSender,

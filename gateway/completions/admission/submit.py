@@ -31,6 +31,7 @@ from contract.queue import JOBS_AT_ONCE, LONG_PROMPT_TOKENS
 from gateway.completions.admission.call import Call
 from gateway.completions.admission.check import CheckedRequest, with_images
 from gateway.completions.admission.chunks import PromptChunks
+from gateway.completions.admission.diagnostics import CacheDiagnostics
 from gateway.completions.admission.idempotency import IdempotentRequest
 from gateway.completions.admission.speech import with_audio
 from gateway.completions.prompt.audio.decoder import AudioDecoder
@@ -105,6 +106,7 @@ class RequestSubmitter:
     _counts: PeriodCounts
     _storage: Storage
     _chunks: PromptChunks
+    _diagnostics: CacheDiagnostics
     _settlements: SettlementService
     _responses: Responses
     _dispatcher: Dispatcher
@@ -148,9 +150,13 @@ class RequestSubmitter:
             jobs = await self._chunks.put(whole, names, checked.card, principal.limits)
             # A response that is readable for longer would outlive its chunks.
             stored = whole if retention > self._settings.answer_retention else jobs
+            shown_id = request_id if call.line is None else call.line.request_id
+            tenant_salt = self._salt(principal.tenant_id)
+            checked = await self._diagnostics.diagnose(
+                call, checked, whole[0], salt=tenant_salt, shown_id=shown_id
+            )
             cost_of = cost_by(record) if shows_cost else None
             seal = self._sealer.seal_of(request_id, checked.request, tenant_id=principal.tenant_id)
-            shown_id = request_id if call.line is None else call.line.request_id
             completion = _completion(checked, shown_id, cost_of=cost_of, seal=seal)
             size = _job_bytes(jobs)
             if kept is not None:
@@ -372,11 +378,7 @@ class RequestSubmitter:
         deadline_ms = clock.now_ms() + int(self._settings.request_timeout.total_seconds() * 1000)
         if line is not None:
             deadline_ms = line.deadline_ms
-        salt = _cache_salt(
-            self._settings.cache_salt_secret.get_secret_value(),
-            principal.tenant_id,
-            request.cache_isolation_key,
-        )
+        salt = self._salt(principal.tenant_id, request.cache_isolation_key)
         # A job that reads no cache gains nothing from a worker that holds its prefix.
         reads_cache = request.reads_prefix_cache and request.scored_alternatives is None
         block_tokens = checked.card.cache_block_tokens if reads_cache else 0
@@ -441,6 +443,10 @@ class RequestSubmitter:
             )
             jobs.append(job)
         return jobs, names
+
+    def _salt(self, tenant_id: str, isolation_key: str = "") -> str:
+        secret = self._settings.cache_salt_secret.get_secret_value()
+        return _cache_salt(secret, tenant_id, isolation_key)
 
 
 def _job_bytes(jobs: list[GenerationJob]) -> int:

@@ -14,7 +14,7 @@ from gateway.completions.rendering.events import EVENT_END, PartsRenderer
 from gateway.completions.rendering.parts import Part, PartKind, PartStream
 from gateway.completions.rendering.tool_calls import decoded, derived_id
 from gateway.dialects.json_styles import style_of
-from gateway.dialects.request import MessagesOptions
+from gateway.dialects.request import CACHE_CHANGES, CacheDiagnosis, CacheMiss, MessagesOptions
 from gateway.records.errors import ApiError, ErrorStyle
 
 _TIERS: Final = {ServiceTier.DEFAULT: "standard"}
@@ -50,6 +50,10 @@ class _Blocks:
         options = completion.request.form_options
         self._completion = completion
         self.omits_thinking = isinstance(options, MessagesOptions) and options.omits_thinking
+        self.diagnostics: dict[str, Any] = {}
+        """The member that has the cache diagnostics, if the request has asked for some."""
+        if completion.request.compared_id is not None:
+            self.diagnostics = {"diagnostics": _diagnosed(completion.request.cache_diagnosis)}
         self.management: dict[str, Any] = {}
         """The member that names the edits of the conversation, if the request has some."""
         if isinstance(options, MessagesOptions) and options.applied_edits is not None:
@@ -94,6 +98,7 @@ class _Blocks:
             "role": "assistant",
             "model": self._completion.model,
             "content": content,
+            **self.diagnostics,
         }
 
     def usage(self, usage: Usage) -> dict[str, Any]:
@@ -127,6 +132,15 @@ class _Blocks:
         else:
             reason = "end_turn"
         return {"stop_reason": reason, "stop_sequence": sequence}
+
+
+def _diagnosed(diagnosis: CacheDiagnosis | None) -> dict[str, Any] | None:
+    if diagnosis is None or diagnosis.miss is CacheMiss.NONE:
+        return None
+    reason: dict[str, Any] = {"type": diagnosis.miss}
+    if diagnosis.miss in CACHE_CHANGES:
+        reason["cache_missed_input_tokens"] = diagnosis.tokens
+    return {"cache_miss_reason": reason}
 
 
 class MessageRenderer(PartsRenderer):

@@ -26,7 +26,14 @@ from gateway.completions.rendering.tool_calls import (
     text_argument,
 )
 from gateway.dialects.json_styles import style_of
-from gateway.dialects.request import CallForm, CallKind, ResponsesOptions
+from gateway.dialects.request import (
+    CACHE_CHANGES,
+    CacheDiagnosis,
+    CacheMiss,
+    CallForm,
+    CallKind,
+    ResponsesOptions,
+)
 from gateway.dialects.responses.failures import event, event_data, failure_of
 from gateway.records.errors import ApiError
 
@@ -83,7 +90,24 @@ class ResponseObjects:
             "usage": None if usage is None else _usage(usage) | completion.cost(usage),
             "service_tier": completion.request.service_tier or ServiceTier.DEFAULT,
         }
+        if completion.request.compared_id is not None:
+            body["prompt_cache_diagnostics"] = usage and self._diagnosed(usage)
         return msgspec.Raw(_json(body)[:-1] + b"," + self.options.echo[1:])
+
+    def _diagnosed(self, usage: Usage) -> dict[str, Any] | None:
+        """Return the cache diagnostics, which need the tokens that were cached."""
+        match self._completion.request.cache_diagnosis:
+            case None:
+                return None
+            case CacheDiagnosis(miss=miss, tokens=tokens) if miss in CACHE_CHANGES:
+                reason = CACHE_CHANGES[miss]
+                return {"type": "cache_miss", "reason": reason, "cache_missed_tokens": tokens}
+            case CacheDiagnosis(miss=CacheMiss.NONE) if usage.cached_tokens:
+                return {"type": "cache_hit"}
+            case CacheDiagnosis(miss=CacheMiss.NOT_FOUND):
+                return {"type": "comparison_response_not_found"}
+            case _:
+                return {"type": "unavailable"}
 
     def form_of(self, part: Part) -> CallForm:
         """Return how a call is returned."""

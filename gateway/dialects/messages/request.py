@@ -21,6 +21,7 @@ from gateway.dialects.fields import (
     one_of,
     optional_object,
     read_boolean,
+    read_compared_id,
     read_strings,
     typed,
 )
@@ -173,6 +174,9 @@ class MessageRequest(Parameters):
     """`{edits}`: an edit of type clear_tool_uses_20250919 replaces the results of older calls by a
     short text once the prompt is long. The response names the edits that were applied. Others have
     no effect."""
+    diagnostics: Annotated[Any, typed('{"previous_message_id?": str | None} | None')] = None
+    """`{previous_message_id}`: name the first part of the prompt that differs from that of an
+    earlier message, which had `diagnostics`, too; null for the first message."""
     cache_control: Any = None
     """No effect, here and in blocks: requests with a common prefix share cached work
     automatically."""
@@ -244,6 +248,7 @@ def _read(wire: MessageRequest, profile: Profile, *, max_tokens: int) -> Generat
         tool_use=_tool_use(tools, conversation.tool_changes, wire.tool_choice),
         sampling=msgspec.structs.replace(shared.sampling, thinking_budget=thinking.budget),
         service_tier=_tier(wire),
+        compared_id=read_compared_id(wire.diagnostics, "diagnostics", "previous_message_id"),
         ignored_parameters=tuple(sorted(ignored)),
     )
     return with_one_constraint(request)

@@ -11,7 +11,16 @@ from gateway.dialects.bodies import SharedParameters, read_shared, shared_extra,
 from gateway.dialects.chat.request import LabelParameters, check_metadata
 from gateway.dialects.chat.template_arguments import TemplateParameters, read_template_arguments
 from gateway.dialects.chat.thinking import EFFORTS, ThinkingParameters, read_thinking
-from gateway.dialects.fields import COUNT, agreed, bounded, integer, one_of, optional_object, typed
+from gateway.dialects.fields import (
+    COUNT,
+    agreed,
+    bounded,
+    integer,
+    one_of,
+    optional_object,
+    read_compared_id,
+    typed,
+)
 from gateway.dialects.json_types import schema_of
 from gateway.dialects.lengths import read_chat_max_tokens
 from gateway.dialects.members import unread_inside
@@ -133,6 +142,11 @@ class ResponseRequest(LabelParameters, SharedParameters):
     ] = None
     """`{format, verbosity}`: `format` of type text, json_object, or json_schema with `schema`,
     which is enforced; `verbosity` sets the variable of the chat template."""
+    prompt_cache_options: Annotated[
+        Any, typed('{"comparison_response_id?": str | None} | None')
+    ] = None
+    """`{comparison_response_id}`: name in `prompt_cache_diagnostics` the first part of the prompt
+    that differs from that of an earlier response, which had this member, too, possibly null."""
     include: Any = Field(
         default=None,
         description=f"`{ENCRYPTED}` returns the reasoning sealed, too, for later requests: only "
@@ -213,6 +227,9 @@ def read_response(body: dict[str, Any], profile: Profile, *, max_prompts: int) -
             has_summaries=summary is not None,
         ),
         service_tier=shared.service_tier or AUTO_TIER,
+        compared_id=read_compared_id(
+            wire.prompt_cache_options, "prompt_cache_options", "comparison_response_id"
+        ),
         chat=ChatRequest(
             messages=conversation.messages,
             param="input",

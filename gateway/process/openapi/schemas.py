@@ -171,6 +171,7 @@ Message
   stop_sequence: str | None  # The stop sequence that ended the message.
   usage: MessageUsage
   context_management?: dict  # `applied_edits`, if the request has `context_management`.
+  diagnostics?: dict | None  # `cache_miss_reason`, if the request has `diagnostics`.
 MessageTokens
   input_tokens: int  # Tokens of the prompt, as they would be billed.
 MessageBatchRequest = {"custom_id": match("^[a-zA-Z0-9_-]{1,64}$"), "params": MessageRequest}
@@ -208,6 +209,7 @@ Response
   error: ResponseFailure | None
   incomplete_details: dict | None
   usage: ResponseUsage | None
+  prompt_cache_diagnostics?: dict | None  # With `comparison_response_id`.
   tools: list; tool_choice: Any; parallel_tool_calls: bool
   presence_penalty: float; frequency_penalty: float
 ResponseTokens

@@ -341,6 +341,11 @@ PLACES: Final[dict[Endpoints, dict[str, Place]]] = {
             },
             "tool_choice.tools[0]",
         ),
+        "prompt_cache_options": (
+            read_a_response,
+            {"prompt_cache_options": {}},
+            "prompt_cache_options",
+        ),
         "text": (read_a_response, {"text": {"verbosity": "low"}}, "text"),
         "text.format": (read_a_response, {"text": {"format": of_type("text")}}, "text.format"),
         "reasoning": (read_a_response, {"reasoning": {"effort": "low"}}, "reasoning"),
@@ -371,6 +376,7 @@ PLACES: Final[dict[Endpoints, dict[str, Place]]] = {
             for path in ("tool_choice", "thinking", "metadata", "output_format")
         },
         "output_config": (read_a_message, MESSAGE, "output_config"),
+        "diagnostics": (read_a_message, MESSAGE | {"diagnostics": {}}, "diagnostics"),
         "context_management": (read_a_message, MESSAGE, "context_management"),
         **{
             f"context_management.edits[]{inner}": (

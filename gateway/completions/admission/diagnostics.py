@@ -1,0 +1,127 @@
+"""Cache diagnostics: what a prompt changes of an earlier one, which its client names.
+
+Redis keeps digests of the parts and tokens of a prompt for some minutes. They have a key and differ
+between tenants. An id of another tenant or project is not found.
+"""
+
+import hashlib
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import dropwhile
+from typing import Any, Final
+
+import msgspec
+from redis.exceptions import RedisError
+
+from common.present import present
+from contract import keys
+from contract.messages import GenerationJob
+from contract.prompts import digests_at
+from contract.scripts import CommandExecutor
+from gateway.completions.admission.call import Call
+from gateway.completions.admission.check import CheckedRequest
+from gateway.dialects.request import CacheDiagnosis, CacheMiss
+from gateway.limits.storage import Holder, Storage, Use, allocated
+from gateway.records.errors import RateLimitError, StoreUnavailableError
+
+KEPT_MS: Final = 600_000
+"""How long the digests of a prompt are kept."""
+_DIGEST_BYTES: Final = 16
+_KEY_BYTES: Final = 256
+"""Memory of a key in Redis."""
+
+
+class _Prompt(msgspec.Struct, frozen=True, array_like=True):
+    """Digests of a prompt."""
+
+    model: bytes
+    system: bytes
+    tools: bytes
+    messages: bytes
+    count: int
+    """Messages after the system prompt."""
+    tokens: int
+    prefix: bytes
+    """Of all tokens; empty if they stand for images, too."""
+
+
+@dataclass(eq=False)
+class CacheDiagnostics:
+    """Compares prompts with earlier ones of the same tenant and project."""
+
+    _executor: CommandExecutor
+    _storage: Storage
+
+    async def diagnose(
+        self, call: Call, checked: CheckedRequest, job: GenerationJob, *, salt: str, shown_id: str
+    ) -> CheckedRequest:
+        """Return a request with its diagnosis, if it asks for one, and keep its digests.
+
+        `salt` is the tenant's, and `shown_id` the id of the response. What cannot be compared or
+        kept, because Redis does not respond or the tenant stores too much, is no error.
+        """
+        request, execute = checked.request, self._executor.execute_command
+        if request.compared_id is None:
+            return checked
+        diagnosis = CacheDiagnosis(CacheMiss.UNAVAILABLE)
+        with suppress(RedisError, StoreUnavailableError, RateLimitError):
+            stored = await execute("GET", _key(call, request.compared_id))
+            compare = partial(_compare, checked, job, salt, stored)
+            prompt, diagnosis = await call.beside(compare, size=len(job.prompt_token_ids))
+            content = msgspec.msgpack.encode(prompt)
+            size = allocated([len(content)]) + _KEY_BYTES
+            holder = Holder(job.tenant, call.principal.limits, f"diagnostics:{shown_id}")
+            await self._storage.take(holder, size, live_ms=KEPT_MS, use=Use.OPTIONAL)
+            await execute("SET", _key(call, shown_id), content, "PX", KEPT_MS)
+        request = msgspec.structs.replace(
+            request, cache_diagnosis=diagnosis if request.compared_id else None
+        )
+        return msgspec.structs.replace(checked, request=request)
+
+
+def _key(call: Call, response_id: str) -> str:
+    principal = call.principal
+    name = f"{principal.project_id or ''} {response_id}"
+    return keys.prompt_digests(principal.tenant_id, hashlib.sha256(name.encode()).hexdigest())
+
+
+def _compare(
+    checked: CheckedRequest, job: GenerationJob, salt: str, stored: bytes | None
+) -> tuple[_Prompt, CacheDiagnosis]:
+    chat, ids = present(checked.request.chat), job.prompt_token_ids
+    before = None if stored is None else msgspec.msgpack.decode(stored, type=_Prompt)
+    turns = list(dropwhile(lambda each: each["role"] in ("system", "developer"), chat.messages))
+    common = 0 if before is None else min(before.tokens, len(ids))
+    prefixes = digests_at(job.cache_salt, ids, {common, len(ids)})
+    digest = partial(_digest, salt)
+    prompt = _Prompt(
+        model=digest((checked.card.model, checked.adapter and checked.adapter.sha256)),
+        system=digest(chat.messages[: len(chat.messages) - len(turns)]),
+        tools=digest(chat.tools),
+        messages=digest(turns),
+        count=len(turns),
+        tokens=len(ids),
+        prefix=b"" if chat.image_sources else prefixes[len(ids)],
+    )
+    if before is None:
+        return prompt, CacheDiagnosis(CacheMiss.NOT_FOUND)
+    if before.model != prompt.model:
+        miss = CacheMiss.MODEL
+    elif common == before.tokens and before.prefix == prefixes[common]:
+        return prompt, CacheDiagnosis(CacheMiss.NONE)
+    elif before.system != prompt.system:
+        miss = CacheMiss.SYSTEM
+    elif before.tools != prompt.tools:
+        miss = CacheMiss.TOOLS
+    elif before.messages != digest(turns[: before.count]):
+        miss = CacheMiss.MESSAGES
+    else:
+        # The template shows another parameter, or changes earlier messages, or there are images.
+        return prompt, CacheDiagnosis(CacheMiss.UNAVAILABLE)
+    return prompt, CacheDiagnosis(miss, common)
+
+
+def _digest(salt: str, part: Any) -> bytes:
+    content = msgspec.json.encode(part, order="deterministic")
+    return hashlib.blake2b(content, key=salt.encode(), digest_size=_DIGEST_BYTES).digest()
