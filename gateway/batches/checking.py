@@ -125,10 +125,8 @@ class Validator:
             await self._fail(batch, [error_of(error.message, error.code, None, None)])
             return 0.0
         look_up = partial(self._look_up, batch, principal)
-        is_of_messages = batch.is_of_messages
-        checker = FileChecker(
-            batch.id, batch.endpoint, look_up=look_up, takes_bad_bodies=is_of_messages
-        )
+        checker = FileChecker(batch.id, batch.endpoint, look_up=look_up)
+        checker.takes_bad_bodies = batch.is_of_messages
         beside = self._work.of(batch.tenant_id, size=0)
         async for lines in self._files.reader.lines(file.id, file.size):
             for start in range(0, len(lines), LINES_AT_ONCE):

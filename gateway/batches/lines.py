@@ -5,6 +5,7 @@ from typing import Final
 
 import msgspec
 
+from common.present import present
 from gateway.completions.rendering.completion import Usage
 from gateway.dialects.endpoint import EMBEDDINGS, ENDPOINTS, Endpoint
 from gateway.records.errors import ApiError, ErrorStyle
@@ -59,6 +60,8 @@ _encode = msgspec.json.Encoder().encode
 _SUCCESS: Final = 200
 EXPIRED: Final = "batch_expired"
 CANCELLED: Final = "batch_cancelled"
+MESSAGE_ENDS: Final = {EXPIRED: "expired", CANCELLED: "canceled"}
+"""How a message ended that has neither a response nor an error of its own."""
 _MESSAGES: Final = {
     EXPIRED: "The completion window of the batch expired before this request had ended.",
     CANCELLED: "The batch was cancelled before this request had ended.",
@@ -126,8 +129,7 @@ def message_result(line: bytes) -> bytes:
     """Return a line of a result file of messages in the form of Anthropic's API."""
     found = _decode_result(line)
     if found.response is None:
-        is_cancelled = found.error is not None and found.error.code == CANCELLED
-        result: dict[str, object] = {"type": "canceled" if is_cancelled else "expired"}
+        result: dict[str, object] = {"type": MESSAGE_ENDS[present(found.error).code]}
     elif found.response.status_code == _SUCCESS:
         result = {"type": "succeeded", "message": found.response.body}
     else:

@@ -16,6 +16,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from sqlalchemy import ColumnElement, delete
 from typing_extensions import override
 
+from common.present import present
 from gateway.accounts.shared import PLAIN
 from gateway.batches.files.routes import (
     MEDIA_TYPE,
@@ -25,10 +26,9 @@ from gateway.batches.files.routes import (
     caller_principal,
 )
 from gateway.batches.files.service import Bound, Owner
-from gateway.batches.files.upload import PART_BYTES
 from gateway.batches.finishing import end_code_of
 from gateway.batches.lines import (
-    CANCELLED,
+    MESSAGE_ENDS,
     InputLine,
     custom_id_of,
     failed,
@@ -64,6 +64,8 @@ from gateway.records.times import utc_now
 CUSTOM_ID: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 MOST_OF_PAGE: Final = 1_000
 """Both as in Anthropic's API."""
+PIECE_BYTES: Final = 1024 * 1024
+"""After so many bytes, another object of the input file begins: copies take about a millisecond."""
 RESULTS_AT_ONCE: Final = 100
 """Result lines that are converted at a time."""
 _PATH: Final = f"{MESSAGES.path}/batches"
@@ -88,9 +90,9 @@ _PARAMS: Final = msgspec.json.Decoder(_Params)
 
 
 def read_requests(
-    content: bytes, size: Bound, lines: Bound, *, most_bytes: int
-) -> tuple[list[bytes], int]:
-    """Return the input file of a body `{requests: [{custom_id, params}]}`: its objects and lines.
+    content: bytes | bytearray, size: Bound, lines: Bound, *, most_bytes: int
+) -> tuple[list[bytearray], int]:
+    """Return the input file of a body `{requests: [{custom_id, params}]}` in pieces, and its lines.
 
     A request has at most `most_bytes`. What is wrong inside of `params` concerns its own result
     only. Raises InvalidParameterError.
@@ -102,7 +104,7 @@ def read_requests(
             f"'requests' must have at least one request. {lines.message} Given: {len(requests)}.",
             param="requests",
         )
-    parts, held, total = list[bytes](), bytearray(), 0
+    pieces = [bytearray()]
     custom_ids, models = set[str](), set[str]()
     for number, raw in enumerate(map(bytes, requests)):
         path = f"requests.{number}"
@@ -122,16 +124,14 @@ def read_requests(
         # JSON has line ends only between tokens.
         params = msgspec.Raw(bytes(request.params).replace(b"\n", b" ").replace(b"\r", b" "))
         line = InputLine(request.custom_id, METHOD, MESSAGES.path, params)
-        held += msgspec.json.encode(line) + b"\n"
-        if len(held) >= PART_BYTES or number == len(requests) - 1:
-            parts.append(bytes(held))
-            total += len(held)
-            held.clear()
-    if total > size.most:
+        if len(pieces[-1]) >= PIECE_BYTES:
+            pieces.append(bytearray())
+        pieces[-1] += msgspec.json.encode(line) + b"\n"
+    if (total := sum(map(len, pieces))) > size.most:
         raise InvalidParameterError(f"{size.message} Given: {total}.", param="requests")
     if len(models) > MAX_MODELS:
         raise must("requests", f"have at most {MAX_MODELS} different models", len(models))
-    return parts, len(requests)
+    return pieces, len(requests)
 
 
 @contextmanager
@@ -155,18 +155,18 @@ class MessageBatchService(BatchService):
         is_of_messages = BatchRow.id.startswith(MESSAGE_BATCH, autoescape=True)
         return [*super()._visible(owner), is_of_messages]
 
-    async def run(self, principal: Principal, content: bytes) -> Batch:
+    async def run(self, principal: Principal, body: bytes | bytearray) -> Batch:
         """Create a batch of the requests in a body. After an error nothing is stored.
 
         Raises InvalidParameterError, TenantQueueFullError and StateConflictError.
         """
         owner = Owner(principal.tenant_id, principal.project_id)
         size, lines = await self._files.require_room(owner.tenant_id)
-        read = partial(read_requests, content, size, lines, most_bytes=self._most_bytes)
-        found, number = await self._large_work.of(owner.tenant_id, size=len(content))(read)
+        read = partial(read_requests, body, size, lines, most_bytes=self._most_bytes)
+        pieces, number = await self._large_work.of(owner.tenant_id, size=len(body))(read)
         file = await self._files.begin_upload(owner)
         try:
-            parts = [(await self._files.put(file.id, part), len(part)) for part in found]
+            parts = [(await self._files.put(file.id, bytes(each)), len(each)) for each in pieces]
             batch = new_batch(
                 MESSAGE_BATCH,
                 principal,
@@ -242,32 +242,29 @@ def _results(batch: Batch, lines: list[bytes]) -> bytes:
 def _unbegun(batch: Batch, custom_id: str) -> bytes:
     if batch.status is not BatchStatus.FAILED:
         return unfinished("", custom_id, end_code_of(batch)).content
-    error, style = BadRequestError((batch.errors or [{}])[0]["message"]), ErrorStyle.ANTHROPIC
+    error, style = BadRequestError(present(batch.errors)[0]["message"]), ErrorStyle.ANTHROPIC
     return failed("", custom_id, request_id="", error=error, style=style).content
 
 
 def body_of(batch: Batch, settings: Settings) -> dict[str, Any]:
     """Return a message batch as Anthropic's API shows it."""
+    ends = batch.completed_at, batch.cancelled_at, batch.failed_at, batch.expired_at
+    ended_at = next(filter(None, ends)) if batch.status.is_end else None
+    kept_until = ended_at and ended_at + settings.file_retention
+    is_gone = kept_until is not None and kept_until <= utc_now()
     status, counts = "in_progress", dict.fromkeys(_COUNTS, 0)
-    ended_at = archived_at = url = None
-    if batch.status is BatchStatus.CANCELLING:
-        status = "canceling"
-    if not batch.status.is_end:
-        counts["processing"] = batch.total
+    if ended_at is None:
+        others = "processing"
+        if batch.status is BatchStatus.CANCELLING:
+            status = "canceling"
     else:
-        status = "ended"
-        times = batch.completed_at, batch.cancelled_at, batch.failed_at, batch.expired_at
-        ended_at = next(filter(None, times))
-        kept_until = ended_at + settings.file_retention
-        if kept_until <= utc_now():
-            archived_at = kept_until
-        else:
-            url = f"{settings.public_url or ''}{_PATH}/{batch.id}/results"
-        counts["succeeded"], counts["errored"] = batch.completed, batch.failed - batch.unfinished
-        # Lines of a batch that ended before they were checked are in no count of its own.
-        others = batch.total - batch.completed - counts["errored"]
-        end = "canceled" if end_code_of(batch) == CANCELLED else "expired"
-        counts["errored" if batch.status is BatchStatus.FAILED else end] += others
+        status, others = "ended", MESSAGE_ENDS[end_code_of(batch)]
+        counts |= {"succeeded": batch.completed, "errored": batch.failed - batch.unfinished}
+        if batch.status is BatchStatus.FAILED:
+            others = "errored"
+    # Lines of a batch that ended before they were checked are in no count of its own.
+    counts[others] += batch.total - sum(counts.values())
+    url = f"{settings.public_url or ''}{_PATH}/{batch.id}/results"
     return {
         "id": batch.id,
         "type": "message_batch",
@@ -277,8 +274,8 @@ def body_of(batch: Batch, settings: Settings) -> dict[str, Any]:
         "expires_at": batch.expires_at,
         "cancel_initiated_at": batch.cancelling_at,
         "ended_at": ended_at,
-        "archived_at": archived_at,
-        "results_url": url,
+        "archived_at": kept_until if is_gone else None,
+        "results_url": None if ended_at is None or is_gone else url,
     }
 
 
@@ -323,7 +320,7 @@ async def create_message_batch(
     listed by `/v1/batches` and `/v1/files`, and count like others.
     """
     content = await bodies.read(request, sender=principal.tenant_id)
-    batch = await batches.run(in_header_dialect(request, principal, settings), bytes(content))
+    batch = await batches.run(in_header_dialect(request, principal, settings), content)
     return _json(body_of(batch, settings))
 
 

@@ -104,28 +104,19 @@ class FileChecker:
     lines.
     """
 
-    def __init__(
-        self,
-        batch_id: str,
-        url: str,
-        *,
-        look_up: Callable[[str], ModelBounds],
-        takes_bad_bodies: bool = False,
-    ) -> None:
-        """Accept requests to `url`. `look_up` returns what is known of a model.
-
-        With `takes_bad_bodies`, a body that cannot run is no error: its line fails when it runs.
-        """
+    def __init__(self, batch_id: str, url: str, *, look_up: Callable[[str], ModelBounds]) -> None:
+        """Accept requests to `url`. `look_up` returns what is known of a model."""
         self.chunks: list[Chunk] = []
         self.errors: list[dict[str, Any]] = []
         self.lines = 0
         """Lines so far, without blank ones at the end."""
         self.tokens = 0
         """The most tokens that all requests may take."""
+        self.takes_bad_bodies = False
+        """Whether a body that cannot run is no error: its line fails when it runs."""
         self._batch_id = batch_id
         self._url = url
         self._look_up = look_up
-        self._takes_bad_bodies = takes_bad_bodies
         self._models: dict[str, ModelBounds] = {}
         self._custom_ids: set[bytes] = set()
         self._at = 0
@@ -227,7 +218,7 @@ class FileChecker:
         try:
             self._check_body(bytes(found.body))
         except LineError:
-            if not self._takes_bad_bodies:
+            if not self.takes_bad_bodies:
                 raise
 
     def _check_body(self, content: bytes) -> None:

@@ -60,7 +60,7 @@ CACHE_CHANGES: Final = {
     CacheMiss.TOOLS: "tools_changed",
     CacheMiss.MESSAGES: "input_changed",
 }
-"""Changes of a part of the prompt, and what OpenAI calls them."""
+"""Changes of the parts of a prompt in their order, and what OpenAI calls them."""
 
 
 class CacheDiagnosis(msgspec.Struct, frozen=True, array_like=True):

@@ -21,7 +21,7 @@ from contract.prompts import digests_at
 from contract.scripts import CommandExecutor
 from gateway.completions.admission.call import Call
 from gateway.completions.admission.check import CheckedRequest
-from gateway.dialects.request import CacheDiagnosis, CacheMiss
+from gateway.dialects.request import CACHE_CHANGES, CacheDiagnosis, CacheMiss
 from gateway.limits.storage import Holder, Storage, Use, allocated
 from gateway.records.errors import RateLimitError, StoreUnavailableError
 
@@ -35,10 +35,8 @@ _KEY_BYTES: Final = 256
 class _Prompt(msgspec.Struct, frozen=True, array_like=True):
     """Digests of a prompt."""
 
-    model: bytes
-    system: bytes
-    tools: bytes
-    messages: bytes
+    parts: list[bytes]
+    """Of each part in CACHE_CHANGES."""
     count: int
     """Messages after the system prompt."""
     tokens: int
@@ -92,34 +90,25 @@ def _compare(
     chat, ids = present(checked.request.chat), job.prompt_token_ids
     before = None if stored is None else msgspec.msgpack.decode(stored, type=_Prompt)
     turns = list(dropwhile(lambda each: each["role"] in ("system", "developer"), chat.messages))
+    system = chat.messages[: len(chat.messages) - len(turns)]
+    model = checked.card.model, checked.adapter and checked.adapter.sha256
+    parts = [_digest(salt, part) for part in (model, system, chat.tools, turns)]
     common = 0 if before is None else min(before.tokens, len(ids))
     prefixes = digests_at(job.cache_salt, ids, {common, len(ids)})
-    digest = partial(_digest, salt)
-    prompt = _Prompt(
-        model=digest((checked.card.model, checked.adapter and checked.adapter.sha256)),
-        system=digest(chat.messages[: len(chat.messages) - len(turns)]),
-        tools=digest(chat.tools),
-        messages=digest(turns),
-        count=len(turns),
-        tokens=len(ids),
-        prefix=b"" if chat.image_sources else prefixes[len(ids)],
-    )
+    prefix = b"" if job.images else prefixes[len(ids)]
+    prompt = _Prompt(parts, len(turns), len(ids), prefix)
     if before is None:
         return prompt, CacheDiagnosis(CacheMiss.NOT_FOUND)
-    if before.model != prompt.model:
-        miss = CacheMiss.MODEL
-    elif common == before.tokens and before.prefix == prefixes[common]:
+    repeated = [*parts[:-1], _digest(salt, turns[: before.count])]
+    pairs = zip(CACHE_CHANGES, before.parts, repeated, strict=True)
+    changed = [miss for miss, old, new in pairs if old != new]
+    is_begun = common == before.tokens and before.prefix == prefixes[common]
+    if is_begun and CacheMiss.MODEL not in changed:
         return prompt, CacheDiagnosis(CacheMiss.NONE)
-    elif before.system != prompt.system:
-        miss = CacheMiss.SYSTEM
-    elif before.tools != prompt.tools:
-        miss = CacheMiss.TOOLS
-    elif before.messages != digest(turns[: before.count]):
-        miss = CacheMiss.MESSAGES
-    else:
+    if not changed:
         # The template shows another parameter, or changes earlier messages, or there are images.
         return prompt, CacheDiagnosis(CacheMiss.UNAVAILABLE)
-    return prompt, CacheDiagnosis(miss, common)
+    return prompt, CacheDiagnosis(changed[0], common)
 
 
 def _digest(salt: str, part: Any) -> bytes:

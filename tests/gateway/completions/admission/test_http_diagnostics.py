@@ -26,6 +26,21 @@ TEMPLATE: Final = (
 HELLO: Final = {"role": "user", "content": "Hello"}
 TURNS: Final = [HELLO, {"role": "assistant", "content": "Hi"}, {"role": "user", "content": "Go on"}]
 TOOL: Final = {"name": "read", "input_schema": {"type": "object", "properties": {}}}
+WORK: Final = [
+    HELLO,
+    {
+        "role": "assistant",
+        "content": [
+            {"type": "thinking", "thinking": "Read it.", "signature": ""},
+            {"type": "tool_use", "id": "toolu_1", "name": "read", "input": {"é": [1]}},
+        ],
+    },
+    {
+        "role": "user",
+        "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "text"}],
+    },
+]
+"""Another turn of an agent."""
 PLAIN: Final[dict[str, Any]] = {"max_tokens": 8, "system": "Be brief.", "messages": [HELLO]}
 
 
@@ -60,6 +75,7 @@ async def talker(store: "Redis") -> FakeWorker:
     [
         ({}, None),
         ({"messages": TURNS}, None),
+        ({"messages": WORK}, None),
         ({"messages": TURNS, "temperature": 0.5, "tool_choice": {"type": "none"}}, None),
         ({"system": "Be brief"}, "system_changed"),
         ({"system": [], "tools": [TOOL]}, "system_changed"),
