@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import httpx
@@ -11,6 +12,7 @@ from anthropic import Anthropic, APIStatusError
 from anthropic.types.messages import MessageBatch, MessageBatchIndividualResponse
 from openai import OpenAI
 
+from tests.e2e.clients.environments import NODE, PROGRAMS
 from tests.gateway.batches.conftest import (
     MAX_BODY_BYTES,
     MOST_LINES,
@@ -257,3 +259,24 @@ def test_key_without_the_scope_may_not_use_batches(stack: Stack) -> None:
     for method, path in (("GET", PATH), ("POST", PATH), ("DELETE", f"{PATH}/msgbatch_1")):
         refused = httpx.request(method, f"{stack.url}{path}", headers={"x-api-key": key})
         assert (refused.status_code, refused.json()["error"]["type"]) == (403, "permission_error")
+
+
+@pytest.mark.slow
+@NODE.skip
+def test_client_for_node_runs_a_batch(stack: Stack, tmp_path: Path) -> None:
+    file = "message_batches.mjs"
+    (tmp_path / file).write_text((PROGRAMS / file).read_text())
+    printed = NODE.run(
+        ("node", file),
+        tmp_path,
+        ANTHROPIC_BASE_URL=stack.gateways[1],
+        ANTHROPIC_API_KEY=stack.key("node-messages"),
+        REQUESTS=json.dumps([asked("a"), asked("b", max_tokens=0)]),
+    )
+    found = json.loads(printed.splitlines()[-1])
+    assert found.pop("counts") == {
+        **dict.fromkeys(("processing", "canceled", "expired"), 0),
+        **dict.fromkeys(("succeeded", "errored"), 1),
+    }
+    assert found.pop("results") == {"a": "succeeded", "b": "errored"}
+    assert found == dict.fromkeys(("cancelled", "listed", "deleted"), True)
