@@ -68,6 +68,7 @@ OFFLINE: Final = {
     "CONTINUE_METRICS_ENABLED": "0",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "LITELLM_LOCAL_MODEL_COST_MAP": "true",
+    "OPENAI_AGENTS_DISABLE_TRACING": "true",
 }
 """Prevents requests to other servers, which clients repeat for seconds without a network."""
 

@@ -21,6 +21,8 @@ SECTIONS: Final[dict[str, tuple[Environment, *tuple[pytest.MarkDecorator, ...]]]
     "Anthropic for Node": (NODE,),
     "Vercel AI SDK": (NODE, SLOW),
     "LangChain": (PYTHON, SLOW),
+    "OpenAI Agents": (PYTHON, SLOW),
+    "Pydantic AI": (PYTHON, LONG),
     "LlamaIndex": (PYTHON, LONG),
     "LiteLLM": (PYTHON, LONG),
     "instructor": (PYTHON, SLOW),
