@@ -339,7 +339,7 @@ for set in "$@"; do
                 say "Tests that need it are skipped."
             ;;
         npm-agents)
-            install_npm npm-agents tests/clients/agents "coding agents (800 MB)" ||
+            install_npm npm-agents tests/clients/agents "coding agents (1.2 GB)" ||
                 say "Tests that need them are skipped."
             ;;
         docs) install_apart docs "mkdocs" "" || pip_failed mkdocs ;;

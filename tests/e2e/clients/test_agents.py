@@ -28,13 +28,21 @@ pytestmark = [
 ]
 
 WORKERS = ("worker-1", "worker-2")
-TASK = "Write the greeting to a file."
+TASK = "Greet everybody in the file, in order."
 FILE = "greeting.txt"
-LINES = [f"Good morning, {name}!" for name in ("Ada", "Grace", "Edsger", "Barbara", "Donald")]
+LINES = [f"Good morning, {name}!" for name in ("Grace", "Edsger", "Barbara", "Donald", "Ada")]
 PATCH = "\n".join(
-    ["*** Begin Patch", f"*** Add File: {FILE}", *(f"+{line}" for line in LINES), "*** End Patch\n"]
+    [
+        "*** Begin Patch",
+        f"*** Update File: {FILE}",
+        "@@",
+        f" {LINES[0]}",
+        *(f"+{line}" for line in LINES[1:]),
+        "*** End Patch\n",
+    ]
 )
-DONE = f"The greeting is in {FILE}."
+SORT = f"sort -o {FILE} {FILE}"
+DONE = f"The greetings are in {FILE}."
 SUMMARY = "The numbers were printed."
 WHEN_COMPACTING = "CONTEXT CHECKPOINT COMPACTION"
 """A part of the prompt by which Codex asks for a summary."""
@@ -60,23 +68,36 @@ Run = Callable[[Stack, Path], tuple[str, int, int]]
 """Runs an agent in a folder; returns its last text and the tokens that it has counted."""
 
 
-def turns(call: dict[str, Any], check: dict[str, Any]) -> Turns:
-    return [{"text": "I add it.", "calls": [call]}, {"calls": [check]}, {"text": DONE}]
+def turns(*calls: tuple[str, dict[str, Any]]) -> Turns:
+    """Return turns that each call one tool, and the answer."""
+    called = [{"calls": [{"name": name, "arguments": arguments}]} for name, arguments in calls]
+    return [{"text": "I look."} | called[0], *called[1:], {"text": DONE}]
 
 
 def turns_of_codex(folder: Path) -> Turns:
     del folder
     return turns(
-        {"name": "apply_patch", "arguments": {"input": PATCH}},
-        {"name": "exec_command", "arguments": {"cmd": f"cat {FILE}"}},
+        ("exec_command", {"cmd": f"cat {FILE}"}),
+        ("apply_patch", {"input": PATCH}),
+        ("exec_command", {"cmd": SORT}),
+    )
+
+
+def turns_of_claude_code(folder: Path) -> Turns:
+    path = str(folder / FILE)
+    return turns(
+        ("Read", {"file_path": path}),
+        ("Edit", {"file_path": path, "old_string": LINES[0], "new_string": "\n".join(LINES)}),
+        ("Bash", {"command": SORT, "description": "Sort the file"}),
     )
 
 
 def turns_of_opencode(folder: Path) -> Turns:
     path = str(folder / FILE)
     return turns(
-        {"name": "write", "arguments": {"filePath": path, "content": "\n".join([*LINES, ""])}},
-        {"name": "read", "arguments": {"filePath": path}},
+        ("read", {"filePath": path}),
+        ("edit", {"filePath": path, "oldString": LINES[0], "newString": "\n".join(LINES)}),
+        ("bash", {"command": SORT, "description": "Sort the file"}),
     )
 
 
@@ -104,6 +125,26 @@ def codex(stack: Stack, folder: Path) -> tuple[str, int, int]:
     assert [each for each in items if each["type"] == "error"] == []
     usage = events[-1]["usage"]
     return items[-1]["text"], usage["input_tokens"], usage["output_tokens"]
+
+
+def claude_code(stack: Stack, folder: Path) -> tuple[str, int, int]:
+    home = folder.parent / "home"
+    home.mkdir()
+    options = ["--output-format", "json", "--allowed-tools", "Read,Edit,Bash"]
+    printed = AGENTS.run(
+        [str(AGENTS.programs / "claude"), "--print", TASK, *options],
+        folder,
+        HOME=str(home),
+        ANTHROPIC_BASE_URL=stack.url,
+        ANTHROPIC_AUTH_TOKEN=stack.key(),
+        ANTHROPIC_MODEL=MODEL,
+        ANTHROPIC_DEFAULT_HAIKU_MODEL=MODEL,
+        CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
+    )
+    result = json.loads(printed)
+    usage = result["usage"]
+    prompts = usage["input_tokens"] + usage["cache_read_input_tokens"]
+    return result["result"], prompts, usage["output_tokens"]
 
 
 def opencode(stack: Stack, folder: Path) -> tuple[str, int, int]:
@@ -163,11 +204,11 @@ def script(folder: Path, sessions: dict[str, Turns]) -> Path:
 
 
 def kill_the_running(stack: Stack) -> None:
-    """Kill the worker that runs the first request, within the input of its call."""
+    """Kill the worker that runs the second request, within the input of its call."""
 
     def running() -> list[str]:
         tokens = "sluice_worker_completion_tokens_total"
-        return [name for name in WORKERS if metric(stack.worker_url(name), tokens) > 40]
+        return [name for name in WORKERS if metric(stack.worker_url(name), tokens) > 110]
 
     wait_until(lambda: bool(running()), what="a worker that generates")
     stack.kill(running()[0])
@@ -179,20 +220,24 @@ async def ledger(stack: Stack) -> list[Row]:
         return await books.rows()
 
 
-@pytest.mark.parametrize(("run", "turns"), [(codex, turns_of_codex), (opencode, turns_of_opencode)])
-def test_agent_edits_a_file_although_its_worker_dies(
+@pytest.mark.parametrize(
+    ("run", "turns"),
+    [(codex, turns_of_codex), (claude_code, turns_of_claude_code), (opencode, turns_of_opencode)],
+)
+def test_agent_reads_edits_and_runs_although_its_worker_dies(
     folder: Path, run: Run, turns: Callable[[Path], Turns]
 ) -> None:
+    (folder / FILE).write_text(f"{LINES[0]}\n")
     with running_stack() as stack, ThreadPoolExecutor() as threads:
         start(stack, script(folder, {TASK: turns(folder)}), *WORKERS)
         running = threads.submit(run, stack, folder)
         kill_the_running(stack)
         text, prompt_tokens, completion_tokens = running.result()
         assert text == DONE
-        assert (folder / FILE).read_text().splitlines() == LINES
+        assert (folder / FILE).read_text().splitlines() == sorted(LINES)
         assert metric(stack.operators, "sluice_gateway_resumed_jobs_total") == 1
         rows = uvloop.run(ledger(stack))
-        assert [row["outcome"] for row in rows] == ["finished"] * 3
+        assert [row["outcome"] for row in rows] == ["finished"] * 4
         assert sum(row["prompt_tokens"] for row in rows) == prompt_tokens
         assert sum(row["completion_tokens"] for row in rows) == completion_tokens
 
