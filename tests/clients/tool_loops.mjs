@@ -66,6 +66,7 @@ const loops = {
     return last.content.at(-1).text;
   },
   "ai anthropic": () => vercel(createAnthropic({ baseURL: `${ANTHROPIC_BASE_URL}/v1` })),
+  "ai openai": () => vercel(createOpenAI()),
   "ai openai chat": () => vercel(createOpenAI().chat),
 };
 
