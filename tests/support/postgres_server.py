@@ -1,6 +1,7 @@
 """A real PostgreSQL server for tests, which can be stopped and restarted."""
 
 import asyncio
+import atexit
 import shutil
 import subprocess
 import tempfile
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import asyncpg
 
-from tests.support.processes import spawn, stop
+from tests.support.processes import is_alive, spawn, stop, wait_until
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # It complains about machines without XDG_RUNTIME_DIR.
@@ -78,8 +79,11 @@ class PostgresServer:
 
     def close(self) -> None:
         """Stop it and remove its files."""
-        self._server.cleanup()
+        # The library waits, without limit, for a lock that all servers of the machine share.
+        atexit.unregister(self._server._cleanup)
+        pid = self._server.get_pid()
         stop(self._keeper)
+        wait_until(lambda: pid is None or not is_alive(pid), what="the end of PostgreSQL")
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
