@@ -160,7 +160,7 @@ TASKS: Final = (
     Task("feed_batches", lambda services: services.feeder.run(), 1.0),
     Task("finish_batches", lambda services: services.finisher.run(), 1.0),
     Task("validate_adapters", lambda services: services.adapters.validate_new(), 1.0),
-    Task("remove_files", lambda services: services.files.remove_old(), 60.0),
+    Task("remove_files", lambda services: services.files.remove_all_old(), 60.0),
     Task("remove_adapters", lambda services: services.adapters.remove_ended(), 60.0),
     Task("expire_keys", lambda services: audit_expired_keys(services.database, utc_now()), 60.0),
     Task("expire_credits", lambda services: services.credits.expire_due(utc_now()), 60.0),

@@ -1,7 +1,7 @@
 """Object store of files: a local folder, or a bucket of an S3-compatible service.
 
-An object is one part of a file, or a file of an adapter. It is written once, whole, and never
-changed.
+An object is one part of a file, a file of an adapter, or a part of a kept response. It is written
+once, whole, and never changed.
 """
 
 import shutil
@@ -57,6 +57,13 @@ class Blobs:
         if len(content) < size:
             raise MissingBlobError  # It was damaged: objects are written whole.
         return bytes(content)
+
+    async def read(self, key: str) -> bytes:
+        """Return a whole object. Raises MissingBlobError."""
+        import obstore
+
+        with self._converting_errors():
+            return await to_thread(lambda: bytes(obstore.get(self._store(), key).bytes()))
 
     async def size(self, key: str) -> int:
         """Return the bytes of an object. Raises MissingBlobError."""

@@ -159,6 +159,9 @@ _IS_NEEDED: Final = _is_used_by(
 ends only names the lines of its input: the file may be deleted, and is then removed when the batch
 has ended."""
 
+_IS_FILE: Final = FileRow.id.startswith("file-")
+"""Other rows are kept responses (`gateway.completions.stored.kept`)."""
+
 PARTS_AT_ONCE = 100
 """Parts of a file that one query returns."""
 READ_BYTES = 1024 * 1024
@@ -293,7 +296,7 @@ class FileService:
         self, owner: Owner, wanted: PageRequest, *, purpose: FilePurpose | None = None
     ) -> Page[File]:
         """Return a page of files. Raises InvalidParameterError for an unknown `after`."""
-        conditions = [*owner.conditions(FileRow), FileRow.is_visible.is_(True)]
+        conditions = [*owner.conditions(FileRow), FileRow.is_visible.is_(True), _IS_FILE]
         if purpose is not None:
             conditions.append(FileRow.purpose == purpose)
         async with self._database.reading() as transaction:
@@ -345,7 +348,7 @@ class FileService:
         return StateConflictError(
             "The files of an account must have at most "
             f"{most.max_file_bytes_of_tenant} bytes and {most.max_file_lines_of_tenant} lines. "
-            f"Given: {size} bytes, {lines} lines. Delete files first."
+            f"Given: {size} bytes, {lines} lines, kept responses included. Delete some first."
         )
 
     # -- contents --------------------------------------------------------------------------------
@@ -430,6 +433,11 @@ class FileService:
         await each_apart(self.remove, found, at_once=REMOVALS_AT_ONCE)
         return len(found)
 
+    async def remove_all_old(self) -> None:
+        """Remove old files, and kept responses, until none is left. Raises as `remove_old`."""
+        while await self.remove_old() == REMOVED_AT_ONCE:
+            pass
+
     async def merge_parts(self, file_id: str, *, at_least: int = 2) -> bool:
         """Merge small objects of a file into one; return whether there may be more.
 
@@ -458,7 +466,8 @@ class FileService:
 
 
 def _visible(owner: Owner, file_id: str) -> tuple[ColumnElement[bool], ...]:
-    return *owner.conditions(FileRow), FileRow.id == file_id, FileRow.is_visible.is_(True)
+    is_visible = FileRow.is_visible.is_(True)
+    return *owner.conditions(FileRow), FileRow.id == file_id, is_visible, _IS_FILE
 
 
 async def claim_removable(transaction: AsyncSession, now: datetime, limit: int) -> list[str]:

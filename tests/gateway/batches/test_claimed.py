@@ -450,6 +450,15 @@ async def test_file_is_removed_before_many_older_ones_of_another_tenant(
     assert not await exists(office, file)
 
 
+async def test_one_run_removes_any_number_of_files(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.batches.files.service.REMOVED_AT_ONCE", 2)
+    files = await expired(office, "many", 5)
+    await office.files.remove_all_old()
+    assert [await exists(office, file) for file in files] == [False] * 5
+
+
 async def test_input_of_a_batch_that_ends_may_be_deleted_and_is_removed_at_its_end(
     office: Office,
 ) -> None:
