@@ -28,6 +28,7 @@ from gateway.batches.lines import (
 from gateway.batches.principals import without_rights
 from gateway.completions.admission.call import BatchLine, Call
 from gateway.completions.admission.check import RequestChecker
+from gateway.completions.admission.continuing import Continuations
 from gateway.completions.admission.idempotency import EarlierResponses, IdempotentRequest
 from gateway.completions.admission.model_choice import Models
 from gateway.completions.admission.submit import RequestSubmitter, Submission
@@ -136,6 +137,7 @@ class LineRunner:
     _settings: Settings
     _large_work: LargeWork
     _models: Models
+    _continuations: Continuations
     _checker: RequestChecker
     _submitter: RequestSubmitter
     _earlier: EarlierResponses
@@ -234,6 +236,7 @@ class LineRunner:
     async def _submit(
         self, call: Call, endpoint: Endpoint, request_id: str, idempotent: IdempotentRequest
     ) -> Submission:
+        call = await self._continuations.continued(call, endpoint)
         checked = await self._checker.check(call, endpoint)
         return await self._submitter.submit(
             call,

@@ -111,6 +111,8 @@ class ResponsesOptions(msgspec.Struct, frozen=True, omit_defaults=True, tag="res
     has_sealed_reasoning: bool = False
     has_summaries: bool = False
     """Whether reasoning is returned as a summary, and not as content."""
+    is_kept: bool = False
+    """Whether later requests can name the response and its items."""
 
 
 LANGUAGE: Final = re.compile("[a-z]{2,3}")

@@ -25,6 +25,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from common.logs import LogFormat
+from common.object_store import NO_STORE
 from common.redis_url import check_redis_url
 from contract.dialect import Dialect
 from gateway.platform.env_file import LiveEnvFile
@@ -326,6 +327,8 @@ class Settings(BaseSettings):
     """How long after its end a client can still resume a stream; 0 retains no streams."""
     idempotency_retention: Annotated[Duration, Field(gt=timedelta(0))] = timedelta(hours=24)
     """How long an Idempotency-Key maps to its response, and background responses stay readable."""
+    responses_retention: Duration = timedelta(hours=24)
+    """How long the file store keeps items of Responses that a client `store`s; 0 keeps none."""
     journal_interval: Duration = timedelta(seconds=1)
     """How often new output is checked: Redis has all of it after twelve seconds and a check."""
 
@@ -582,6 +585,11 @@ class Settings(BaseSettings):
         if "openid" not in self.oidc_scopes:
             raise ValueError("SLUICE_OIDC_SCOPES must contain openid")
         return self
+
+    @property
+    def keeps_responses(self) -> bool:
+        """Whether Responses are kept for later requests."""
+        return self.responses_retention > timedelta(0) and self.file_store != NO_STORE
 
     @property
     def member_issuer(self) -> str | None:

@@ -23,6 +23,7 @@ from gateway.billing.ledger.store import read_balances
 from gateway.completions.admission.call import RequestReader
 from gateway.completions.admission.check import RequestChecker
 from gateway.completions.admission.chunks import PromptChunks
+from gateway.completions.admission.continuing import Continuations
 from gateway.completions.admission.diagnostics import CacheDiagnostics
 from gateway.completions.admission.idempotency import EarlierResponses
 from gateway.completions.admission.model_choice import Models
@@ -41,6 +42,7 @@ from gateway.completions.queue.presence import new_gateway
 from gateway.completions.sealing import Sealer
 from gateway.completions.sending.respond import ResponseSender
 from gateway.completions.settlement import SettlementService
+from gateway.completions.stored.kept import KeptResponses
 from gateway.completions.stored.service import Responses
 from gateway.completions.structure.checker import GrammarChecker
 from gateway.completions.structure.sandbox.pool import SandboxSettings
@@ -98,9 +100,11 @@ _MADE: Final[tuple[type[Any], ...]] = (
     Refusals,
     ServiceHistory,
     SettlementService,
+    KeptResponses,
     Responses,
     Authorizer,
     BodyReader,
+    Continuations,
     Models,
     RequestReader,
     RequestChecker,

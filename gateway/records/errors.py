@@ -7,6 +7,7 @@
     │   ├── MissingParameterError
     │   ├── UnsupportedParameterError
     │   │   └── UnsupportedThreadError
+    │   ├── PreviousResponseNotFoundError
     │   ├── UnknownParameterError
     │   ├── InvalidGrammarError
     │   └── ContextLengthExceededError
@@ -271,6 +272,10 @@ class UnsupportedThreadError(UnsupportedParameterError):
             code = "thread_unsupported_request"
             body["error"]["details"] = {"error_code": code, "unsupported": ["thread"]}
         return body
+
+
+class PreviousResponseNotFoundError(BadRequestError, code="previous_response_not_found"):
+    """The response that a request continues is not kept, or is another project's."""
 
 
 class UnknownParameterError(BadRequestError, code="unknown_parameter"):

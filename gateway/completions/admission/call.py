@@ -101,7 +101,7 @@ class Call(msgspec.Struct, frozen=True):
     """Runs work whose time grows with the size of the body."""
     session: Session = Session()
     ignored_query: tuple[str, ...] = ()
-    """Parameters of the query, which have no effect."""
+    """Parameters of the query, and `store`, if they have no effect."""
     line: BatchLine | None = None
     """Set for a line of a batch."""
 

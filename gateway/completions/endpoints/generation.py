@@ -14,6 +14,7 @@ from common import tracing as names
 from common.tracing import PLAN
 from gateway.completions.admission.call import Call, RequestReader, Session
 from gateway.completions.admission.check import CheckedRequest, RequestChecker
+from gateway.completions.admission.continuing import Continuations
 from gateway.completions.admission.idempotency import (
     REPLAYED_HEADER,
     EarlierResponses,
@@ -77,6 +78,7 @@ class Completions:
     _responses: Responses
     _unpaid: UnpaidRequests
     _refusals: Refusals
+    _continuations: Continuations
 
     async def create(
         self, request: Request, endpoint: Endpoint, *, authorized: Principal | None = None
@@ -95,6 +97,7 @@ class Completions:
     ) -> Response:
         """Estimate a request without running it."""
         call = await self._reader.read(request, authorized=authorized)
+        call = await self._continuations.continued(call, endpoint)
         checked = await self._checker.check(call, endpoint)
         return Response(
             msgspec.json.encode(self._estimate(call, checked)),
@@ -106,7 +109,7 @@ class Completions:
         """Return the tokens of a request's prompt."""
         exchange = exchange_of(request.scope)
         exchange.error_style = exchange.error_style or endpoint.error_style
-        call = await self._reader.read(request)
+        call = await self._continuations.continued(await self._reader.read(request), endpoint)
         tokens, ignored = await self._checker.prompt_tokens(call, endpoint)
         counted: dict[str, Any] = {"input_tokens": tokens}
         if endpoint.form is ResponseForm.RESPONSES:
@@ -181,18 +184,22 @@ class Completions:
         idempotent: IdempotentRequest | None,
     ) -> Submission:
         _note_session(call.session)
+        call = await self._continuations.continued(call, endpoint)
         with tracing.span(PLAN):
             checked = await self._checker.check(call, endpoint)
         measure.checked_model = checked.card.model
         note_request(checked, request_id)
         asked = request.headers.get(COST_HEADER, "").lower()
-        return await self._submitter.submit(
+        submission = await self._submitter.submit(
             call,
             checked,
             request_id=request_id,
             shows_cost=asked == "true" or (asked != "false" and call.principal.shows_cost),
             idempotent=idempotent,
         )
+        record, completion = submission.settlement.record, submission.completion
+        self._responses.kept.begin(record, completion, call.body, call.beside)
+        return submission
 
     async def _require_stored(self, submission: Submission) -> None:
         """Wait until every gateway can find a stream, so that its client never gets another one."""

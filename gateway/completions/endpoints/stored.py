@@ -2,11 +2,12 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 
 from gateway.completions.endpoints.event_ids import (
     POSITION_QUERY,
@@ -20,12 +21,14 @@ from gateway.completions.sealing import Sealer
 from gateway.completions.sending.measuring import RequestMeasure
 from gateway.completions.sending.respond import Recipient, ResponseSender
 from gateway.completions.sending.subscription import StoredSubscription
+from gateway.completions.stored.kept import Kept
 from gateway.completions.stored.service import Responses
 from gateway.completions.stored.store import StoredResponse
 from gateway.dialects.endpoint import ENDPOINTS, RESPONSES, Endpoint
 from gateway.dialects.parameters import ignored_header
 from gateway.dialects.profile import PROFILES
 from gateway.dialects.request import ResponseForm
+from gateway.dialects.responses.request import kept_options
 from gateway.http.allowances import UnpaidRequests
 from gateway.http.authorization import Authorizer
 from gateway.http.body import BodyReader
@@ -33,13 +36,17 @@ from gateway.http.exchange import exchange_of
 from gateway.http.query import takes_query
 from gateway.http.services import services_of
 from gateway.limits.replies import RequestState
+from gateway.platform.concurrency.large_work import LargeWork
+from gateway.platform.database.paging import MAX_PAGE, PageRequest
 from gateway.records.errors import (
     ApiError,
     ErrorStyle,
     NotFoundError,
     StateConflictError,
+    must,
     shown,
 )
+from gateway.records.principal import Principal
 from gateway.records.scopes import Scope
 
 router = APIRouter()
@@ -62,6 +69,7 @@ class StoredCompletions:
     _responses: Responses
     _sender: ResponseSender
     _sealer: Sealer
+    _large_work: LargeWork
 
     async def continue_stream(
         self, request: Request, endpoint: Endpoint, position: Position, measure: RequestMeasure
@@ -71,6 +79,8 @@ class StoredCompletions:
         The request's own body is not run.
         """
         response = await self._find(request, endpoint, position.request_id)
+        if isinstance(response, Kept):
+            raise _without_events()
         await self._bodies.read_counted(request, response.head.tenant_id)
         skip = position.number
         return await self.resend(response, Recipient(request, measure, is_streamed=True, skip=skip))
@@ -123,9 +133,14 @@ class StoredCompletions:
         return Response(content, media_type="application/json", headers=dict(headers))
 
     async def get(self, request: Request, endpoint: Endpoint, measure: RequestMeasure) -> Response:
-        """Get a stored completion: whole, its status, or as a stream."""
+        """Get a stored completion: whole, its status, or as a stream; a kept one whole."""
         response = await self._find(request, endpoint, request.path_params["completion_id"])
-        if read_stream(request):
+        is_streamed = read_stream(request)
+        if isinstance(response, Kept):
+            if is_streamed:
+                raise _without_events()
+            return await self._whole(request, response)
+        if is_streamed:
             is_from_zero = endpoint.form is ResponseForm.RESPONSES
             skip = read_position(request, response.id, is_from_zero=is_from_zero)
             recipient = Recipient(request, measure, is_streamed=True, skip=skip)
@@ -140,17 +155,46 @@ class StoredCompletions:
         A completion that has ended stays as it is.
         """
         response = await self._find(request, endpoint, request.path_params["completion_id"])
+        if isinstance(response, Kept):
+            return await self._whole(request, response)
         return await self.status(endpoint, await self._responses.cancel(response))
 
     async def delete(self, request: Request, endpoint: Endpoint, _: RequestMeasure) -> Response:
-        """Delete a stored response. One that runs is cancelled first."""
-        response = await self._find(request, endpoint, request.path_params["completion_id"])
-        response = await self._responses.cancel(response)
-        if not response.state.is_end:
-            raise StateConflictError(f"{response.id} is still running. Cancel it, and retry.")
-        await self._responses.forget(response.head)
-        body = {"id": response.id, "object": endpoint.response_object, "deleted": True}
+        """Delete a stored or kept response. One that runs is cancelled first."""
+        response_id = request.path_params["completion_id"]
+        response = await self._find(request, endpoint, response_id)
+        if isinstance(response, Kept):
+            await self._responses.kept.remove(response_id)
+        else:
+            response = await self._responses.cancel(response)
+            if not response.state.is_end:
+                raise StateConflictError(f"{response_id} is still running. Cancel it, and retry.")
+            # Others need no database.
+            if kept_options(response.head.generation_request()):
+                await self._responses.kept.remove(response_id)
+            await self._responses.forget(response.head)
+        body = {"id": response_id, "object": endpoint.response_object, "deleted": True}
         return Response(msgspec.json.encode(body), media_type="application/json")
+
+    async def input_items(
+        self, request: Request, response_id: str, wanted: PageRequest
+    ) -> dict[str, Any]:
+        """Return a page of the input of a kept response, with that of responses before it."""
+        principal = await self._caller(request, RESPONSES)
+        kept = await self._find_kept(principal, response_id)
+        beside = self._large_work.of(principal.tenant_id, size=len(kept.input))
+        return await beside(partial(_page, kept.input, wanted))
+
+    async def _whole(self, request: Request, kept: Kept) -> Response:
+        """Return a kept response."""
+
+        def whole() -> bytes:
+            response, before = map(msgspec.json.decode, kept)
+            return msgspec.json.encode(response | before["echo"])
+
+        tenant_id = exchange_of(request.scope).tenant_id
+        content = await self._large_work.of(tenant_id, size=sum(map(len, kept)))(whole)
+        return Response(content, media_type="application/json")
 
     async def _failure(self, response: StoredResponse) -> ApiError | None:
         """Return the error with which a response ended, as its readers receive it."""
@@ -163,26 +207,57 @@ class StoredCompletions:
             await reader.aclose()
         return None
 
-    async def _find(self, request: Request, endpoint: Endpoint, request_id: str) -> StoredResponse:
-        """Return a response of this endpoint that the caller may read.
+    async def _caller(self, request: Request, endpoint: Endpoint) -> Principal:
+        """Return the caller of a request that nobody pays. Raises an ApiError."""
+        exchange = exchange_of(request.scope)
+        exchange.error_style = endpoint.error_style
+        principal = await self._authorizer.authorize(request, Scope.COMPLETIONS)
+        self._unpaid.admit(exchange, principal)
+        return principal
+
+    async def _find(
+        self, request: Request, endpoint: Endpoint, request_id: str
+    ) -> StoredResponse | Kept:
+        """Return a stored response that the caller may read, or else a kept one.
 
         From then on, errors have the style of the response's dialect. Raises NotFoundError, also
         for a response of another project or of a model that the caller may not use, and
         StoreUnavailableError if Redis may have lost it for the moment.
         """
-        exchange = exchange_of(request.scope)
-        exchange.error_style = endpoint.error_style
-        principal = await self._authorizer.authorize(request, Scope.COMPLETIONS)
-        self._unpaid.admit(exchange, principal)
+        principal = await self._caller(request, endpoint)
         response = None
         if endpoint.has_given(request_id):
             response = await self._responses.find(request_id, tenant_id=principal.tenant_id)
             if response is None:
                 await self._responses.require_intact()
         if response is None or not response.is_readable_by(principal):
-            raise NotFoundError(f"The response {shown(request_id)} does not exist or has expired.")
-        exchange.error_style = _error_style(endpoint, response)
+            return await self._find_kept(principal, request_id)
+        exchange_of(request.scope).error_style = _error_style(endpoint, response)
         return response
+
+    async def _find_kept(self, principal: Principal, request_id: str) -> Kept:
+        found = dict[str, Kept]()
+        if RESPONSES.has_given(request_id):
+            found = await self._responses.kept.find(principal, {request_id: True})
+        if request_id not in found:
+            raise NotFoundError(f"The response {shown(request_id)} does not exist or has expired.")
+        return found[request_id]
+
+
+def _without_events() -> NotFoundError:
+    return NotFoundError("The events of this response have expired. Get it without 'stream'.")
+
+
+def _page(kept: bytes, wanted: PageRequest) -> dict[str, Any]:
+    items = msgspec.json.decode(kept)["items"][:: -1 if wanted.is_newest_first else 1]
+    ids: list[str | None] = [item["id"] for item in items]
+    if wanted.after not in (None, *ids):
+        raise must("after", "be the id of an item of this list", wanted.after)
+    start = 0 if wanted.after is None else ids.index(wanted.after) + 1
+    end = start + wanted.limit
+    first, *_, last = ids[start:end] * 2 or (None, None)
+    page = {"object": "list", "data": items[start:end], "has_more": end < len(ids)}
+    return page | {"first_id": first, "last_id": last}
 
 
 def _error_style(endpoint: Endpoint, response: StoredResponse) -> ErrorStyle:
@@ -215,3 +290,24 @@ for _endpoint in ENDPOINTS:
     _add_route("GET", _path, StoredCompletions.get, _endpoint)
     _add_route("POST", f"{_path}/cancel", StoredCompletions.cancel, _endpoint)
 _add_route("DELETE", f"{RESPONSES.path}/{{completion_id}}", StoredCompletions.delete, RESPONSES)
+
+
+@router.get(
+    f"{RESPONSES.path}/{{completion_id}}/input_items",
+    summary="List the input of a kept response",
+    tags=["Responses"],
+)
+async def list_input_items(
+    request: Request,
+    completion_id: Annotated[str, Path(description="The id of the response.")],
+    after: Annotated[
+        str | None, Query(description="Id of the last item of the page before.")
+    ] = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE, description="Maximum items of a page.")] = 20,
+    order: Annotated[
+        Literal["asc", "desc"], Query(description="`asc`: in the order of the conversation.")
+    ] = "desc",
+) -> dict[str, Any]:
+    """List the items of a response's input, also those of responses that it continues."""
+    wanted = PageRequest(after, limit, is_newest_first=order == "desc")
+    return await services_of(request)[StoredCompletions].input_items(request, completion_id, wanted)

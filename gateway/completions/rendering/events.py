@@ -44,6 +44,8 @@ class EventRenderer:
         """Number of the last event."""
         self._id = b"\nid: %s:" % completion.id.encode() if has_ids else b""
         self.usage = completion.new_usage()
+        self.whole = b""
+        """The whole response after its last event, in a form whose last event has it."""
         self.failure: ApiError | None = None
         """The error that ended the stream."""
         self._is_failed = False

@@ -22,7 +22,6 @@ from gateway.completions.rendering.tool_calls import (
     TextArgument,
     call_id,
     decoded,
-    derived_id,
     text_argument,
 )
 from gateway.dialects.json_styles import style_of
@@ -35,6 +34,7 @@ from gateway.dialects.request import (
     ResponsesOptions,
 )
 from gateway.dialects.responses.failures import event, event_data, failure_of
+from gateway.dialects.responses.items import item_id
 from gateway.records.errors import ApiError
 
 _json = msgspec.json.Encoder().encode
@@ -89,6 +89,7 @@ class ResponseObjects:
             ),
             "usage": None if usage is None else _usage(usage) | completion.cost(usage),
             "service_tier": completion.request.service_tier or ServiceTier.DEFAULT,
+            "store": self.options.is_kept,
         }
         if completion.request.compared_id is not None:
             body["prompt_cache_diagnostics"] = usage and self._diagnosed(usage)
@@ -116,7 +117,7 @@ class ResponseObjects:
     def id_of(self, part: Part) -> str:
         """Return the id of an item."""
         kind = self.form_of(part).kind if part.kind is PartKind.CALL else part.kind
-        return derived_id(_PREFIXES[kind], self._completion.id, part.number)
+        return item_id(_PREFIXES[kind], self._completion.id, str(part.number))
 
     def content(self, part: Part, text: str) -> dict[str, Any]:
         """Return the only content of reasoning or of a message."""
@@ -287,6 +288,7 @@ class ResponseRenderer(PartsRenderer):
         status, output = _whole_status(self._stream), _output(self._stream, self._objects)
         ended_at = self._stopwatch.ended_at
         response = self._objects.response(status, output, usage=self.usage, ended_at=ended_at)
+        self.whole = bytes(response)
         self._add(f"response.{status}", {"response": response}, parts)
 
     @override

@@ -62,7 +62,7 @@ class ResponseSender:
             content = await _collect(
                 subscription, watch, seconds=self._settings.request_timeout.total_seconds()
             )
-            await subscription.finish()
+            await subscription.finish(content.content)
             return _response(subscription, content, {**_times(recipient.measure), **headers})
         except ClientDisconnect:
             subscription.leave()

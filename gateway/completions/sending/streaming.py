@@ -269,7 +269,7 @@ class StreamedCompletion(Response):
                     await _send(send, events + alive.after(last), more=False)
                     return
                 if renderer.finished:
-                    await self._subscription.finish()
+                    await self._subscription.finish(renderer.whole)
                     await _send(send, events, more=False)
                     return
                 if events:

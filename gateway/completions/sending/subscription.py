@@ -1,9 +1,7 @@
 """A client's subscription to a response, and what happens to the response when it ends."""
 
 import asyncio
-from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any
 
 from typing_extensions import override
 
@@ -24,8 +22,11 @@ class Subscription:
     def replied(self) -> None:
         """Record that replies have arrived."""
 
-    async def finish(self) -> None:
-        """Record that everything has been read. The client gets the last part afterwards."""
+    async def finish(self, whole: bytes) -> None:
+        """Record that everything has been read. The client gets the last part afterwards.
+
+        `whole` is the whole response, which streams of some forms do not have.
+        """
 
     def fail(self, error: BaseException) -> None:
         """Record that the response, or its delivery, has failed; the client gets the error."""
@@ -49,8 +50,11 @@ class InitialSubscription(Subscription):
         self._settlement.replied()
 
     @override
-    def finish(self) -> Coroutine[Any, Any, None]:
-        return self._responses.of(self._settlement).finish()
+    async def finish(self, whole: bytes) -> None:
+        # Settling does not wait for the file store.
+        keeping = self._responses.kept.finish(self.completion, whole)
+        ending = self._responses.of(self._settlement).finish()
+        await (ending if keeping is None else asyncio.gather(ending, keeping))
 
     @override
     def fail(self, error: BaseException) -> None:

@@ -5,7 +5,7 @@ import logging
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum, auto
 from typing import Any, Final
@@ -108,6 +108,8 @@ class OwnedResponses:
     background: BackgroundIndex
     dispatcher: Dispatcher
     settlements: SettlementService
+    keep: Callable[["OwnedResponse"], Awaitable[None]]
+    """Keeps a finished response for later requests, if its request wants that."""
 
     def __post_init__(self) -> None:
         self.tasks = self.settlements.tasks
@@ -410,6 +412,8 @@ class OwnedResponse:
                     await asyncio.sleep(WRITE_SECONDS)
             if self.settlement.has_ended:
                 return
+            if not (self.has_consumer or is_line):
+                await self._owned.keep(self)
             await self.settlement.finish(RequestState.FINISHED, stored_bytes=self._bytes_at_end)
             if is_line or self.settlement.is_confirmed:
                 await self._end_when_confirmed()

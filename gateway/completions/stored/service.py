@@ -10,18 +10,23 @@ import logging
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
+from common.present import present
 from common.tasks import each_apart, repeat
 from contract.messages import CancelResponse, JobFailed, ResponseGrown
 from contract.outcomes import FailureCode
 from contract.queue import LostJob
 from contract.scripts import CommandExecutor
 from gateway.completions.queue.dispatcher import Dispatcher
+from gateway.completions.queue.generation import Reply
+from gateway.completions.rendering.responses import ResponseAssembler
 from gateway.completions.sealing import Sealer
 from gateway.completions.settlement import CLOSE_SECONDS, Settlement, SettlementService
 from gateway.completions.stored.head import ResponseHead
-from gateway.completions.stored.journal import encode_entries, encode_message
+from gateway.completions.stored.journal import decode_slices, encode_entries, encode_message
+from gateway.completions.stored.kept import KeptResponses
 from gateway.completions.stored.owned import OwnedResponse, OwnedResponses
 from gateway.completions.stored.peers import BackgroundIndex, Peers
 from gateway.completions.stored.reader import ResponseReader
@@ -32,6 +37,7 @@ from gateway.completions.stored.store import (
     bytes_of_head,
 )
 from gateway.completions.stored.takeover import Takeovers
+from gateway.dialects.responses.request import kept_options
 from gateway.limits.replies import RequestState, RequestStatus
 from gateway.limits.store import QuotaStore
 from gateway.platform.concurrency.fair_turns import LoopTurns
@@ -67,6 +73,7 @@ class Responses:
     _large_work: LargeWork
     _sealer: Sealer
     _settings: Settings
+    kept: KeptResponses
 
     def __post_init__(self) -> None:
         executor, dispatcher, settlements = self._executor, self.dispatcher, self._settlements
@@ -74,7 +81,7 @@ class Responses:
         self._peers = Peers(executor, dispatcher, settlements.tasks)
         self._background = BackgroundIndex(executor, dispatcher.gateway)
         self._owned = OwnedResponses(
-            self.store, self._peers, self._background, dispatcher, settlements
+            self.store, self._peers, self._background, dispatcher, settlements, self._keep
         )
         most_unread = self._settings.max_unread_bytes
         self._takeovers = Takeovers(executor, self._owned, max_unread_bytes=most_unread)
@@ -280,6 +287,21 @@ class Responses:
         most_ms = RETIRED_MS if is_line else None
         await self._requests.forget(tenant_id, request_id, most_ms=most_ms)
         await self.store.discard(request_id)
+
+    async def _keep(self, response: OwnedResponse) -> None:
+        """Keep a response that ends without a client here, if its request wants that."""
+        completion = response.head.completion(self._sealer)
+        if kept_options(completion.request) is None:
+            return
+        assembler = ResponseAssembler(completion)
+        turn = partial(self._loop_turns.slice_of, response.head.tenant_id)
+        for entry in response.entries:
+            for received in decode_slices(entry):
+                async with turn():
+                    for each in received:
+                        assembler.add(Reply(*each))
+        whole = await assembler.response(turn)
+        await present(self.kept.finish(completion, whole.content))
 
     # -- loops -----------------------------------------------------------------------------------
 

@@ -7,9 +7,10 @@ that only OpenAI's servers can read.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from itertools import takewhile
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from contract.messages import TEXT_ARGUMENT
 from gateway.dialects.chat.messages import (
@@ -53,14 +54,67 @@ _UNCALLED: Final = "input.output_without_call"
 _ITEM_MEMBERS: Final = by_type(Endpoints.RESPONSES, "input[]")
 _PART_MEMBERS: Final = by_type(Endpoints.RESPONSES, "content[]")
 _SYSTEM: Final = ("system", "developer")
+PREVIOUS: Final = "previous_response_id"
+REFERENCE: Final = "item_reference"
+"""The type of an item that stands for an item of a kept response."""
+_ITEM_ID: Final = re.compile("[a-z]+_([a-z2-7]{26})_(in)?-?[0-9]{1,6}")
 
 _Part = dict[str, str]
 
 
-def read_input(value: object, instructions: str | None, toolbox: Toolbox) -> Conversation:
+class Continued(NamedTuple):
+    """The response that a request continues, in place of its id in the body."""
+
+    response_id: str
+    items: int
+    """The items of it, and before it, with which the input begins."""
+
+
+def as_items(value: Any) -> Any:
+    """Return an input as items; one that is no text is unchanged."""
+    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+
+
+def item_id(prefix: str, response_id: str, place: str) -> str:
+    """Return the id of an item, which names its response. Places of the input begin with `in`."""
+    return f"{prefix}{response_id.rpartition('_')[2]}_{place}"
+
+
+def place_of(item: str) -> tuple[str, bool] | None:
+    """Return the id of an item's response, without prefix, and whether the item is of its input.
+
+    Return None for an id that no response has given.
+    """
+    found = _ITEM_ID.fullmatch(item)
+    return None if found is None else (found[1], found[2] is not None)
+
+
+def listed_items(items: list[dict[str, Any]], response_id: str) -> list[dict[str, Any]]:
+    """Return the items of a valid input with all members that lists of items show.
+
+    Each has an id of its own. The conversation that `read_input` returns for them is the same.
+    """
+    listed, ids = list[dict[str, Any]](), set[str]()
+    for index, item in enumerate(items):
+        id_ = item.get("id")
+        if not isinstance(id_, str) or not id_ or id_ in ids:
+            id_ = item_id("msg_", response_id, f"in{index}")
+        ids.add(id_)
+        whole = {**item, "id": id_, "type": item.get("type") or "message"}
+        if whole["type"] == "message" and isinstance(item["content"], str):
+            kind = "output_text" if item["role"] == "assistant" else "input_text"
+            whole["content"] = [{"type": kind, "text": item["content"]}]
+        listed.append(whole)
+    return listed
+
+
+def read_input(
+    value: object, instructions: str | None, toolbox: Toolbox, *, earlier: int = 0
+) -> Conversation:
     """Return the conversation, and add the tools in it to the toolbox.
 
-    Raises a BadRequestError that names the first invalid place.
+    The first `earlier` items are those of the response that the request continues. Raises a
+    BadRequestError that names the first invalid place.
     """
     reader = _Reader(toolbox)
     if instructions:
@@ -71,15 +125,16 @@ def read_input(value: object, instructions: str | None, toolbox: Toolbox) -> Con
         reader.add("user", [_text_part(value)])
     else:
         items = read_list(value, "input", most=MAX_ITEMS)
-        for index, item in enumerate(items):
-            reader.read(item, f"input[{index}]")
+        for index, item in enumerate(items, start=-earlier):
+            place = f"input[{index}]" if index >= 0 else f"{PREVIOUS}[{index + earlier}]"
+            reader.read(item, place)
     conversation = reader.finished()
     if not conversation.messages:
         rule = "must have at least one item that is a message. Given: none."
         if _UNCALLED in conversation.ignored:
             rule = (
                 "must have the calls of its outputs, too. Given: outputs alone. Send the whole "
-                "conversation: responses are not kept for a 'previous_response_id'."
+                "conversation, or name the response that has the calls in 'previous_response_id'."
             )
         raise invalid("input", rule)
     return conversation
@@ -149,7 +204,7 @@ class _Reader:
         item = read_object(value, path)
         has_role = "role" in item and item.get("type") is None
         kind = "message" if has_role else required(item, "type", path)
-        if kind == "item_reference":
+        if kind == REFERENCE:
             raise unsupported(
                 path,
                 "refers to an item of an earlier response, and responses are not kept. Send the "

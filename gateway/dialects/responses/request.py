@@ -42,7 +42,7 @@ from gateway.dialects.request import (
     StructureKind,
 )
 from gateway.dialects.responses.failures import DEFAULTS
-from gateway.dialects.responses.items import read_input
+from gateway.dialects.responses.items import PREVIOUS, Continued, read_input
 from gateway.dialects.responses.tools import (
     CHOICE_SCHEMA,
     TOOLS_SCHEMA,
@@ -86,19 +86,19 @@ REJECTED: Final = {
     **{name: row for name, row in REJECTED_BY_CHATS.items() if name not in _SERVED},
     **rejected_by(Endpoints.RESPONSES),
     **dict.fromkeys(
-        ("previous_response_id", "conversation"),
+        (PREVIOUS, "conversation"),
         RefusedParameter(
             Endpoints.CHATS,
             (),
-            "Responses are not kept. Send the whole conversation as 'input', with the reasoning "
-            f"that 'include' ['{ENCRYPTED}'] returns.",
+            "Conversations are not kept. Send the whole one as 'input', with the reasoning that "
+            f"'include' ['{ENCRYPTED}'] returns.",
         ),
     ),
     "prompt": RefusedParameter(
         Endpoints.CHATS, (), "Prompts are not kept. Use 'instructions' and 'input'."
     ),
 }
-"""The parameters that are rejected."""
+"""The parameters that are rejected: `previous_response_id` where responses are not kept."""
 
 
 class ResponseRequest(LabelParameters, SharedParameters):
@@ -106,8 +106,12 @@ class ResponseRequest(LabelParameters, SharedParameters):
 
     input: Annotated[Any, typed('str | list[{"type?": str}, 1:]')] = None
     """A text, or the items of the conversation, oldest first. Required. Items: messages of role
-    user, assistant, system or developer, reasoning, calls of tools and their outputs. Items of
-    other types are left out, and so are calls without output and outputs without call."""
+    user, assistant, system or developer, reasoning, calls of tools and their outputs, and
+    references to items of kept responses by their id. Items of other types are left out, and so are
+    calls without output and outputs without call."""
+    previous_response_id: str | None = None
+    """A kept response of the project, whose input and output, but not its instructions, come before
+    the input. Default: none."""
     instructions: str | None = None
     """A system message before the input. Default: none."""
     max_output_tokens: Annotated[int, Field(ge=1, le=COUNT.maximum), INTEGRAL] | None = None
@@ -158,8 +162,8 @@ class ResponseRequest(LabelParameters, SharedParameters):
     """Return log-probabilities of the text's tokens and of this many likeliest tokens. Default: 0,
     which returns none unless `include` requests them."""
     store: bool | None = None
-    """No effect: only responses with `background` or an Idempotency-Key are kept, for a limited
-    time."""
+    """Whether later requests can name the response and its items, for a limited time. Default: true
+    if the deployment keeps responses."""
     truncation: str | None = None
     """`disabled`; `auto` has no effect: nothing is left out of the input."""
     max_tool_calls: int | None = None
@@ -171,13 +175,18 @@ def read_response(body: dict[str, Any], profile: Profile, *, max_prompts: int) -
     """Return the request of a body of `POST /v1/responses`. Raises a BadRequestError."""
     del max_prompts  # A response has one prompt.
     served = {name: value for name, value in body.items() if name not in _UNSERVED}
+    continued, earlier = served.pop(PREVIOUS, None), 0
+    if isinstance(continued, Continued):
+        served[PREVIOUS], earlier = continued
+    else:
+        REJECTED[PREVIOUS].check(PREVIOUS, continued)
     wire = validate(ResponseRequest, served)
     check_metadata(wire.metadata)
     # Without what a rejected parameter refers to, the input may make no sense.
     ignored = _ignored(body, wire)
     toolbox = Toolbox()
     toolbox.describe(wire.tools, "tools")
-    conversation = read_input(wire.input, wire.instructions, toolbox)
+    conversation = read_input(wire.input, wire.instructions, toolbox, earlier=earlier)
     text = optional_object(wire.text, "text")
     reasoning = optional_object(wire.reasoning, "reasoning")
     thinking = read_thinking(
@@ -225,6 +234,7 @@ def read_response(body: dict[str, Any], profile: Profile, *, max_prompts: int) -
             wants_reasoning=bool(reasoning) and thinking.is_enabled is not False,
             has_sealed_reasoning=ENCRYPTED in included,
             has_summaries=summary is not None,
+            is_kept=wire.store is not False,
         ),
         service_tier=shared.service_tier or AUTO_TIER,
         compared_id=read_compared_id(
@@ -287,9 +297,13 @@ def _ignored(body: dict[str, Any], wire: ResponseRequest) -> list[str]:
         ignored.append("truncation")
     if wire.max_tool_calls is not None:
         ignored.append("max_tool_calls")
-    if wire.store and not wire.background:
-        ignored.append("store")
     return ignored
+
+
+def kept_options(request: GenerationRequest) -> ResponsesOptions | None:
+    """Return the options of a response that is kept; None if the response is not."""
+    options = request.form_options
+    return options if isinstance(options, ResponsesOptions) and options.is_kept else None
 
 
 def _echo(
@@ -308,6 +322,7 @@ def _echo(
         "metadata": wire.metadata,
         "parallel_tool_calls": wire.parallel_tool_calls,
         "presence_penalty": shared.sampling.presence_penalty,
+        "previous_response_id": wire.previous_response_id,
         "prompt_cache_key": wire.prompt_cache_key,
         "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
         "safety_identifier": wire.safety_identifier,
@@ -321,6 +336,8 @@ def _echo(
         "user": wire.user,
     }
     echo = {**DEFAULTS, **{name: each for name, each in given.items() if each is not None}}
+    # Whether the response is kept does not follow from the request alone.
+    del echo["store"]
     if echo["text"]["format"].get("type") == "json_schema":
         form = {name: each for name, each in echo["text"]["format"].items() if each is not None}
         echo["text"]["format"] = {**_FORMAT, **form}

@@ -161,6 +161,7 @@ _POOLING: Final = {
 _OF_FASTAPI: Final = {
     "get /tokenizer_info": "TokenizerInfo",
     "get /v1/models": "ModelList",
+    "get /v1/responses/{completion_id}/input_items": "ResponseItems",
     "get /v1/models/{model_id}": "Model",
 }
 """Schemas of the responses of operations that FastAPI describes but for these."""

@@ -212,6 +212,9 @@ Response
   prompt_cache_diagnostics?: dict | None  # With `comparison_response_id`.
   tools: list; tool_choice: Any; parallel_tool_calls: bool
   presence_penalty: float; frequency_penalty: float
+ResponseItems
+  object: "list"; data: list[ResponseItem]; has_more: bool
+  first_id: str | None; last_id: str | None
 ResponseTokens
   object: "response.input_tokens"
   input_tokens: int  # Tokens of the prompt, as they would be billed.

@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import partial
 from typing import Any
 
 import httpx
@@ -170,14 +171,21 @@ def test_responses_run_as_lines(openai: OpenAI) -> None:
     asked = {"input": "Hello", "prompt": None, "max_tokens": None}
     good = line("a", path, **asked, max_output_tokens=3)
     bad = line("b", path, **asked, previous_response_id="resp_1")
-    batch = create(openai, good, bad, endpoint=path)
+    create_one: Any = partial(
+        openai.responses.create, model=MODEL, input="Hello", max_output_tokens=3
+    )
+    named = {"previous_response_id": create_one().id}
+    more = line("c", path, **asked, **named, max_output_tokens=3)
+    batch = create(openai, good, bad, more, endpoint=path)
     ended = wait_for(openai, batch.id)
-    body = results(openai, ended.output_file_id)["a"]["response"]["body"]
-    assert (body["object"], body["status"]) == ("response", "incomplete")
+    found = results(openai, ended.output_file_id)
+    body, longer = (found[name]["response"]["body"] for name in "ac")
+    assert longer["usage"]["input_tokens"] == create_one(**named).usage.input_tokens
+    assert (body["object"], body["status"], body["store"]) == ("response", "incomplete", False)
     assert body["usage"]["output_tokens"] == 3
     refused = results(openai, ended.error_file_id)["b"]["response"]
     assert refused["status_code"] == 400
-    assert refused["body"]["error"]["code"] == "unsupported_parameter"
+    assert refused["body"]["error"]["code"] == "previous_response_not_found"
 
 
 BAD_LINES: list[tuple[bytes, str, str]] = [

@@ -121,7 +121,7 @@ def runner_of(database: Database) -> BatchRunner:
     """Return a gateway's runner, whose lines cannot run."""
     none: Any = None
     gateway, drain = SimpleNamespace(gateway="gw-1"), SimpleNamespace(is_draining=False)
-    others: Any = [none, gateway, LineRunner(*[none] * 8), none, drain]
+    others: Any = [none, gateway, LineRunner(*[none] * 9), none, drain]
     return BatchRunner(Settings(), database, *others)
 
 
@@ -403,7 +403,7 @@ async def test_lines_of_a_tenant_begin_in_turn_with_the_lines_of_others() -> Non
             await asyncio.sleep(0.001)
             raise OverloadedError("", retry_after_seconds=1.0)
 
-    runner: Any = Runner(*cast("Any", [None] * 8))
+    runner: Any = Runner(*cast("Any", [None] * 9))
     names = dict.fromkeys(Batch.__dataclass_fields__)
 
     def lines(tenant: str, number: int) -> list[Any]:

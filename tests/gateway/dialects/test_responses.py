@@ -9,7 +9,9 @@ import pytest
 from contract.dialect import Dialect
 from gateway.dialects.profile import PROFILES
 from gateway.dialects.request import GenerationRequest, Sealed, StructureKind, ToolMode
+from gateway.dialects.responses.items import item_id, listed_items, place_of, read_input
 from gateway.dialects.responses.request import read_response
+from gateway.dialects.responses.tools import Toolbox
 from gateway.records.errors import BadRequestError
 from tests.gateway.dialects.chat_reading import PNG_URI
 from tests.support.cases import all_cases
@@ -371,3 +373,22 @@ def test_many_items_take_linear_time(item: dict[str, Any]) -> None:
     began = time.process_time()
     messages_of([*[item] * 90_000, user("a")])
     assert time.process_time() - began < 5
+
+
+def test_listed_items_have_ids_of_their_own_and_are_the_same_conversation() -> None:
+    call = {"type": "function_call", "id": "fc_1", "call_id": "c", "name": "f", "arguments": "{}"}
+    items: list[dict[str, Any]] = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "", "id": "fc_1"},
+        call,
+        {"type": "function_call_output", "call_id": "c", "output": "b", "id": None},
+        {"role": "developer", "content": [{"type": "input_text", "text": "c"}], "id": "msg_2"},
+    ]
+    response_id = "resp_" + "a" * 26
+    listed = listed_items(items, response_id)
+    own = {index: item_id("msg_", response_id, f"in{index}") for index in (0, 2, 3)}
+    assert [each["id"] for each in listed] == [own[0], "fc_1", own[2], own[3], "msg_2"]
+    assert [place_of(each["id"]) for each in listed[:2]] == [("a" * 26, True), None]
+    both = (read_input(each, None, Toolbox()) for each in (items, listed))
+    assert next(both).messages == next(both).messages
+    assert listed_items(listed, response_id) == listed

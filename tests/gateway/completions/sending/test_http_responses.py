@@ -339,7 +339,7 @@ async def test_response_of_the_maximum_length_is_incomplete(client: httpx.AsyncC
     assert body["output"][-1]["status"] == "incomplete"
     assert body["usage"]["output_tokens"] == 8
     assert (body["metadata"], body["instructions"]) == ({"a": "b"}, "Be brief.")
-    assert (body["store"], body["error"]) == (False, None)
+    assert (body["store"], body["error"]) == (True, None)
     stream = await client.post(RESPONSES, json=ASKED | {"stream": True})
     last = events_of(stream.content)[-1]
     assert last["type"] == "response.incomplete"
@@ -378,9 +378,10 @@ async def test_input_tokens_are_those_that_are_billed(client: httpx.AsyncClient)
 @all_cases(
     ("parameter", "value", "code"),
     [
-        ("previous_response_id", "resp_1", "unsupported_parameter"),
+        ("previous_response_id", "resp_1", "previous_response_not_found"),
+        ("previous_response_id", 1, "invalid_value"),
         ("conversation", "conv_1", "unsupported_parameter"),
-        ("input", [{"type": "item_reference", "id": "msg_1"}], "unsupported_parameter"),
+        ("input", [{"type": "item_reference", "id": 1}], "invalid_value"),
         ("input", None, "missing_required_parameter"),
         ("temperature", 9, "invalid_value"),
     ],

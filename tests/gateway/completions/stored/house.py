@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
+from unittest.mock import Mock
 from weakref import WeakSet
 
 import msgspec
@@ -26,6 +27,7 @@ from gateway.completions.rendering.completion import Completion
 from gateway.completions.sealing import Sealer
 from gateway.completions.settlement import Settlement, SettlementService, Slices
 from gateway.completions.stored.head import ResponseHead
+from gateway.completions.stored.kept import KeptResponses
 from gateway.completions.stored.reader import ResponseReader
 from gateway.completions.stored.service import Responses
 from gateway.completions.stored.store import StoredResponse, packed_head
@@ -108,6 +110,7 @@ class House:
             LargeWork(most_waiting_bytes=10**9),
             Sealer(["secret"]),
             Settings(journal_interval=timedelta(seconds=journal_seconds)),
+            Mock(spec=KeptResponses),
         )
         self.has_handed_over = asyncio.Event()
         """Set while it stops, when other gateways may take its responses over."""

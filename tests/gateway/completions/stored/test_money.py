@@ -183,7 +183,7 @@ async def test_line_of_a_batch_that_is_cancelled_while_it_ends_is_delivered_if_i
         line = Line(BatchState(Batch(**batch)), number, b'{"custom_id":"a"}')
         stored: Any = await first.find(request.id)
         house = second if is_continued else first
-        services: Any = [*[None] * 6, house.responses, None]
+        services: Any = [*[None] * 7, house.responses, None]
         runner = LineRunner(*services)
         if is_continued:
             first.responses.of(request.settlement).leave()
@@ -217,7 +217,7 @@ async def test_line_that_runs_again_is_paid_once_although_its_first_gateway_dies
     async def run(house: House, error: ApiError | None = None) -> LineRun | None:
         requests = QuotaStore(MeasuredConnection(redis))
         earlier = EarlierResponses(Settings(), requests, house.responses, house.reservations)
-        services: Any = [*[None] * 5, earlier, house.responses, house.catalogue]
+        services: Any = [*[None] * 6, earlier, house.responses, house.catalogue]
         runner: Any = LineRunner(*services)
 
         async def submit(_call: object, _endpoint: object, request_id: str, _key: object) -> Any:

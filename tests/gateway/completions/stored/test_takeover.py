@@ -644,7 +644,7 @@ async def test_background_request_without_a_queue_runs_for_the_client_that_repea
 
     # A client stops to look at a status that is an end.
     response, sealer = await second.find(request.id), Sealer(["secret"])
-    stored = StoredCompletions(Mock(), Mock(), Mock(), second.responses, Mock(), sealer)
+    stored = StoredCompletions(Mock(), Mock(), Mock(), second.responses, Mock(), sealer, Mock())
     shown = await stored.status(CHATS, response)
     assert msgspec.json.decode(shown.body)["status"] == "queued"
 
