@@ -1,5 +1,6 @@
 // Calls a chat endpoint with the Vercel AI SDK, and prints the results as JSON. With
 // OPENAI_BASE_URL and OPENAI_API_KEY: vercel_calls.mjs MODEL
+import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { APICallError, isStepCount, Output, streamText, tool } from "ai";
 import { z } from "zod";
@@ -42,6 +43,19 @@ const weather = tool({
 const question = { prompt: "What is the weather in Paris?", tools: { get_weather: weather } };
 const steps = await stream({ ...question, stopWhen: isStepCount(2) }).steps;
 
+// By default, the provider refers to text that earlier responses have.
+const sent = [];
+const noting = (url, request) => {
+  sent.push(JSON.parse(request.body).input.map(({ type, role }) => type ?? role));
+  return fetch(url, request);
+};
+const openai = createOpenAI({ baseURL, apiKey, fetch: noting })(process.argv[2]);
+const kept = await stream({ ...question, model: openai, stopWhen: isStepCount(2) }).steps;
+const user = (content) => ({ role: "user", content });
+const turns = [question.prompt, "And now?"].map(user);
+turns.splice(1, 0, ...kept.flatMap(({ response }) => response.messages));
+const next = await stream({ prompt: turns, model: openai }).text;
+
 const schema = z.object({ city: z.enum(["Oslo", "Rome"]), warm: z.boolean() });
 const objects = stream({ output: Output.object({ schema }) });
 
@@ -56,6 +70,9 @@ console.log(
       text,
       tokens: usage.outputTokens,
     })),
+    kept: kept.map(({ finishReason, text }) => ({ finishReason, text })),
+    sent,
+    next,
     partial: await partsOf(objects.partialOutputStream),
     reasoning: await thought.reasoningText,
     answer: await thought.text,

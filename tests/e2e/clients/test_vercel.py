@@ -32,6 +32,16 @@ def test_tools_are_run(reported: Any) -> None:
     assert call["tokens"] > 0 < answer["tokens"]
 
 
+def test_provider_of_responses_refers_to_kept_items_at_its_defaults(reported: Any) -> None:
+    call, answer = reported["kept"]
+
+    assert call["finishReason"] == "tool-calls"
+    assert (answer["finishReason"], answer["text"]) == ("stop", "It is 21 degrees in Paris.")
+    loop = ["user", "function_call", "function_call_output"]
+    assert reported["sent"] == [["user"], loop, [*loop, "item_reference", "user"]]
+    assert reported["next"]
+
+
 def test_objects_are_streamed(reported: Any) -> None:
     *partial, whole = reported["partial"]
 
