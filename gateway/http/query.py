@@ -3,7 +3,7 @@
 Routes of generations ignore parameters that they lack, and name them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar, get_args, get_origin
 
 from fastapi import Request
@@ -25,11 +25,14 @@ _NAMES: Final = "query_names"
 _IGNORES_OTHERS: Final = "ignores_other_query"
 
 
-def takes_query(*names: str) -> Callable[[Endpoint], Endpoint]:
-    """Return a decorator that names the query parameters of a plain route's endpoint."""
+def takes_query(*names: str, lists: Sequence[str] = ()) -> Callable[[Endpoint], Endpoint]:
+    """Return a decorator that names the query parameters of a plain route's endpoint.
+
+    Those of `lists` may be given several times.
+    """
 
     def mark(endpoint: Endpoint) -> Endpoint:
-        setattr(endpoint, _NAMES, names)
+        setattr(endpoint, _NAMES, dict.fromkeys(names, False) | dict.fromkeys(lists, True))
         return endpoint
 
     return mark
@@ -83,7 +86,7 @@ def _names_of(scope: Scope) -> dict[str, bool]:
     """Return the names of a route's parameters, and whether each is a list."""
     route = scope.get("route")
     if not isinstance(route, APIRoute):
-        return dict.fromkeys(getattr(scope["endpoint"], _NAMES, ()), False)
+        return getattr(scope["endpoint"], _NAMES, {})
     dependants, found = [route.dependant], dict[str, bool]()
     for dependant in dependants:
         for field in dependant.query_params:

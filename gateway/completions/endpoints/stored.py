@@ -51,6 +51,8 @@ from gateway.records.scopes import Scope
 
 router = APIRouter()
 
+_INCLUDE: Final = ("include", "include[]")
+"""Queries without effect: items have what the `include` of their request has asked for."""
 _ENDED: Final = {
     RequestState.FINISHED: "completed",
     RequestState.FAILED: "failed",
@@ -275,7 +277,9 @@ def _headers(response: StoredResponse, subscription: StoredSubscription) -> dict
 def _add_route(
     method: str, path: str, serve: Callable[..., Awaitable[Response]], endpoint: Endpoint
 ) -> None:
-    @takes_query(*(POSITION_QUERY if method == "GET" else ()))
+    is_get = method == "GET"
+
+    @takes_query(*(POSITION_QUERY if is_get else ()), lists=_INCLUDE if is_get else ())
     async def route(request: Request) -> Response:
         measure = RequestMeasure(f"{endpoint.name}.{serve.__name__}", exchange_of(request.scope))
         completions = services_of(request)[StoredCompletions]
@@ -307,7 +311,12 @@ async def list_input_items(
     order: Annotated[
         Literal["asc", "desc"], Query(description="`asc`: in the order of the conversation.")
     ] = "desc",
+    include: Annotated[
+        list[str] | None,
+        Query(alias="include[]", description="Items have what their request has asked for."),
+    ] = None,
 ) -> dict[str, Any]:
     """List the items of a response's input, also those of responses that it continues."""
+    del include  # It has no effect: see `_INCLUDE`.
     wanted = PageRequest(after, limit, is_newest_first=order == "desc")
     return await services_of(request)[StoredCompletions].input_items(request, completion_id, wanted)

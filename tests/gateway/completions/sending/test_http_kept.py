@@ -395,7 +395,9 @@ async def test_library_continues_a_response(stack: Stack, key: str, store: "Redi
             'assistant:Look.:Reading.:exec_command{"cmd": "ls"};',
             "tool::a.txt:",
         ]
-        items = [each async for each in openai.responses.input_items.list(asking.result().id)]
+        include: Any = ["reasoning.encrypted_content", "message.output_text.logprobs"]
+        listing = openai.responses.input_items.list(asking.result().id, include=include)
+        items = [each async for each in listing]
         assert [each.type for each in items] == [
             "function_call_output",
             "function_call",
@@ -403,5 +405,6 @@ async def test_library_continues_a_response(stack: Stack, key: str, store: "Redi
             "reasoning",
             "message",
         ]
-        assert (await openai.responses.retrieve(first.id)).output == first.output
+        found = await openai.responses.retrieve(first.id, include=include)
+        assert found.output == first.output
         await openai.responses.delete(first.id)
