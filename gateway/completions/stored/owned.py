@@ -521,7 +521,7 @@ class OwnedResponse:
     @property
     def stored_bytes(self) -> int:
         """Bytes that Redis stores for it while it runs: its jobs, its head and its journal."""
-        return self.head.stored_bytes + self._bytes_at_end
+        return self.head.stored_bytes + self._head_bytes + self._entry_bytes
 
     @property
     def _bytes_at_end(self) -> int:
