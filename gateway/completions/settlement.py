@@ -424,7 +424,8 @@ class Settlement:
         telemetry.CLASS_CROSSINGS.labels(record.model).inc(record.class_crossings)
         settled = Counts()
         if state is RequestState.PAUSED:
-            settled = Counts.total([self.record.counts, record.counts])
+            # What was free is charged once it is delivered.
+            settled = Counts.total([self.record.counts, record.paid])
             if reads_again:
                 settled = settled._replace(prompt_tokens=0, cached_tokens=0)
         ending = self._end(

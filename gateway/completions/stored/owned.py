@@ -466,9 +466,11 @@ class OwnedResponse:
             # The gateway that has taken it over settles it.
             self.settlement.hand_over()
             return
-        # If a client resumes it, the engine reads the prompts again and the tenant pays.
+        # If a client that has left resumes it, the engine reads the prompts again and the tenant
+        # pays.
+        is_left = not (self._is_silent or ending.is_our_fault)
         await self.settlement.settle(
-            ending, state, stored_bytes=self._bytes_at_end, reads_again=not self._is_silent
+            ending, state, stored_bytes=self._bytes_at_end, reads_again=is_left
         )
         self._end(state)
 

@@ -32,7 +32,7 @@ from gateway.limits.store import QuotaStore
 from gateway.platform.redis_client import MeasuredConnection
 from gateway.records.errors import RateLimitError, StoreUnavailableError, queue_unavailable
 from gateway.records.limits import Limits
-from gateway.records.usage_record import Outcome
+from gateway.records.usage_record import Counts, Outcome
 from tests.gateway.completions.stored.conftest import OpenHouse
 from tests.gateway.completions.stored.house import (
     PROMPT,
@@ -549,6 +549,22 @@ async def test_reader_that_attaches_during_abandonment_is_served(
 
 
 # -- background ---------------------------------------------------------------------------------
+
+
+async def test_response_that_an_outage_has_paused_is_charged_for_what_is_delivered_later(
+    first: House, second: House, worker: FakeWorker, redis: "Redis"
+) -> None:
+    request, claim = await begun(first, worker, "a")
+    first.responses.of(request.settlement).fail(queue_unavailable())
+    # Two of these tokens were not received: they are free until the engine makes them again.
+    await worker.drop(claim, tokens=3)
+    await state_is(first, request.id, RequestState.PAUSED)
+    reader = Reader((await second.attach(request.id)).generation)
+    await worker.conclude(await worker.claim_one(), "b", "c", "d")
+    assert (await reader.to_the_end()).text == "abcd"
+    records = await settled_records(redis, 2)
+    paid = Counts.total([each.paid for each in records.values()])
+    assert (paid.prompt_tokens, paid.completion_tokens) == (3, 4)
 
 
 async def left_to_itself(house: House, worker: FakeWorker) -> tuple[Submitted, JobClaim]:
