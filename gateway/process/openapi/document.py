@@ -16,6 +16,7 @@ from gateway.completions.endpoints.tokenize import (
 )
 from gateway.dialects.chat.request import ChatCompletionRequest
 from gateway.dialects.completions import CompletionRequest
+from gateway.dialects.endpoint import MESSAGES
 from gateway.dialects.json_types import Schema, or_null, reference
 from gateway.dialects.messages.request import MessageRequest
 from gateway.dialects.pooling import (
@@ -25,7 +26,11 @@ from gateway.dialects.pooling import (
     ScoreRequest,
 )
 from gateway.dialects.responses.request import ResponseRequest
-from gateway.process.openapi.operations import GENERATION_TAGS, generation_operations
+from gateway.process.openapi.operations import (
+    GENERATION_TAGS,
+    generation_operations,
+    use_errors_of_messages,
+)
 from gateway.process.openapi.schemas import (
     ID_TEXT,
     error_responses,
@@ -71,6 +76,8 @@ def _complete(path: str, operation: dict[str, Any]) -> None:
     statuses = ERRORS | BODY_ERRORS if "requestBody" in operation else ERRORS
     for status, response in error_responses(statuses).items():
         responses.setdefault(status, response)
+    if path.startswith(MESSAGES.path):
+        use_errors_of_messages(responses)
 
 
 def _plain_parameter(schema: Schema) -> Schema:

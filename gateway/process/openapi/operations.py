@@ -211,7 +211,8 @@ def generation_operations() -> dict[str, Schema]:
     """Return the operations of the generation API by method and path."""
     operations = {f"{each.method} {each.path}": _operation(each) for each in _rows()}
     for name, schema in _OF_FASTAPI.items():
-        operations[name] = _responses(_response(schema), _OF_MODELS)
+        errors = _OF_STORED if schema == "ResponseItems" else _OF_MODELS
+        operations[name] = _responses(_response(schema), errors)
     return operations
 
 
@@ -262,7 +263,7 @@ def _operation(row: _Row) -> Schema:
     if row.tag == _NATIVE_TAG:
         operation["description"] = "In dialects llamacpp and llamacpp-2026 only."
     if row.tag == _MESSAGES_TAG:
-        _use_errors_of_messages(operation["responses"])
+        use_errors_of_messages(operation["responses"])
     return operation
 
 
@@ -296,7 +297,7 @@ def _of_stored(row: _Row, endpoint: Endpoint) -> Schema:
     return operation | {"parameters": [*parameters, *_parameters("query", "_Position"), *last]}
 
 
-def _use_errors_of_messages(responses: Schema) -> None:
+def use_errors_of_messages(responses: Schema) -> None:
     """Describe errors as Anthropic's API has them."""
     responses.pop("422", None)
     responses["529"] = responses.pop("503")
