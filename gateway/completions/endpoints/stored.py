@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from fastapi import APIRouter, Path, Query, Request, Response
 
+from gateway.accounts.shared import PageSize
 from gateway.completions.endpoints.event_ids import (
     POSITION_QUERY,
     Position,
@@ -37,7 +38,7 @@ from gateway.http.query import takes_query
 from gateway.http.services import services_of
 from gateway.limits.replies import RequestState
 from gateway.platform.concurrency.large_work import LargeWork
-from gateway.platform.database.paging import MAX_PAGE, PageRequest
+from gateway.platform.database.paging import PageRequest
 from gateway.records.errors import (
     ApiError,
     ErrorStyle,
@@ -307,7 +308,7 @@ async def list_input_items(
     after: Annotated[
         str | None, Query(description="Id of the last item of the page before.")
     ] = None,
-    limit: Annotated[int, Query(ge=1, le=MAX_PAGE, description="Maximum items of a page.")] = 20,
+    limit: PageSize = 20,
     order: Annotated[
         Literal["asc", "desc"], Query(description="`asc`: in the order of the conversation.")
     ] = "desc",

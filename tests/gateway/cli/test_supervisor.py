@@ -319,7 +319,7 @@ def test_orphans_of_a_child_are_ended_too(
         supervised.communicate("stop\n", timeout=PATIENCE_SECONDS)
     assert supervised.returncode == 0
     assert not Path(f"/proc/{child}").exists()
-    assert not Path(f"/proc/{grandchild}").exists(), "ended and reaped"
+    wait_until(lambda: not Path(f"/proc/{grandchild}").exists(), what="the grandchild being reaped")
 
 
 def test_child_ends_when_the_supervisor_is_killed(
