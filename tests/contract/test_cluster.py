@@ -143,7 +143,7 @@ async def test_an_idle_client_finds_the_promoted_replica_of_a_killed_master(
         assert await client.set(name, 1)
     processes = [(ServerProcesses(), each) for each in (client, shared)]
     assert [await each.have_changed(executor) for each, executor in processes] == [False, False]
-    assert cluster.masters[0].command("WAIT 1 0") == b":1\r\n"
+    await asyncio.to_thread(cluster.replicate, 0)
     await asyncio.to_thread(cluster.fail_over, 0)
     for name in names:
         assert await shared.execute_command("GET", name) == b"1"

@@ -1,5 +1,6 @@
 """A real Redis Cluster of several masters and replicas on loopback."""
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -163,9 +164,18 @@ class RedisClusterServers:
         wait_until(lambda: not _is_connected(self.replicas[number]), what="the end of replication")
 
     def fail_over(self, number: int) -> None:
-        """Kill a master and wait until its replica has its slots."""
-        self.masters[number].kill()
+        """Kill a master and wait until its replica has its slots, as all other masters know."""
+        killed = self.masters[number]
+        killed.kill()
         self._promoted(number)
+        wait_until(
+            lambda: not any(_is_owner(self.port(killed), each) for each in self.masters),
+            what="the masters' knowing of the promotion",
+        )
+
+    def replicate(self, number: int) -> None:
+        """Wait until the replica of a master has all of its writes."""
+        wait_until(lambda: _is_replicated(self.masters[number]), what="the replica's catching up")
 
     def switch_over(self, number: int) -> None:
         """Let a master and its replica change roles; no write is lost."""
@@ -264,6 +274,22 @@ def _slots_of(client: "Redis") -> list[int]:
 def _is_connected(server: RedisServer) -> bool:
     info = server.command("INFO replication")
     return b"role:slave" in info and b"master_link_status:up" in info
+
+
+def _is_replicated(master: RedisServer) -> bool:
+    """Return whether a replica has confirmed all writes of its master.
+
+    WAIT would look at the writes of its own connection only.
+    """
+    info = master.command("INFO replication")
+    offset = re.search(rb"master_repl_offset:(\d+)", info)
+    return offset is not None and b",offset=%b," % offset[1] in info
+
+
+def _is_owner(port: int, known_to: RedisServer) -> bool:
+    """Return whether a server regards the one with this port as an owner of slots."""
+    ranges = _client(known_to).execute_command("CLUSTER", "SLOTS")
+    return any(master[1] == port for _, _, master, *_ in ranges)
 
 
 def _is_master(server: RedisServer) -> bool:
