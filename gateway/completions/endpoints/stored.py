@@ -111,7 +111,8 @@ class StoredCompletions:
         head, failure = response.head, None
         # In the background, one that was left resumes when a client looks at it.
         resumes = response.state is RequestState.PAUSED and head.is_background
-        if resumes or response.state is RequestState.RUNNING:
+        # A failover may have lost its admission: its gateway reserves again.
+        if resumes or response.state in (RequestState.CLAIMED, RequestState.RUNNING):
             status = "in_progress" if response.has_begun else "queued"
         else:
             status = _ENDED[response.state]

@@ -32,13 +32,18 @@ local function write_record(described, key, created_ms, draft, amounts, kept, st
 end
 
 -- Leave what is needed of a request that has ended. Redis may have lost its record.
-local function write_ended(key, state, settled, kept, created_ms, stays_ms, index)
+local function write_ended(key, state, settled, kept, created_ms, stays_ms, index, id)
   if created_ms then
     local key_of_released = state == RELEASED and 'key' or ''
     call('HDEL', key, 'request', 'amounts', 'record', 'ends_as', key_of_released)
   elseif kept then
     call('HSET', key, 'created_ms', string.format('%d', now_ms()), 'owner', kept[1], 'term', kept[2],
       'background', kept[3])
+    if state ~= RELEASED and kept[5] ~= '' and call('HSETNX', kept[5], 'request', id) == 1 then
+      index = kept[5]
+      call('HSET', index, 'body', kept[6])
+      call('HSET', key, 'key', index)
+    end
   end
   call('HSET', key, 'state', state, 'settled', settled)
   call('PEXPIRE', key, stays_ms)

@@ -19,8 +19,9 @@ local TRANSITIONS = {
   keep = {absent = true, running = true},
   adopt = {running = true},
   stop = {running = true},
-  -- A record that Redis has lost, or the sweep has ended, is settled by its owner all the same.
-  settle = {absent = true, running = true, paused = true},
+  -- A record that Redis has lost, as a whole or what came after its claim, or that the sweep has
+  -- ended, is settled by its owner all the same.
+  settle = {absent = true, claimed = true, running = true, paused = true},
   release = {absent = true, claimed = true, running = true},
   cancel = {paused = true},
   forget = {paused = true, finished = true, failed = true, cancelled = true}

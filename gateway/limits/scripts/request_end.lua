@@ -59,7 +59,7 @@ for i = 1, #KEYS - first_key do
     if new_state == '' then
       gone[#gone + 1] = key
     else
-      ended[#ended + 1] = {key, new_state, settled, kept, created_ms, stays_ms, index}
+      ended[#ended + 1] = {key, new_state, settled, kept, created_ms, stays_ms, index, id}
     end
     bytes = bytes_of_ended(new_state, tonumber(bytes), kept, earlier, index)
     if bytes then

@@ -123,3 +123,18 @@ async def test_key_that_redis_has_lost_is_restored_with_its_request(
     await any_redis.flushall()
     await desk.store.reserve(request, lease_ms=LEASE_MS)
     assert await claim(desk.store, "r2") == "r1"
+
+
+@pytest.mark.parametrize("is_whole", [True, False], ids=["record", "admission"])
+async def test_request_that_a_failover_has_lost_is_settled_with_its_key(
+    desk: Desk, any_redis: "Redis", *, is_whole: bool
+) -> None:
+    await claim(desk.store, "r1")
+    if is_whole:
+        await any_redis.delete(keys.request(BUCKET, "r1"), OWN.entry)
+    ended = settlement(record("r1", completion_tokens=7), kept=OWN, state=RequestState.FINISHED)
+    await desk.store.end(ended)
+    assert await any_redis.xlen(keys.usage(BUCKET)) == 1
+    found = await desk.store.claim(TENANT, "r2", OWN)
+    assert (found.request_id, found.body_digest) == ("r1", OWN.body_digest)
+    assert found.state is RequestState.FINISHED
