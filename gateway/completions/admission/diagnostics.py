@@ -54,18 +54,16 @@ class CacheDiagnostics:
     async def diagnose(
         self, call: Call, checked: CheckedRequest, job: GenerationJob, *, salt: str, shown_id: str
     ) -> CheckedRequest:
-        """Return a request with its diagnosis, if it asks for one, and keep its digests.
+        """Return a request with its diagnosis, which it asks for, and keep its digests.
 
         `salt` is the tenant's, and `shown_id` the id of the response. What cannot be compared or
         kept is no error: Redis does not respond, another release has written the digests, or the
         tenant stores too much.
         """
         request, execute = checked.request, self._executor.execute_command
-        if request.compared_id is None:
-            return checked
         diagnosis = CacheDiagnosis(CacheMiss.UNAVAILABLE)
         with suppress(RedisError, StoreUnavailableError, RateLimitError, msgspec.MsgspecError):
-            stored = await execute("GET", _key(call, request.compared_id))
+            stored = await execute("GET", _key(call, present(request.compared_id)))
             compare = partial(_compare, checked, job, salt, stored)
             prompt, diagnosis = await call.beside(compare, size=len(job.prompt_token_ids))
             content = msgspec.msgpack.encode(prompt)

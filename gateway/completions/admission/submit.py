@@ -151,10 +151,11 @@ class RequestSubmitter:
             # A response that is readable for longer would outlive its chunks.
             stored = whole if retention > self._settings.answer_retention else jobs
             shown_id = request_id if call.line is None else call.line.request_id
-            tenant_salt = self._salt(principal.tenant_id)
-            checked = await self._diagnostics.diagnose(
-                call, checked, whole[0], salt=tenant_salt, shown_id=shown_id
-            )
+            if checked.request.compared_id is not None:
+                salt = self._salt(principal.tenant_id)
+                checked = await self._diagnostics.diagnose(
+                    call, checked, whole[0], salt=salt, shown_id=shown_id
+                )
             cost_of = cost_by(record) if shows_cost else None
             seal = self._sealer.seal_of(request_id, checked.request, tenant_id=principal.tenant_id)
             completion = _completion(checked, shown_id, cost_of=cost_of, seal=seal)

@@ -101,6 +101,8 @@ class ResponseReader:
         self._owner = ""
         self._state: RequestState | None = None
         """Its end, once known."""
+        self._is_settled = False
+        """Whether it is whole, and its last messages need not wait any more."""
         self._grown = asyncio.Event()
         self._must_look = asyncio.Event()
         self._handle = self._peers.add_reader(self._grown)
@@ -119,7 +121,7 @@ class ResponseReader:
 
     @property
     def _is_complete(self) -> bool:
-        return self._has_failed or (self._unfinished == 0 and self._state is not None)
+        return self._has_failed or self._is_settled
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -192,22 +194,21 @@ class ResponseReader:
                 elif isinstance(message, JobFailed):
                     self._has_failed = True
             if self._unfinished == 0 and not self._has_failed:
-                await self._wait_for_settlement()
+                await self._settled()
             await self.generation.deliver(received)
 
-    async def _wait_for_settlement(self) -> None:
+    async def _settled(self) -> None:
         """Wait until a whole response is settled, for at most MISSING_SECONDS.
 
         If its owner dies before, this gateway takes it over: a client that has the whole response
-        finds it finished. The runner of a batch waits for lines itself.
+        finds it finished. The runner of a batch waits for lines itself. After the wait, the owner
+        settles it later, or the sweep.
         """
-        with suppress(TimeoutError):
-            async with asyncio.timeout(0 if self._head.record.line else MISSING_SECONDS):
-                while self._state is None and not self._cannot_resume:
-                    self._must_look.set()
-                    await asyncio.sleep(SETTLED_SECONDS)
-        # Then its owner settles it later, or the sweep.
-        self._state = self._state or RequestState.RUNNING
+        until = time.monotonic() + (0 if self._head.record.line else MISSING_SECONDS)
+        while self._state is None and not self._cannot_resume and time.monotonic() < until:
+            self._must_look.set()
+            await asyncio.sleep(SETTLED_SECONDS)
+        self._is_settled = True
 
     def _fail(self) -> None:
         """Stop reading. The response has not failed; a client can resume it later."""

@@ -24,7 +24,7 @@ from gateway.process.supervision.supervisor import (
 )
 from gateway.records.errors import StartupError
 from tests.support.patience import PATIENCE_SECONDS
-from tests.support.processes import wait_until
+from tests.support.processes import is_alive, wait_until
 
 STEADY = "import time; print('up', flush=True); time.sleep(600)"
 # A blocked signal stays pending; a handler's could come just before the sleep and not end it.
@@ -50,15 +50,6 @@ def _spec(
         log=folder / f"{name}.log",
         stop_seconds=stop_seconds,
     )
-
-
-def _is_alive(pid: int) -> bool:
-    """Whether the process runs; a zombie does not."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
 
 
 async def _until_logged(spec: ChildSpec, text: str) -> str:
@@ -88,7 +79,7 @@ async def test_children_have_their_own_process_groups_and_end_with_stop(tmp_path
     for spec in specs:
         await _until_logged(spec, "up")
     await supervisor.stop()
-    assert not any(_is_alive(pid) for pid in pids)
+    assert not any(is_alive(pid) for pid in pids)
     assert said == []
 
 
@@ -118,7 +109,7 @@ async def test_child_that_does_not_stop_in_time_is_killed(tmp_path: Path) -> Non
     began = time.monotonic()
     await supervisor.stop()
     assert time.monotonic() - began >= 0.3
-    assert not _is_alive(pid)
+    assert not is_alive(pid)
 
 
 async def test_kill_cuts_a_slow_stop_short(tmp_path: Path) -> None:
@@ -327,10 +318,10 @@ def test_child_ends_when_the_supervisor_is_killed(
 ) -> None:
     with supervised:
         child, grandchild = _pids(supervised, tmp_path / "parent.log")
-        assert _is_alive(child)
+        assert is_alive(child)
         supervised.kill()
     try:
-        wait_until(lambda: not _is_alive(child), what="the child's end")
+        wait_until(lambda: not is_alive(child), what="the child's end")
     finally:
         os.kill(grandchild, signal.SIGKILL)
 

@@ -36,7 +36,7 @@ from gateway.records.errors import StartupError
 from gateway.records.usage_record import UsageRecord, encode_usage
 from tests.gateway.cli.conftest import Sluice
 from tests.support.patience import PATIENCE_SECONDS
-from tests.support.processes import free_port, wait_until
+from tests.support.processes import free_port, is_alive, wait_until
 from tests.support.stack import REPOSITORY, http_status
 from tests.support.usage import usage_record
 
@@ -413,7 +413,7 @@ def _kill_and_wait(up: Up, number: int) -> None:
     assert len(children) == number
     up.kill()
     wait_until(
-        lambda: all(_has_ended(pid) for pid in children),
+        lambda: not any(map(is_alive, children)),
         what="the children's end",
     )
 
@@ -495,13 +495,6 @@ def _text(body: str) -> str:
         if line.startswith("data: {")
     ]
     return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
-
-
-def _has_ended(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
 
 
 @pytest.mark.long
