@@ -13,6 +13,7 @@ from gateway.accounts.keys.service import is_key
 from gateway.accounts.plans.service import plan_of
 from gateway.accounts.projects.service import find_project
 from gateway.accounts.shared import RecordBody, TenantId, text_filter
+from gateway.accounts.spend_limits import SpendLimitBody, SpendLimitService
 from gateway.accounts.tenants.service import find_tenant
 from gateway.http.authorization import operators_router, requires
 from gateway.http.services import made
@@ -21,7 +22,7 @@ from gateway.limits.refusal_log import Period, PeriodCounts, Refusals
 from gateway.limits.replies import SubjectStatus
 from gateway.limits.seeding import Seeder
 from gateway.limits.storage import Storage
-from gateway.limits.store import QuotaStore
+from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
 from gateway.platform.database.holders import tokens_in_batches
 from gateway.platform.database.paging import find_record
@@ -97,6 +98,9 @@ class LimitsReport(BaseModel):
     billing: Billing
     scopes: list[ScopeBody] = Field(description="Key, project and tenant; a request must meet all.")
     credits: CreditsBody | None = Field(description="Null unless the tenant is prepaid.")
+    spend_limits: list[SpendLimitBody] = Field(
+        default_factory=list, description="Those that apply to the caller, if it may see them."
+    )
 
 
 class RefusalBody(RecordBody):
@@ -144,14 +148,6 @@ class RefusalCounts(BaseModel):
     )
 
 
-def is_seed_needed(subject: SubjectLimits, status: SubjectStatus, *, is_prepaid: bool) -> bool:
-    """Whether Redis lacks usage that the report of a holder shows."""
-    has_credit = is_prepaid and subject.scope is LimitScope.TENANT
-    if has_credit and status.credit_micros is None:
-        return True
-    return (has_credit or subject.limits.is_durable) and not status.is_seeded
-
-
 def _limit(
     name: LimitName, limit: int | None, used: int | None, status: SubjectStatus
 ) -> LimitBody:
@@ -183,11 +179,14 @@ class LimitReports:
     """Limits, usage and rejections. All methods raise RedisError and StoreUnavailableError."""
 
     _database: Database
-    _quotas: QuotaStore
     _seeder: Seeder
     _storage: Storage
     _refusals: Refusals
     _counts: PeriodCounts
+    _announcer: ChangeAnnouncer
+
+    def __post_init__(self) -> None:
+        self._spend_limits = SpendLimitService(self._database, self._announcer, self._seeder)
 
     async def refusals_of_tenants(self, since: Since, tenant: str | None) -> RefusalCounts:
         """Count the requests that all gateways rejected, by tenant and error code."""
@@ -220,7 +219,11 @@ class LimitReports:
         async with self._database.reading() as transaction:
             tenant = await find_tenant(transaction, principal.tenant_id)
         visible = [each for each in principal.limits if principal.sees_use_of(each.scope)]
-        return await self.report(tenant, visible)
+        report = await self.report(tenant, visible)
+        shown = [each for each in principal.spend_limits if principal.sees_use_of(each.shown_scope)]
+        uses = await self._spend_limits.uses(tenant.id, shown)
+        report.spend_limits = [SpendLimitBody.of_use(each) for each in uses]
+        return report
 
     async def of_tenant(
         self, tenant_id: str, *, project: str | None = None, key: str | None = None
@@ -258,7 +261,7 @@ class LimitReports:
         """Return the usage of these limits; with the tenant's own limits, also its credits."""
         has_tenant = any(each.scope is LimitScope.TENANT for each in subjects)
         is_prepaid = has_tenant and tenant.billing is Billing.PREPAID
-        statuses = await self._statuses(tenant.id, subjects, is_prepaid=is_prepaid)
+        statuses = await self._seeder.statuses(tenant.id, subjects, is_prepaid=is_prepaid)
         stored = await self._storage.used(tenant.id, subjects)
         async with self._database.reading() as transaction:
             in_batches = [
@@ -278,23 +281,6 @@ class LimitReports:
             if is_prepaid
             else None,
         )
-
-    async def _statuses(
-        self, tenant_id: str, subjects: Sequence[SubjectLimits], *, is_prepaid: bool
-    ) -> list[SubjectStatus]:
-        """Return the usage, first derived from the ledger where Redis lacks it."""
-        if not subjects:
-            return []
-        statuses = await self._quotas.status(tenant_id, subjects)
-        unknown = [
-            subject
-            for subject, status in zip(subjects, statuses, strict=True)
-            if is_seed_needed(subject, status, is_prepaid=is_prepaid)
-        ]
-        if not unknown:
-            return statuses
-        await self._seeder.seed(tenant_id, unknown)
-        return await self._quotas.status(tenant_id, subjects)
 
 
 router = APIRouter(tags=["Limits"])

@@ -307,6 +307,7 @@ def _known(
             expires_at=expires_at,
             is_former_secret=is_former_secret,
             limits=_limits(owner.tenant, owner.plan, project=owner.project, key=record),
+            spend_limits=owner.spend_limits,
         ),
         expires_at_ms=None if expires_at is None else to_ms(expires_at),
         refusal=_refusal(tenant, owner.project),
@@ -347,6 +348,7 @@ def _principal_of_caller(
         dialect=tenant.dialect,
         project_id=None if project is None else project.id,
         limits=_limits(tenant, caller.plan, project=project, key=None),
+        spend_limits=caller.spend_limits,
     )
 
 

@@ -7,8 +7,17 @@ from sqlalchemy import ColumnElement, and_, exists, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
-from gateway.platform.database.tables import ApiKeyRow, MemberRow, PlanRow, ProjectRow, TenantRow
+from gateway.platform.database.holders import spend_limits_of
+from gateway.platform.database.tables import (
+    ApiKeyRow,
+    MemberRow,
+    PlanRow,
+    ProjectRow,
+    SpendLimitRow,
+    TenantRow,
+)
 from gateway.records.records import KeyRecord, Member, Person, Plan, Project, Tenant
+from gateway.records.spending import SpendLimit
 
 
 class KeyOwner(NamedTuple):
@@ -18,6 +27,7 @@ class KeyOwner(NamedTuple):
     tenant: Tenant
     project: Project | None
     plan: Plan | None
+    spend_limits: tuple[SpendLimit, ...]
 
 
 class TenantMember(NamedTuple):
@@ -29,6 +39,7 @@ class TenantMember(NamedTuple):
     project: Project | None
     has_members: bool
     """Whether the tenant has any member; tokens of other people are then rejected."""
+    spend_limits: tuple[SpendLimit, ...]
 
 
 async def find_owner(transaction: AsyncSession, name: str) -> KeyOwner | None:
@@ -42,7 +53,17 @@ async def find_owner(transaction: AsyncSession, name: str) -> KeyOwner | None:
         .where(or_(*(column == name for column in columns)))
     )
     row: Any = found.one_or_none()
-    return None if row is None else KeyOwner(*map(_record, row))
+    if row is None:
+        return None
+    key, tenant, project, plan = map(_record, row)
+    limits = await spend_limits_of(transaction, SpendLimitRow.tenant_id == tenant.id)
+    return KeyOwner(
+        key,
+        tenant,
+        project,
+        plan,
+        tuple(each for each in limits if each.is_of(key.id, key.project_id)),
+    )
 
 
 def _record(row: Any) -> Any:
@@ -89,4 +110,6 @@ async def find_caller(
     if row is None:
         return None
     tenant, plan, member, project = map(_record, row[:4])
-    return TenantMember(tenant, plan, member, project, row[4])
+    limits = await spend_limits_of(transaction, SpendLimitRow.tenant_id == tenant.id)
+    own = tuple(each for each in limits if each.is_of(f"jwt:{person.subject}", project_id))
+    return TenantMember(tenant, plan, member, project, row[4], own)

@@ -1,4 +1,6 @@
-"""Webhook alerts for budgets that reach a threshold and for credits that are almost used up."""
+"""Webhook alerts for budgets and spend limits that reach a threshold, and for credits that are
+almost used up.
+"""
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
@@ -6,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import func, select
+from sqlalchemy import func, literal, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from common.tasks import each_apart
@@ -19,20 +21,23 @@ from gateway.accounts.webhooks.service import (
 )
 from gateway.billing.credits.service import balance_of
 from gateway.platform.database.engine import Database
+from gateway.platform.database.holders import counted_by, spend_limits_of
 from gateway.platform.database.tables import (
     ApiKeyRow,
     CreditRow,
+    LedgerRow,
     PlanRow,
     ProjectRow,
     RollupPeriod,
     RollupRow,
+    SpendLimitRow,
     TenantRow,
     WebhookRow,
 )
 from gateway.records.grants import defaults_of
-from gateway.records.limits import Limits, LimitScope, SubjectLimits, subject_of
+from gateway.records.limits import Limits, LimitScope, SpendScope, SubjectLimits, subject_of
 from gateway.records.records import Billing, CreditKind, Plan, ProjectStatus, Tenant, Webhook
-from gateway.records.times import month_start
+from gateway.records.times import month_start, to_ms, to_time
 
 Costs = Callable[[AsyncSession, str, datetime], Awaitable[Mapping[str, int]]]
 """Returns the cost of a tenant, its projects and its keys since a time, in micro-dollars.
@@ -119,6 +124,10 @@ A request reserves its maximum cost, so the last micro-dollars are rarely spent 
 rarely reaches exactly 0.
 """
 EXHAUSTED_PARTS: Final = 100
+SPEND_LIMIT_KIND: Final = "spend_limit.threshold"
+"""Spending in the current window of a spend limit has reached a threshold of the webhook."""
+MOST_USERS: Final = 1_000
+"""End users of one spend limit for whom a run looks for events."""
 
 
 async def find_alerts(database: Database, now: datetime, *, costs: Costs = rollup_costs) -> int:
@@ -137,6 +146,7 @@ async def find_alerts(database: Database, now: datetime, *, costs: Costs = rollu
             events = [
                 *await _budget_events(transaction, tenant, now, costs=costs),
                 *await _credit_events(transaction, tenant),
+                *await _spend_limit_events(transaction, tenant, to_ms(now)),
             ]
         if events:
             async with database.writing() as transaction:
@@ -194,6 +204,61 @@ def _budget_data(
         "budget_micros": holder.limits.budget_micros,
         "used_micros": spent.get(holder.subject, 0),
     }
+
+
+async def _spend_limit_events(
+    transaction: AsyncSession, watched: Watched, now_ms: int
+) -> list[WebhookEvent]:
+    """Return an event for each threshold that a spend limit has reached in its current window."""
+    tenant_id, least = watched.tenant.id, min(t for w in watched.webhooks for t in w.thresholds)
+    limits = await spend_limits_of(transaction, SpendLimitRow.tenant_id == tenant_id)
+    reached = dict[EventName, dict[str, object]]()
+    for limit in limits:
+        amount, bounds = limit.amount_at(now_ms), limit.bounds_at(now_ms)
+        if not amount:
+            continue
+        start, end = to_time(bounds.start * 1000), to_time(bounds.end * 1000)
+        subject = limit.subject_at(now_ms, user=limit.holder or "")
+        user = LedgerRow.end_user if limit.scope is SpendScope.USER else literal("")
+        spent = func.sum(LedgerRow.cost_micros)
+        rows = await transaction.execute(
+            select(user, spent)
+            .where(
+                counted_by(tenant_id, subject, is_any_user=not limit.is_of_one),
+                LedgerRow.created_at >= start,
+                LedgerRow.created_at < end,
+            )
+            .group_by(user)
+            .having(spent * 100 >= amount * least)
+            .limit(MOST_USERS)
+        )
+        for name, used in rows:
+            of_user = limit.subject_at(now_ms, user=name).subject
+            data = {
+                "spend_limit": limit.id,
+                "scope": limit.scope,
+                "holder": name or limit.holder,
+                "model": limit.model,
+                "window": limit.window,
+                "window_starts_at": start.isoformat(),
+                "amount_micros": amount,
+                "used_micros": int(used),
+            }
+            reached |= {
+                EventName(webhook.id, SPEND_LIMIT_KIND, of_user, f"{start:%Y-%m-%dT%H:%M}", each): {
+                    **data,
+                    "threshold": each,
+                }
+                for webhook in watched.webhooks
+                for each in webhook.thresholds
+                if used * 100 >= amount * each
+            }
+    periods = {name.period for name in reached}
+    ids = [webhook.id for webhook in watched.webhooks]
+    known = await known_events(transaction, ids, SPEND_LIMIT_KIND, periods) if reached else set()
+    return [
+        make_event(name, tenant_id, data) for name, data in reached.items() if name not in known
+    ]
 
 
 async def _credit_events(transaction: AsyncSession, watched: Watched) -> list[WebhookEvent]:

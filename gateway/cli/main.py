@@ -32,6 +32,10 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "tenants": (".resources:tenants", "Create, change, list, suspend and activate tenants."),
     "projects": (".resources:projects", "Create, change, list and archive a tenant's projects."),
     "members": (".resources:members", "Add, change, list and remove a tenant's members."),
+    "spend-limits": (
+        ".resources:spend_limits",
+        "Add, change, list and remove a tenant's spend limits.",
+    ),
     "keys": (".resources:keys", "Create, change, list, rotate and revoke API keys."),
     "models": (".resources:models", "List models, and remove those that are no longer served."),
     "adapters": (".resources:adapters", "Add, list and delete LoRA adapters of tenants."),

@@ -77,6 +77,20 @@ members = Calls(
 members.add("remove", "Removed {id} ({person}).",
             send=_deletion_of("/admin/tenants/{tenant}/members", "member"))
 
+spend_limits = Calls(
+    "spend-limits", "gateway.accounts.spend_limits", f"{_TENANT}/spend_limits/{{limit_id}}",
+    "ID=id SCOPE=scope HOLDER=holder MODEL=model WINDOW=window AMOUNT=amount_micros "
+    "RAISED=raised_micros USED=used_micros RESETS=resets_at",
+    "add, set, list, show, remove",
+    """\
+  sluice spend-limits add --tenant acme --scope key --holder key_0123456789abcdef \\
+      --window day --amount 5
+  sluice spend-limits add --tenant acme --scope user --window hour --amount 0.50
+  sluice spend-limits set --tenant acme spl_0123456789abcdef --raised 50 \\
+      --raised-until 2026-12-24 --raise-reason "launch"
+
+Amounts are in dollars, with at most six decimals.
+""")
 keys = Calls(
     "keys", "gateway.accounts.keys.routes", f"{_TENANT}/keys/{{key_id}}",
     "ID=id PREFIX=prefix NAME=name SCOPES=scopes MODELS=models DIALECT=dialect "

@@ -10,7 +10,36 @@ import struct
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
+from gateway.records.limits import SubjectLimits
+
 DAY_MS: Final = 86_400_000
+ACCOUNT_MS: Final = 40 * DAY_MS
+"""How long an account is kept after the last change."""
+
+
+class Period(NamedTuple):
+    """A month, or the window of a spend limit, in which an account counts the cost."""
+
+    number: int
+    """What an account stores as its month: YYYYMM, or when a window begins as Unix time."""
+    start_ms: int
+    end_ms: int
+
+    def contains(self, unix_ms: int) -> bool:
+        """Return whether it contains a moment."""
+        return self.start_ms <= unix_ms < self.end_ms
+
+
+def period_of(subject: SubjectLimits, unix_ms: int) -> Period | None:
+    """Return the period that a subject counts at a moment; None outside the known windows."""
+    if subject.spending is None:
+        start = month_start_ms(unix_ms)
+        return Period(month_of(unix_ms), start, month_start_ms(start + 31 * DAY_MS))
+    window = subject.spending.window_at(unix_ms)
+    if window is None:
+        return None
+    start, end = window
+    return Period(start, start * 1000, end * 1000)
 
 
 def day_of(unix_ms: int) -> int:

@@ -8,7 +8,7 @@ from typing import Final
 from gateway.limits.headers import dollars, headers_of
 from gateway.limits.replies import Refused, SeesUse, sees_all
 from gateway.records.errors import InsufficientQuotaError, RateLimitError, RefusingLimit
-from gateway.records.limits import LimitName
+from gateway.records.limits import LimitName, LimitScope, Spending, SpendScope
 from gateway.records.scopes import Scope
 
 CREDIT: Final = "credit_micros"
@@ -74,6 +74,12 @@ def _money_error(
     refusing = _refusing_limit(refused)
     if sees(refused.subject.scope):
         message = _credit_message(refused) if is_credit else _budget_message(refused)
+    elif refused.subject.spending is not None:
+        message = (
+            f"The {_spend_limit(refused, refused.subject.spending)} does not allow the request, "
+            f"which may cost {dollars(refused.wanted)} dollars."
+        )
+        refusing = replace(refusing, limit_value=None, used=None)
     else:
         message = _hidden_message(refused)
         refusing = replace(refusing, limit_value=None, used=None)
@@ -88,12 +94,21 @@ def _money_error(
 
 def _refusing_limit(refused: Refused) -> RefusingLimit:
     return RefusingLimit(
-        limit=CREDIT if refused.limit is None else refused.limit.value,
-        scope=refused.subject.scope.value,
+        limit=_name_of(refused),
+        scope=_scope_of(refused).value,
         limit_value=refused.value,
         used=refused.used,
         reset_seconds=None if refused.retry_ms is None else refused.retry_ms / 1000,
     )
+
+
+def _name_of(refused: Refused) -> str:
+    spending = refused.subject.spending
+    if refused.limit is None:
+        return CREDIT
+    if spending is not None and refused.limit is LimitName.BUDGET:
+        return f"spend_limit_{spending.window}"
+    return refused.limit.value
 
 
 def _rate_message(refused: Refused, limit: LimitName) -> str:
@@ -121,14 +136,25 @@ def _rate_message(refused: Refused, limit: LimitName) -> str:
 
 
 def _budget_message(refused: Refused) -> str:
+    amount = f"of {dollars(refused.value)} dollars"
+    if refused.subject.spending is None:
+        name, budget = "budget", f"monthly budget {amount} of {_holder(refused)}"
+    else:
+        name, budget = "spend limit", _spend_limit(refused, refused.subject.spending, amount)
     return (
-        f"The monthly budget of {dollars(refused.value)} dollars of {_holder(refused)} does not "
+        f"The {budget} does not "
         f"allow the request: {dollars(refused.used)} are used or reserved, and the request may "
-        f"cost {dollars(refused.wanted)}. The budget resets {_in_seconds(refused)}."
+        f"cost {dollars(refused.wanted)}. The {name} resets {_in_seconds(refused)}."
         if refused.retry_ms is not None
-        else f"The request may cost {dollars(refused.wanted)} dollars, which exceeds the monthly "
-        f"budget of {dollars(refused.value)} dollars of {_holder(refused)}. {_COMPLETION_ADVICE}"
+        else f"The request may cost {dollars(refused.wanted)} dollars, which exceeds the {budget}. "
+        f"{_COMPLETION_ADVICE}"
     )
+
+
+def _spend_limit(refused: Refused, spending: Spending, amount: str = "") -> str:
+    model = "" if spending.model is None else f" for the model '{spending.model}'"
+    holder = f"{spending.scope} '{refused.subject.id}'"
+    return f"spend limit{amount and ' '}{amount} per {spending.window} of the {holder}{model}"
 
 
 def _hidden_message(refused: Refused) -> str:
@@ -150,7 +176,12 @@ def _credit_message(refused: Refused) -> str:
 
 
 def _holder(refused: Refused) -> str:
-    return f"the {refused.subject.scope.value} '{refused.subject.id}'"
+    return f"the {_scope_of(refused).value} '{refused.subject.id}'"
+
+
+def _scope_of(refused: Refused) -> LimitScope | SpendScope:
+    subject = refused.subject
+    return subject.scope if subject.spending is None else subject.spending.scope
 
 
 def _shortage(refused: Refused) -> str:

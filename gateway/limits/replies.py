@@ -7,7 +7,7 @@ from typing import Final, NamedTuple, cast
 
 import msgspec
 
-from gateway.limits.accounts import AccountNumbers, day_of, month_of
+from gateway.limits.accounts import AccountNumbers, Period, day_of
 from gateway.records.limits import RESERVED_LIMITS, LimitName, LimitScope, SubjectLimits
 from gateway.records.usage_record import Counts, UsageRecord, encode_usage
 
@@ -274,17 +274,20 @@ class SubjectStatus:
     tokens_today: int
     audio_seconds_today: int
     cost_this_month: int
+    """In the current window, if it is a spend limit."""
     credit_micros: int | None
     """Remaining credit of a prepaid tenant, minus reservations."""
 
     @classmethod
-    def from_reply(cls, now_ms: int, reply: Sequence[int | list[bytes | None]]) -> "SubjectStatus":
-        """Parse one subject's part of the script's reply."""
+    def from_reply(
+        cls, now_ms: int, reply: Sequence[int | list[bytes | None]], *, period: Period | None
+    ) -> "SubjectStatus":
+        """Parse one subject's part of the script's reply, which counts the cost in this period."""
         requests, prompt, completion, reset, running = cast("Sequence[int]", reply[:5])
         seeded, version, packed, audio = cast("list[bytes | None]", reply[5])
         account = AccountNumbers() if packed is None else AccountNumbers.decode(packed, audio)
         is_today = account.day == day_of(now_ms)
-        is_this_month = account.month == month_of(now_ms)
+        is_this_month = period is not None and account.month == period.number
         credit = account.credit_micros
         return cls(
             now_ms=now_ms,

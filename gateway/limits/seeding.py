@@ -7,7 +7,7 @@ ledger. If anything is settled later, the version differs and the counters are n
 
 import asyncio
 import operator
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -16,15 +16,17 @@ from redis.exceptions import RedisError
 from common.tasks import jittered
 from contract import keys
 from gateway.limits.accounts import (
+    ACCOUNT_MS,
     AccountNumbers,
+    Period,
     day_of,
     day_start_ms,
-    month_of,
-    month_start_ms,
+    period_of,
 )
+from gateway.limits.replies import SubjectStatus
 from gateway.limits.store import QuotaStore
 from gateway.records.errors import StoreUnavailableError
-from gateway.records.limits import LimitScope, SubjectLimits
+from gateway.records.limits import SubjectLimits
 from gateway.records.usage_record import UsageRecord
 
 MOST_TRIES: Final = 20
@@ -59,8 +61,8 @@ class Balances:
     known: Mapping[str, Recorded]
     """Those of the given request ids that are in the ledger, and therefore in these sums."""
 
-    def plus(self, undrained: Iterable[UsageRecord], *, day: int, month: int) -> AccountNumbers:
-        """Return the numbers of a day and a month with the records that are not in the ledger.
+    def plus(self, undrained: Iterable[UsageRecord], *, day: int, period: Period) -> AccountNumbers:
+        """Return the numbers of a day and a period with the records that are not in the ledger.
 
         Several records of a request count as much as the largest, as in the ledger.
         """
@@ -81,13 +83,13 @@ class Balances:
             if is_today:
                 tokens += more.tokens
                 seconds += more.audio_seconds
-            if month_of(record.created_ms) == month:
+            if period.contains(record.created_ms):
                 cost += more.cost_micros
             if credit is not None and record.is_prepaid:
                 credit -= more.cost_micros
         return AccountNumbers(
             day=day,
-            month=month,
+            month=period.number,
             requests=requests,
             tokens=tokens,
             audio_seconds=seconds,
@@ -99,9 +101,16 @@ class Balances:
 ReadBalances = Callable[..., Awaitable[Balances]]
 """`gateway.billing.ledger.store.read_balances` for a database.
 
-Its parameters are the tenant, the subject, the starts of day and month as Unix times in
-milliseconds, and request ids. Raises StoreUnavailableError if the database is unreachable.
+Its parameters are the tenant, the subject, the start of a day as Unix time in milliseconds, a
+period, and request ids. Raises StoreUnavailableError if the database is unreachable.
 """
+
+
+def _is_seed_needed(subject: SubjectLimits, status: SubjectStatus, *, is_prepaid: bool) -> bool:
+    has_credit = is_prepaid and subject.has_credit
+    if has_credit and status.credit_micros is None:
+        return True
+    return (has_credit or subject.limits.is_durable) and not status.is_seeded
 
 
 class Seeder:
@@ -121,6 +130,26 @@ class Seeder:
         tasks = [self._task_of(tenant_id, subject) for subject in subjects]
         # A cancelled request must not cancel the task, because other requests may wait for it.
         await asyncio.gather(*(asyncio.shield(task) for task in tasks))
+
+    async def statuses(
+        self, tenant_id: str, subjects: Sequence[SubjectLimits], *, is_prepaid: bool = False
+    ) -> list[SubjectStatus]:
+        """Return the usage of subjects, first derived from the ledger where Redis lacks it.
+
+        Raises RedisError and StoreUnavailableError.
+        """
+        if not subjects:
+            return []
+        statuses = await self._store.status(tenant_id, subjects)
+        unknown = [
+            subject
+            for subject, status in zip(subjects, statuses, strict=True)
+            if _is_seed_needed(subject, status, is_prepaid=is_prepaid)
+        ]
+        if not unknown:
+            return statuses
+        await self.seed(tenant_id, unknown)
+        return await self._store.status(tenant_id, subjects)
 
     def _task_of(self, tenant_id: str, subject: SubjectLimits) -> asyncio.Task[None]:
         key = (tenant_id, subject.subject)
@@ -155,21 +184,29 @@ class Seeder:
     async def _try(self, tenant_id: str, subject: SubjectLimits) -> bool:
         """Return whether the subject is seeded, by this process or another."""
         (status,) = await self._store.status(tenant_id, [subject])
-        if status.is_seeded and (
-            subject.scope is not LimitScope.TENANT or status.credit_micros is not None
-        ):
+        period = period_of(subject, status.now_ms)
+        if period is None:
+            raise StoreUnavailableError(
+                "The limits cannot be checked: the clocks of this gateway and of Redis differ.",
+                retry_after_seconds=RETRY_AFTER_SECONDS,
+            )
+        if status.is_seeded and (not subject.has_credit or status.credit_micros is not None):
             return True
         undrained = await self._undrained(tenant_id, subject)
         balances = await self._read_balances(
             tenant_id,
             subject,
             day_start_ms=day_start_ms(status.now_ms),
-            month_start_ms=month_start_ms(status.now_ms),
+            period=period,
             request_ids={record.request_id for record in undrained},
         )
-        day, month = day_of(status.now_ms), month_of(status.now_ms)
-        numbers = balances.plus(undrained, day=day, month=month)
-        return await self._store.seed(tenant_id, subject, numbers, version=status.version)
+        numbers = balances.plus(undrained, day=day_of(status.now_ms), period=period)
+        stays_ms = ACCOUNT_MS
+        if subject.spending is not None:
+            stays_ms = subject.spending.bounds.after * 1000 - status.now_ms
+        return await self._store.seed(
+            tenant_id, subject, numbers, version=status.version, stays_ms=stays_ms
+        )
 
     async def _undrained(self, tenant_id: str, subject: SubjectLimits) -> list[UsageRecord]:
         """Return the records that may not be in the ledger."""
@@ -180,6 +217,6 @@ class Seeder:
             found += (
                 record
                 for record in records
-                if record.tenant_id == tenant_id and record.id_of(subject.scope) == subject.id
+                if record.tenant_id == tenant_id and record.counts_for(subject)
             )
         return found

@@ -17,7 +17,7 @@ from contract import keys
 from contract.scripts import Argument, CommandExecutor, LuaScript
 from contract.scripts.cluster import ServerProcesses
 from contract.scripts.turns import SharedRuns
-from gateway.limits.accounts import FIELD, AccountNumbers
+from gateway.limits.accounts import ACCOUNT_MS, FIELD, AccountNumbers, period_of
 from gateway.limits.replies import (
     Admitted,
     AuditResult,
@@ -36,7 +36,13 @@ from gateway.limits.replies import (
     SubjectStatus,
     Withdrawn,
 )
-from gateway.records.limits import RESERVED_LIMITS, LimitScope, SubjectLimits, subject_of
+from gateway.records.limits import (
+    RESERVED_LIMITS,
+    LimitName,
+    LimitScope,
+    SubjectLimits,
+    subject_of,
+)
 from gateway.records.usage_record import Counts, UsageRecord, encode_usage, readable_usage
 
 MOST_OPEN: Final = 20_000
@@ -206,7 +212,7 @@ class QuotaStore:
                 audio=record.audio_seconds,
                 cost=record.cost_micros,
                 record=encode_usage(record.for_ledger),
-                owners=_encoded_owners(record.owners),
+                owners=_encoded_owners(record.owners, record.spend_limits),
             )
         return await self._ending.add(ending.tenant_id, own)
 
@@ -303,11 +309,18 @@ class QuotaStore:
         return None if reserved < 0 else reserved
 
     async def seed(
-        self, tenant_id: str, subject: SubjectLimits, numbers: AccountNumbers, *, version: int
+        self,
+        tenant_id: str,
+        subject: SubjectLimits,
+        numbers: AccountNumbers,
+        *,
+        version: int,
+        stays_ms: int = ACCOUNT_MS,
     ) -> bool:
-        """Write a subject's usage of durable limits in a day and a month, as `periods` counts them.
+        """Write a subject's usage of durable limits in a day and a period.
 
-        Return False, without a write, if it is already seeded or its version has changed.
+        They stay for `stays_ms`, unless requests change them. Return False, without a write, if the
+        subject is already seeded or its version has changed.
         """
         bucket = keys.bucket_of(tenant_id)
         seeded = await _SEED.run(
@@ -323,6 +336,7 @@ class QuotaStore:
             month=numbers.month,
             cost=numbers.cost_micros,
             credit="" if numbers.credit_micros is None else numbers.credit_micros,
+            stays_ms=stays_ms,
         )
         return bool(seeded)
 
@@ -341,7 +355,10 @@ class QuotaStore:
         bucket = keys.bucket_of(tenant_id)
         script_keys = [key for s in subjects for key in _keys_of(bucket, s.subject)]
         now_ms, *rest = await _STATUS.run(self._executor, keys=script_keys)
-        return [SubjectStatus.from_reply(now_ms, row) for row in _rows(rest, _STATUS_WIDTH)]
+        return [
+            SubjectStatus.from_reply(now_ms, row, period=period_of(subject, now_ms))
+            for subject, row in zip(subjects, _rows(rest, _STATUS_WIDTH), strict=True)
+        ]
 
     async def credits(self, tenant_ids: Sequence[str]) -> dict[str, int]:
         """Return the micro-dollars that prepaid tenants have left, minus what is reserved.
@@ -484,10 +501,11 @@ class _Ending(NamedTuple):
 
 
 @lru_cache(maxsize=10_000)
-def _encoded_owners(owners: tuple[tuple[LimitScope, str | None], ...]) -> bytes:
-    return msgspec.msgpack.encode(
-        [subject_of(scope, id_) for scope, id_ in owners if id_ is not None]
-    )
+def _encoded_owners(
+    owners: tuple[tuple[LimitScope, str | None], ...], spend_limits: tuple[str, ...]
+) -> bytes:
+    names = [subject_of(scope, id_) for scope, id_ in owners if id_ is not None]
+    return msgspec.msgpack.encode([*names, *spend_limits])
 
 
 def _keys_of(bucket: int, subject: str) -> tuple[str, str, str]:
@@ -502,6 +520,7 @@ def _keys_of(bucket: int, subject: str) -> tuple[str, str, str]:
 def _packed(subjects: tuple[SubjectLimits, ...], *, is_prepaid: bool) -> tuple[bytes, ...]:
     """Return the arguments that describe subjects and limits: packed numbers cost Redis least."""
     limits = [each.limits for each in subjects]
+    spending = [each.spending is not None and each.spending.bounds for each in subjects]
     described = (
         [each.subject for each in subjects],
         _flags(any(value is not None for value in each.reserved()[:4]) for each in limits),
@@ -511,6 +530,7 @@ def _packed(subjects: tuple[SubjectLimits, ...], *, is_prepaid: bool) -> tuple[b
         ),
         _flags(each.concurrent_requests is not None for each in limits),
         is_prepaid,
+        *([spending] if any(spending) else []),
     )
     return (
         msgspec.msgpack.encode(described),
@@ -543,9 +563,12 @@ def _reserve_reply(
 
 def _refused(request: ReservationRequest, reply: list[int]) -> Refused:
     _, number, subject, value, used, wait, *remaining = reply
+    holder = request.subjects[subject - 1]
     limit = RESERVED_LIMITS[number - 1] if number <= len(RESERVED_LIMITS) else None
+    if limit is None and holder.spending is not None:
+        limit = LimitName.BUDGET
     return Refused(
-        request.subjects[subject - 1],
+        holder,
         limit,
         value,
         used,

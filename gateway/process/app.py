@@ -12,7 +12,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 from typing_extensions import override
 
-from gateway.accounts import aliases, limits, members
+from gateway.accounts import aliases, limits, members, spend_limits
 from gateway.accounts import models as served_models
 from gateway.accounts.audit import routes as audit
 from gateway.accounts.keys import routes as keys
@@ -56,7 +56,7 @@ for router in (
     *(limits.operators, usage.operators, exports.router, audit.operators),
 ):
     operators.include_router(router)
-for resource in (keys, projects, members, webhooks, invoices):
+for resource in (keys, projects, members, spend_limits, webhooks, invoices):
     of_tenant = [Depends(resource.authorize_tenant)]
     customers.include_router(resource.router, prefix="/v1", dependencies=of_tenant)
     operators.include_router(
@@ -64,6 +64,7 @@ for resource in (keys, projects, members, webhooks, invoices):
     )
 for own in (limits, usage, audit):
     customers.include_router(own.router)
+customers.include_router(spend_limits.organization)
 
 
 _OPENAPI: Final = "/openapi.json"

@@ -3,7 +3,9 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from enum import Enum, StrEnum
-from typing import Any, Final
+from hashlib import blake2b
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
 
 from contract.messages import WHOLE_MODEL
 from gateway.records.errors import InvalidParameterError, must, shown
@@ -124,6 +126,78 @@ def subject_of(scope: LimitScope, id_: str) -> str:
     return f"{scope[0]}:{id_}"
 
 
+SPENDING: Final = "s:"
+"""Begins the names of spend limits in Redis."""
+
+
+class SpendScope(StrEnum):
+    """What a spend limit counts."""
+
+    KEY = "key"
+    MEMBER = "member"  # Requests with the JWTs of a person.
+    PROJECT = "project"
+    TENANT = "tenant"
+    USER = "user"  # An end user, as requests name it.
+
+
+class Window(StrEnum):
+    """The time in which a spend limit counts."""
+
+    HOUR = "hour"
+    DAY = "day"
+    WEEK = "week"
+    MONTH = "month"
+
+
+class Bounds(NamedTuple):
+    """Unix times in seconds at which the windows around a moment begin."""
+
+    before: int
+    start: int
+    end: int
+    after: int
+    """When the next window ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """What a spend limit counts, in the windows around a moment."""
+
+    limit_id: str
+    scope: SpendScope
+    holder: str | None
+    """Id of the key or project, subject of the member, or end user."""
+    model: str | None
+    """Full name of a model or adapter; None: all models."""
+    window: Window
+    bounds: Bounds
+    user: str = ""
+    """The end user; empty unless this limits one."""
+
+    @property
+    def subject(self) -> str:
+        """The name in Redis. The name of an end user contains a slash."""
+        if not self.user:
+            return f"{SPENDING}{self.limit_id}"
+        return (
+            f"{SPENDING}{self.limit_id}/{blake2b(self.user.encode(), digest_size=12).hexdigest()}"
+        )
+
+    @property
+    def credential_id(self) -> str | None:
+        """The credential whose requests count; None: of any."""
+        if self.scope is SpendScope.MEMBER:
+            return f"jwt:{self.holder}"
+        return self.holder if self.scope is SpendScope.KEY else None
+
+    def window_at(self, unix_ms: int) -> tuple[int, int] | None:
+        """Return when a known window at this time begins and ends, in seconds."""
+        for start, end in pairwise(self.bounds):
+            if start * 1000 <= unix_ms < end * 1000:
+                return start, end
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class SubjectLimits:
     """One holder of limits, and the limits that apply to it."""
@@ -131,11 +205,18 @@ class SubjectLimits:
     scope: LimitScope
     id: str
     limits: Limits
+    spending: Spending | None = None
+    """What counts, if this is a spend limit: its amount is the budget in `limits`."""
 
     @property
     def subject(self) -> str:
         """The holder's name in Redis: `t:acme`."""
-        return subject_of(self.scope, self.id)
+        return subject_of(self.scope, self.id) if self.spending is None else self.spending.subject
+
+    @property
+    def has_credit(self) -> bool:
+        """Whether it pays for prepaid requests."""
+        return self.scope is LimitScope.TENANT and self.spending is None
 
 
 def model_share_of(subjects: Iterable[SubjectLimits]) -> int:

@@ -8,9 +8,10 @@ from contract.dialect import Dialect
 from contract.tier import ServiceTier
 from gateway.records.errors import AddressNotAllowedError, PermissionDeniedError
 from gateway.records.grants import BOUNDS, Grant
-from gateway.records.limits import Limits, LimitScope, SubjectLimits
+from gateway.records.limits import Limits, LimitScope, SpendScope, SubjectLimits
 from gateway.records.records import Network
 from gateway.records.scopes import TENANT_SCOPES, Scope
+from gateway.records.spending import SpendLimit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,8 @@ class Principal:
     """Whether the secret in use was replaced, and works only for a grace period."""
     limits: tuple[SubjectLimits, ...] = ()
     """Limits of key, project and tenant, in this order; a JWT has no key."""
+    spend_limits: tuple[SpendLimit, ...] = ()
+    """Those that may apply to requests of the credential."""
     is_prepaid: bool = False
     service_tier: ServiceTier = ServiceTier.DEFAULT
     """Service tier for requests without a tier."""
@@ -59,6 +62,11 @@ class Principal:
         if self.credential_id.startswith(("jwt:", "oidc:")):
             return f"{kind}{self.credential_id}"
         return f"{kind}key:{self.credential_id}"
+
+    @property
+    def limits_users(self) -> bool:
+        """Whether a spend limit applies to end users."""
+        return any(each.scope is SpendScope.USER for each in self.spend_limits)
 
     @property
     def grant(self) -> Grant:

@@ -64,6 +64,8 @@ class Tenant:
     """Origins of web pages that may use the tenant's keys, or `*`."""
     stripe_customer_id: str | None = None
     """Customer in Stripe to whom sinks of the kind `stripe` export the tenant's usage."""
+    time_zone: str = "UTC"
+    """IANA name of the time zone in which the windows of its spend limits begin."""
 
 
 class TenantOptions(TypedDict, total=False):
@@ -79,6 +81,7 @@ class TenantOptions(TypedDict, total=False):
     shows_cost: bool
     cors_origins: tuple[str, ...]
     stripe_customer_id: str | None
+    time_zone: str
 
 
 class TenantChanges(TenantOptions, total=False):

@@ -10,7 +10,7 @@ import msgspec
 from common import clock
 from contract.tier import ServiceTier
 from gateway.records.adapters import SEPARATOR
-from gateway.records.limits import LimitScope
+from gateway.records.limits import LimitScope, SpendScope, SubjectLimits
 
 MICRO: Final = 1_000_000
 """Number of tokens that a price applies to, and micro-dollars in a dollar."""
@@ -126,6 +126,10 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     """
     class_crossings: int = 0
     """How often an engine of another class continued one of its jobs."""
+    end_user: str = ""
+    """The end user whom the request names, if the tenant limits end users."""
+    spend_limits: tuple[str, ...] = ()
+    """Names in Redis of the spend limits that count it."""
 
     @property
     def full_model(self) -> str:
@@ -242,9 +246,17 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
             (LimitScope.TENANT, self.tenant_id),
         )
 
-    def id_of(self, scope: LimitScope) -> str | None:
-        """Return the id of one of the owners."""
-        return dict(self.owners)[scope]
+    def counts_for(self, subject: SubjectLimits) -> bool:
+        """Return whether a holder of limits of its tenant counts this request."""
+        spending = subject.spending
+        if spending is None:
+            return dict(self.owners)[subject.scope] == subject.id
+        return (
+            spending.model in (None, self.full_model)
+            and spending.credential_id in (None, self.credential_id)
+            and (spending.scope is not SpendScope.PROJECT or spending.holder == self.project_id)
+            and (spending.scope is not SpendScope.USER or spending.user == self.end_user)
+        )
 
     def cost_of(
         self, prompt_tokens: int, cached_tokens: int, completion_tokens: int, audio_seconds: int

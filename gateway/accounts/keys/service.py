@@ -29,11 +29,17 @@ from gateway.accounts.tenants.service import reading_of_tenant
 from gateway.auth.api_key import ApiKey, public_name
 from gateway.platform.database.engine import Database
 from gateway.platform.database.paging import Page, PageRequest, find_record, read_page
-from gateway.platform.database.tables import ApiKeyRow, AuditRow
+from gateway.platform.database.tables import ApiKeyRow, AuditRow, SpendLimitRow
 from gateway.records.checks import check_known, check_not_empty
-from gateway.records.errors import AuthenticationError, NotFoundError, must, shown
+from gateway.records.errors import (
+    AuthenticationError,
+    NotFoundError,
+    PermissionDeniedError,
+    must,
+    shown,
+)
 from gateway.records.grants import Grant, bounds_of_key, defaults_of
-from gateway.records.limits import LimitScope, changed_limits
+from gateway.records.limits import LimitScope, SpendScope, changed_limits
 from gateway.records.records import KeyOptions, KeyRecord, NewKeyOptions, Plan, ProjectStatus
 from gateway.records.scopes import DEFAULT_SCOPES, OPERATOR_SCOPES, Scope
 from gateway.records.times import utc_now
@@ -259,6 +265,11 @@ async def _check_maker(transaction: AsyncSession, maker: Grant) -> None:
     for key in await _lock(transaction, [maker.credential_id]):
         if key.revoked_at is not None:
             raise AuthenticationError("The API key is revoked.")
+    limited = exists().where(
+        SpendLimitRow.scope == SpendScope.KEY, SpendLimitRow.holder == maker.credential_id
+    )
+    if await transaction.scalar(select(limited)):
+        raise PermissionDeniedError("A key with a spend limit of its own cannot create keys.")
 
 
 async def _lock_made(transaction: AsyncSession, key: KeyRecord, which: MadeKeys) -> list[KeyRecord]:

@@ -58,6 +58,12 @@ class _TenantOptions(BodyWithLimits):
         description="Customer in Stripe to whom the tenant's usage is exported.",
         examples=["cus_NciAYcXfLnqBoz"],
     )
+    time_zone: str = Field(
+        "UTC",
+        max_length=63,
+        description="IANA name of the time zone in which windows of spend limits begin.",
+        examples=["Europe/Paris"],
+    )
 
 
 class TenantCreation(_TenantOptions):
@@ -113,6 +119,7 @@ class TenantBody(RecordBody):
     shows_cost: bool
     cors_origins: list[str]
     stripe_customer_id: str | None
+    time_zone: str
     created_at: datetime
 
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from typing import Any, Final, Unpack
+from zoneinfo import available_timezones
 
 from sqlalchemy import or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -173,6 +174,9 @@ def _checked(options: TenantChanges) -> TenantChanges:
     customer = options.get("stripe_customer_id")
     if customer is not None and re.fullmatch(STRIPE_CUSTOMER, customer) is None:
         raise must("stripe_customer_id", "have 1 to 255 letters, digits and '_'", customer)
+    zone = options.get("time_zone", "UTC")
+    if zone not in available_timezones():
+        raise must("time_zone", "be an IANA name such as 'Europe/Paris'", zone)
     if "cors_origins" not in options:
         return options
     try:

@@ -13,7 +13,12 @@ from redis.exceptions import RedisError
 
 from contract import keys
 from gateway.billing.ledger.store import BATCH, LedgerStore
+from gateway.limits.store import QuotaStore
 from gateway.platform.database.engine import Database
+from gateway.platform.database.holders import spend_limits_of
+from gateway.platform.database.tables import SpendLimitRow
+from gateway.platform.redis_client import shared_connection
+from gateway.records.spending import SpendLimit, missed
 from gateway.records.times import MAX_MS, to_time
 from gateway.records.usage_record import Counts, UsageRecord, readable_usage
 
@@ -43,7 +48,7 @@ def row_of(record: UsageRecord) -> dict[str, Any]:
             row[name] = row[name].replace("\0", "\N{REPLACEMENT CHARACTER}")
     created_ms, ended_ms = row.pop("created_ms"), row.pop("ended_ms")
     del row["line"], row["ledger_id"]  # The ledger has its tier and its id.
-    del row["adapter"], row["is_ranked"], row["job_seconds"]
+    del row["adapter"], row["is_ranked"], row["job_seconds"], row["spend_limits"]
     numbers = [row[name] for name in _NUMBERS]
     if not all(0 <= number <= MAX_INTEGER for number in numbers):
         raise UnusableRecordError("a count is negative or too large")
@@ -67,8 +72,8 @@ class _Batch:
     """The rows that one transaction inserts, and their stream entries."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
-    lines: set[str] = field(default_factory=set)
-    """Ids of rows of lines of batches."""
+    records: list[UsageRecord] = field(default_factory=list)
+    """Those of the rows."""
     entries: dict[int, list[bytes]] = field(default_factory=dict)
     """Bucket -> ids of stream entries."""
 
@@ -79,6 +84,7 @@ class Drain:
     def __init__(self, redis: Redis, database: Database) -> None:
         self._redis = redis
         self._database = database
+        self._quotas = QuotaStore(shared_connection(redis))
         self._retry_at: defaultdict[int, float] = defaultdict(float)
         """When buckets that did not respond are tried again, in `time.monotonic`."""
 
@@ -129,20 +135,40 @@ class Drain:
                 if len(batches[-1].rows) == BATCH:
                     batches.append(_Batch())
                 batches[-1].rows.append(row)
-                if record.line:
-                    batches[-1].lines.add(record.request_id)
+                batches[-1].records.append(record)
                 batches[-1].entries.setdefault(bucket, []).append(entry_id)
         return [batch for batch in batches if batch.rows]
 
     async def _move(self, batch: _Batch) -> int:
+        lines = {each.request_id for each in batch.records if each.line}
+        tenants = {each.tenant_id for each in batch.records}
         async with self._database.writing() as transaction:
-            added = await LedgerStore(transaction).insert(batch.rows, lines=batch.lines)
+            added = await LedgerStore(transaction).insert(batch.rows, lines=lines)
+            limits = await spend_limits_of(transaction, SpendLimitRow.tenant_id.in_(tenants))
+        if limits:
+            await self._derive_missed(limits, batch.records)
         # The entries are no longer needed. If deleting them fails, a second insert has no effect.
         pipeline = self._redis.pipeline(transaction=False)
         for bucket, entry_ids in batch.entries.items():
             pipeline.execute_command("XDEL", keys.usage(bucket), *entry_ids)
         await pipeline.execute()
         return added
+
+    async def _derive_missed(
+        self, limits: Sequence[SpendLimit], records: Iterable[UsageRecord]
+    ) -> None:
+        """Let spend limits be derived again that were added while a request ran."""
+        by_tenant = defaultdict[str, list[SpendLimit]](list)
+        for each in limits:
+            by_tenant[each.tenant_id].append(each)
+        found = {
+            (record.tenant_id, name)
+            for record in records
+            if record.tenant_id in by_tenant
+            for name in missed(by_tenant[record.tenant_id], record)
+        }
+        for tenant_id, name in sorted(found):
+            await self._quotas.unseed(tenant_id, name)
 
     async def _put_aside(self, bucket: int, entry_id: bytes, fields: Mapping[bytes, bytes]) -> None:
         """Move an unreadable record to a separate key, so that it does not block the stream."""

@@ -24,12 +24,13 @@ from gateway.billing.ledger.drain import FIELD
 from gateway.billing.ledger.rollups import DAY, Rollups
 from gateway.billing.ledger.store import LedgerStore, read_balances
 from gateway.limits import accounts
-from gateway.limits.accounts import DAY_MS, AccountNumbers
+from gateway.limits.accounts import DAY_MS, AccountNumbers, Period, period_of
 from gateway.limits.store import QuotaStore
 from gateway.platform.database.engine import Database
-from gateway.platform.database.tables import ApiKeyRow, ProjectRow, TenantRow
+from gateway.platform.database.holders import spend_limits_of
+from gateway.platform.database.tables import ApiKeyRow, ProjectRow, SpendLimitRow, TenantRow
 from gateway.platform.redis_client import shared_connection
-from gateway.records.limits import Limits, LimitScope, SubjectLimits, subject_of
+from gateway.records.limits import SPENDING, Limits, LimitScope, SubjectLimits, subject_of
 from gateway.records.times import day_of, to_ms, utc_now
 from gateway.records.usage_record import UsageRecord, readable_usage
 
@@ -115,15 +116,14 @@ class _Counters(NamedTuple):
 
 class _Holder(NamedTuple):
     tenant_id: str
-    scope: LimitScope
-    id: str
+    limits: SubjectLimits
 
     @property
     def subject(self) -> str:
-        return subject_of(self.scope, self.id)
+        return self.limits.subject
 
     def owns(self, record: UsageRecord) -> bool:
-        return record.tenant_id == self.tenant_id and record.id_of(self.scope) == self.id
+        return record.tenant_id == self.tenant_id and record.counts_for(self.limits)
 
 
 async def reconcile(
@@ -220,14 +220,17 @@ class Reconciler:
                 ids = [name.removeprefix(kind) for name in subjects if name.startswith(kind)]
                 query = select(tenant_column, id_column).where(id_column.in_(ids))
                 holders += [
-                    _Holder(tenant_id, scope, id_)
+                    _Holder(tenant_id, SubjectLimits(scope, id_, Limits()))
                     for tenant_id, id_ in await transaction.execute(query.order_by(id_column))
-                    if keys.bucket_of(tenant_id) == bucket
                 ]
-        return holders
+            ids = [name.removeprefix(SPENDING) for name in subjects if name.startswith(SPENDING)]
+            spending = await spend_limits_of(transaction, SpendLimitRow.id.in_(ids))
+            now_ms = to_ms(utc_now())
+            holders += [_Holder(each.tenant_id, each.subject_at(now_ms)) for each in spending]
+        return [each for each in holders if keys.bucket_of(each.tenant_id) == bucket]
 
     async def _compare(self, bucket: int, holder: _Holder) -> None:
-        if holder.scope is LimitScope.TENANT and await correct(self._database, holder.tenant_id):
+        if holder.limits.has_credit and await correct(self._database, holder.tenant_id):
             self._report.wrong_balances.append(holder.tenant_id)
         seen: list[dict[str, int]] = []
         for _ in range(MOST_LOOKS):
@@ -265,7 +268,10 @@ class Reconciler:
         return _Counters(numbers, list(_records_of(holder, entries)))
 
     async def _differences(self, holder: _Holder, counters: _Counters) -> list[Difference]:
-        derived = await self._derive(holder, counters)
+        period = _period_of(holder.limits, counters.numbers.month)
+        if period is None:
+            return []  # No request of the current window has been admitted yet.
+        derived = await self._derive(holder, counters, period)
         values = [
             (number, getattr(counters.numbers, field), getattr(derived, field))
             for number, field in _NUMBERS.items()
@@ -282,18 +288,27 @@ class Reconciler:
             if None not in (redis, ledger) and redis != ledger
         ]
 
-    async def _derive(self, holder: _Holder, counters: _Counters) -> AccountNumbers:
-        """Return the correct values of the counters, for their day and month."""
-        day, month = counters.numbers.day, counters.numbers.month
+    async def _derive(self, holder: _Holder, counters: _Counters, period: Period) -> AccountNumbers:
+        """Return the correct values of the counters, for their day and period."""
+        day = counters.numbers.day
         balances = await read_balances(
             self._database,
             holder.tenant_id,
-            SubjectLimits(holder.scope, holder.id, Limits()),
+            holder.limits,
             day_start_ms=day * DAY_MS,
-            month_start_ms=to_ms(datetime(month // 100, month % 100, 1, tzinfo=UTC)),
+            period=period,
             request_ids={record.request_id for record in counters.undrained},
         )
-        return balances.plus(counters.undrained, day=day, month=month)
+        return balances.plus(counters.undrained, day=day, period=period)
+
+
+def _period_of(subject: SubjectLimits, number: int) -> Period | None:
+    """Return the period with the number that an account has; None if it is over, and unknown."""
+    start = datetime.fromtimestamp(number, UTC)
+    if subject.spending is None:
+        start = datetime(number // 100, number % 100, 1, tzinfo=UTC)
+    period = period_of(subject, to_ms(start))
+    return period if period is not None and period.number == number else None
 
 
 def _records_of(

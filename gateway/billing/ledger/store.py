@@ -10,10 +10,11 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.billing.credits.service import balance_of
+from gateway.limits.accounts import Period
 from gateway.limits.seeding import Balances, Recorded
 from gateway.platform.database.claims import lock_kind
 from gateway.platform.database.engine import Database
-from gateway.platform.database.holders import held_by
+from gateway.platform.database.holders import counted_by
 from gateway.platform.database.partitions import make_partitions
 from gateway.platform.database.tables import (
     IS_FIRST,
@@ -24,8 +25,8 @@ from gateway.platform.database.tables import (
     PositionRow,
     Table,
 )
-from gateway.records.limits import LimitScope, SubjectLimits
-from gateway.records.times import hour_of, month_start, next_month, to_time
+from gateway.records.limits import SubjectLimits
+from gateway.records.times import hour_of, month_start, to_time
 from gateway.records.usage_record import Counts, Outcome
 
 BATCH: Final = 500
@@ -182,9 +183,9 @@ class LedgerStore:
             await self._transaction.execute(insert(DirtyHourRow), marks)
 
     async def usage_between(
-        self, tenant_id: str, scope: LimitScope, holder: str, *, start: datetime, end: datetime
+        self, tenant_id: str, subject: SubjectLimits, *, start: datetime, end: datetime
     ) -> PeriodUsage:
-        """Return the usage of a tenant, or of its project or key, from `start` up to `end`."""
+        """Return what a holder of limits of a tenant counts, from `start` up to `end`."""
         row = await self._transaction.execute(
             select(
                 func.count(case((IS_FIRST, 1))),
@@ -192,7 +193,7 @@ class LedgerStore:
                 func.sum(LedgerRow.audio_seconds),
                 func.sum(LedgerRow.cost_micros),
             ).where(
-                held_by(LedgerRow, tenant_id, scope, holder),
+                counted_by(tenant_id, subject),
                 LedgerRow.created_at >= start,
                 LedgerRow.created_at < end,
             )
@@ -248,19 +249,19 @@ async def read_balances(
     subject: SubjectLimits,
     *,
     day_start_ms: int,
-    month_start_ms: int,
+    period: Period,
     request_ids: Collection[str],
 ) -> Balances:
     """Return a subject's counters from the ledger and the credits (see `ReadBalances`)."""
-    day, month = to_time(day_start_ms), to_time(month_start_ms)
-    spans = (day, day + timedelta(days=1)), (month, next_month(month))
+    day = to_time(day_start_ms)
+    spans = (day, day + timedelta(days=1)), (to_time(period.start_ms), to_time(period.end_ms))
     async with database.snapshot() as transaction:
         store = LedgerStore(transaction)
         today, this_month = [
-            await store.usage_between(tenant_id, subject.scope, subject.id, start=start, end=end)
+            await store.usage_between(tenant_id, subject, start=start, end=end)
             for start, end in spans
         ]
-        has_credit = subject.scope is LimitScope.TENANT
+        has_credit = subject.has_credit
         return Balances(
             requests_today=today.requests,
             tokens_today=today.tokens,

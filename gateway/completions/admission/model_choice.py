@@ -57,6 +57,15 @@ class ModelChoice(NamedTuple):
             raise self.refusal
 
 
+def end_user_of(body: Mapping[str, Any]) -> str:
+    """Return the end user whom a request names; empty if it names none."""
+    metadata = body.get("metadata")
+    user = body.get("user") or body.get("safety_identifier")
+    if user is None and isinstance(metadata, dict):
+        user = metadata.get("user_id")
+    return user if isinstance(user, str) else ""
+
+
 @dataclass(eq=False)
 class Models:
     """What the name of a model stands for: a model that workers announce, an alias, an adapter."""
@@ -116,11 +125,7 @@ class Models:
 
         It may depend on `user` in the body, or on Anthropic's `metadata.user_id`.
         """
-        metadata = body.get("metadata")
-        user = body.get("user") or body.get("safety_identifier")
-        if user is None and isinstance(metadata, dict):
-            user = metadata.get("user_id")
-        model = alias.choose(principal.tenant_id, user if isinstance(user, str) else "")
+        model = alias.choose(principal.tenant_id, end_user_of(body))
         fallback = alias.fallback
         if fallback is None or self._is_ready(model) or not self._is_ready(fallback):
             return model

@@ -33,6 +33,7 @@ from gateway.completions.admission.check import CheckedRequest, with_images
 from gateway.completions.admission.chunks import PromptChunks
 from gateway.completions.admission.diagnostics import CacheDiagnostics
 from gateway.completions.admission.idempotency import IdempotentRequest
+from gateway.completions.admission.model_choice import end_user_of
 from gateway.completions.admission.speech import with_audio
 from gateway.completions.prompt.audio.decoder import AudioDecoder
 from gateway.completions.prompt.images.fetcher import ImageFetcher
@@ -60,6 +61,7 @@ from gateway.models.price_book import PriceBook
 from gateway.platform import telemetry, tracing
 from gateway.platform.concurrency.fair_turns import LoopTurns
 from gateway.platform.settings import Settings
+from gateway.records.adapters import SEPARATOR
 from gateway.records.errors import (
     ApiError,
     ErrorStyle,
@@ -68,8 +70,9 @@ from gateway.records.errors import (
     RateLimitError,
     TenantQueueFullError,
 )
-from gateway.records.limits import model_share_of
+from gateway.records.limits import SubjectLimits, model_share_of
 from gateway.records.principal import Principal
+from gateway.records.spending import applied
 from gateway.records.times import utc_now
 from gateway.records.usage_record import Counts, UsageRecord
 
@@ -137,12 +140,14 @@ class RequestSubmitter:
             turn=turn,
             delivers_starts=checked.request.reports_progress,
         )
-        record = self.draft(call, checked, request_id)
+        subjects = _subjects(call, checked)
+        record = self.draft(call, checked, request_id, subjects)
         is_idempotent = idempotent is not None
         retention = _retention(self._settings, checked, is_idempotent=is_idempotent)
         kept = self._kept(principal, checked, retention, idempotent) if retention else None
         response = None
-        async with self._reserving(call, checked, record, generation, kept) as settlement:
+        reserving = self._reserving(call, checked, record, subjects, generation, kept)
+        async with reserving as settlement:
             # Fetch images only now: a request without permission to run must not fetch any or delay
             # others.
             checked = await with_images(checked, self._images, tenant_id=principal.tenant_id)
@@ -166,7 +171,7 @@ class RequestSubmitter:
                     request_id=request_id,
                     jobs=stored,
                     record=settlement.record,
-                    subjects=principal.limits,
+                    subjects=subjects,
                     most=checked.most,
                     is_sliced=checked.is_sliced,
                     weight=principal.tenant_weight,
@@ -196,8 +201,16 @@ class RequestSubmitter:
                 raise
         return Submission(checked, completion, generation, settlement, response)
 
-    def draft(self, call: Call, checked: CheckedRequest, request_id: str) -> UsageRecord:
+    def draft(
+        self,
+        call: Call,
+        checked: CheckedRequest,
+        request_id: str,
+        subjects: tuple[SubjectLimits, ...] = (),
+    ) -> UsageRecord:
         """Return the usage record of a request before it runs, including its price.
+
+        `subjects` are the holders of limits that count it.
 
         Raises StoreUnavailableError while prices are unknown.
         """
@@ -226,6 +239,8 @@ class RequestSubmitter:
             ledger_id="" if call.line is None else call.line.request_id,
             jobs=len(checked.prepared.prompts),
             job_seconds=request.speech.seconds_of_clips if request.audio else [],
+            end_user=end_user_of(call.body) if principal.limits_users else "",
+            spend_limits=tuple(each.subject for each in subjects if each.spending is not None),
         )
         if price is None:
             return record
@@ -258,8 +273,9 @@ class RequestSubmitter:
         Meanwhile one second is reserved, under an id of its own: a request that no limit allows
         must not occupy the decoder.
         """
-        record = self.draft(call, checked, f"{request_id}-audio")
-        await self._reserve(call, checked, record, checked.most)
+        subjects = _subjects(call, checked)
+        record = self.draft(call, checked, f"{request_id}-audio", subjects)
+        await self._reserve(call, checked, record, subjects, checked.most)
         try:
             request, prepared = await with_audio(
                 checked.request,
@@ -280,6 +296,7 @@ class RequestSubmitter:
         call: Call,
         checked: CheckedRequest,
         record: UsageRecord,
+        subjects: tuple[SubjectLimits, ...],
         generation: Generation,
         kept: Kept | None,
     ) -> AsyncIterator[Settlement]:
@@ -287,9 +304,9 @@ class RequestSubmitter:
         most, slices = checked.most, None
         if checked.is_sliced:
             sequences = len(checked.prepared.prompts) * checked.request.n
-            slices = Slices(call.principal.limits, most, sequences=sequences)
+            slices = Slices(subjects, most, sequences=sequences)
             most = slices.first
-        admission = await self._reserve(call, checked, record, most, kept)
+        admission = await self._reserve(call, checked, record, subjects, most, kept)
         telemetry.ADMITTED_REQUESTS.labels(record.model, record.service_tier.value).inc()
         if checked.alias is not None:
             telemetry.ALIAS_REQUESTS.labels(checked.alias.name, record.model).inc()
@@ -313,6 +330,7 @@ class RequestSubmitter:
         call: Call,
         checked: CheckedRequest,
         record: UsageRecord,
+        subjects: tuple[SubjectLimits, ...],
         most: Counts,
         kept: Kept | None = None,
     ) -> Admission:
@@ -320,7 +338,7 @@ class RequestSubmitter:
         try:
             with tracing.span(RESERVE):
                 return await self._reservations.reserve(
-                    ReservationRequest.of(record, principal.limits, most, kept=kept),
+                    ReservationRequest.of(record, subjects, most, kept=kept),
                     is_openai=call.profile.name is Dialect.OPENAI,
                     is_anthropic=checked.endpoint.error_style is ErrorStyle.ANTHROPIC,
                     max_tokens_param=checked.request.max_tokens_param,
@@ -448,6 +466,18 @@ class RequestSubmitter:
     def _salt(self, tenant_id: str, isolation_key: str = "") -> str:
         secret = self._settings.cache_salt_secret.get_secret_value()
         return _cache_salt(secret, tenant_id, isolation_key)
+
+
+def _subjects(call: Call, checked: CheckedRequest) -> tuple[SubjectLimits, ...]:
+    """Return the holders of limits that count a request."""
+    principal, model, adapter = call.principal, checked.card.model, checked.adapter
+    if not principal.spend_limits:
+        return principal.limits
+    name = model if adapter is None else f"{model}{SEPARATOR}{adapter.name}"
+    spending = applied(
+        principal.spend_limits, clock.now_ms(), model=name, user=end_user_of(call.body)
+    )
+    return (*principal.limits, *spending)
 
 
 def _job_bytes(jobs: list[GenerationJob]) -> int:

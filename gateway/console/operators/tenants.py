@@ -59,6 +59,7 @@ REQUEST_FIELDS: Final = (
         "cors_origins", "CORS origins", "Of web pages with its keys, by spaces; *: any.", "words"
     ),
     Field("stripe_customer_id", "Customer in Stripe", "Such as cus_NciAYcXfLnqBoz."),
+    Field("time_zone", "Time zone", "Of spend limits, such as Europe/Paris.", default="UTC"),
     Field("strict_parameters", "Reject parameters without effect", type="checkbox"),
     Field("shows_cost", "Responses contain their cost", type="checkbox"),
 )

@@ -1,6 +1,8 @@
 -- The account of a subject: its usage of a day and a month, packed into big-endian doubles in one
 -- field, because fields and texts of numbers cost Redis most of its time (see
 -- `gateway.limits.accounts`). Held amounts are those of open requests.
+--
+-- A spend limit has an account too. Its month is the second at which its window begins.
 
 local ACCOUNT, ACCOUNT_MS = '>dddddddddd', 3456000000
 
@@ -60,6 +62,23 @@ local function end_in_account(packed, day, month, held_tokens, held_cost, is_hel
   end
   return struct.pack(ACCOUNT, old_day, old_month, q, t, s, held_q, held_t, held_s, credit,
     held_credit), is_new
+end
+
+-- Return when the window of a spend limit begins that contains this second, when the window before
+-- began, if that is known, and when it ends; nothing outside the known windows. `bounds` are the
+-- beginnings of three windows, and the end of the last one.
+local function window_at(bounds, second)
+  for i = 3, 1, -1 do
+    if second >= bounds[i] then
+      if second < bounds[i + 1] then return bounds[i], bounds[i - 1], bounds[i + 1] end
+      return nil
+    end
+  end
+end
+
+-- Return how long an account stays: that of a spend limit until its next window ends.
+local function stays_ms_of(bounds, now)
+  return bounds and math.max(bounds[4] * 1000 - now, 60000) or ACCOUNT_MS
 end
 
 -- Return the numbers of an account, which its ending requests change.

@@ -1,6 +1,7 @@
 -- Limits of a subject, by number: requests, tokens, prompt tokens and completion tokens per minute;
 -- requests, tokens and seconds of audio per day; concurrent requests; budget; credit. `s` is the
--- subject: its key, window, limits, what is used of them, minute and account.
+-- subject: its key, window, limits, what is used of them, minute and account. The credit of a spend
+-- limit is its amount, of which each of its windows has all.
 -- @include accounts
 -- @include audio
 -- @include window
@@ -11,21 +12,24 @@ local METERED = {1, 2, 3, 4, BUDGET, CREDIT}
 
 -- Return the account of a day and a month, and whether its day is new; nil if it must be derived
 -- again.
-local function load_account(key, seeded, packed, day, month, is_payer)
-  if not (seeded and packed) then return nil end
+local function load_account(key, seeded, packed, day, month, is_payer, month_before)
+  if not (seeded and packed and month) then return nil end
   local a = read_account(packed)
-  if a.day > day or a.month > month or (is_payer and a.credit == math.huge) then
+  -- The windows of a spend limit move with the time zone of the tenant.
+  local is_moved = month_before and a.month < month and a.month > month_before
+  if a.day > day or a.month > month or is_moved or (is_payer and a.credit == math.huge) then
     call('HDEL', key, 'seeded')
     return nil
   end
-  local is_new = a.day ~= day
+  local is_new = a.day ~= day or a.month ~= month
   advance(a, day, month)
   return a, is_new
 end
 
 -- Return the milliseconds until a limit may allow the request; -1 if that is unknown.
 local function wait_for(s, limit, wanted, now, day)
-  if limit == CREDIT or wanted > s.limits[limit] then return NEVER end
+  if wanted > s.limits[limit] then return NEVER end
+  if limit == CREDIT then return s.ends and s.ends * 1000 - now or NEVER end
   if limit < REQUESTS_DAY then
     local need = s.used[limit] + wanted - s.limits[limit]
     return window_wait(s.window, s.minute, limit, need, now)
@@ -43,7 +47,8 @@ local function refusal_of(subjects, wanted, now, day)
     local limits, used = s.limits, s.used
     for limit = 1, CREDIT do
       -- A request that takes nothing of a limit passes, even if the limit is overdrawn.
-      if used[limit] + wanted[limit] > limits[limit] and wanted[limit] > 0 then
+      if used[limit] + wanted[limit] > limits[limit] and wanted[limit] > 0
+          and not (limit == CREDIT and s.is_over) then
         local wait = wait_for(s, limit, wanted[limit], now, day)
         if not longest or wait > longest then
           longest = wait
@@ -72,6 +77,8 @@ end
 local function reserve(s, wanted, is_same_day, is_same_month)
   local a, m, used = s.account, s.minute, s.used
   for limit = 1, CREDIT do used[limit] = used[limit] + wanted[limit] end
+  if s.bounds then is_same_month = not s.is_over end
+  if s.is_over then used[CREDIT] = used[CREDIT] - wanted[CREDIT] end
   if a then
     if is_same_day then
       a.held_requests, a.held_tokens = a.held_requests + wanted[1], a.held_tokens + wanted[2]

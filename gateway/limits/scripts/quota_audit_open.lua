@@ -37,11 +37,12 @@ local function add(id)
   end
   if not amounts then return end
   local request = cmsgpack.unpack(packed)
-  local names, held_before, is_prepaid = request[1], request[3], request[5]
+  local names, held_before, is_prepaid, spending = request[1], request[3], request[5], request[6]
   local _, day, month, prompt, completion, cost, audio = read_amounts(amounts)
   local held = ''
   for i, name in ipairs(names) do
-    local a = account_of(name)
+    local a, bounds, of_name = account_of(name), spending and spending[i], month
+    if bounds then of_name = window_at(bounds, math.floor(created_ms / 1000)) or 0 end
     local is_held_before = string.sub(held_before, i, i) == '1'
     local is_held = a.is_seeded or is_held_before
     held = held .. (is_held and '1' or '0')
@@ -51,7 +52,7 @@ local function add(id)
         sums[1], sums[2] = sums[1] + 1, sums[2] + prompt + completion
       end
       if a.numbers.audio_day == day then sums[5] = sums[5] + audio end
-      if a.numbers.month == month then sums[3] = sums[3] + cost end
+      if a.numbers.month == of_name then sums[3] = sums[3] + cost end
       if is_prepaid and string.sub(name, 1, 2) == 't:' then sums[4] = sums[4] + cost end
     end
   end

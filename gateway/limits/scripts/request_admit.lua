@@ -10,10 +10,11 @@
 -- ARGV lease_ms: lease in milliseconds  extends: 1 or 0
 --   described: msgpack: 1. the names of the subjects  2. `1` for each subject with limits per minute,
 --     else `0`  3. the same for subjects with limits per day, a budget or credit  4. the same for
---     limits of concurrent requests  5. whether the tenant is prepaid
+--     limits of concurrent requests  5. whether the tenant is prepaid  6. for each subject, the
+--     beginnings of windows if it is a spend limit, else false; absent if none is
 --   then for each subject its limits as big-endian doubles, infinite where there is none: requests,
 --     tokens, prompt tokens and completion tokens per minute; requests, tokens and seconds of audio
---     per day; concurrent requests; budget
+--     per day; concurrent requests; budget, or the amount of a spend limit
 --   then for each request: id, prompt tokens, completion tokens, seconds of audio, cost in
 --     micro-dollars, draft of the usage record, msgpack of `Kept` (gateway.limits.replies) or empty
 -- Output for each request {1, ms, remaining...} admitted;
@@ -30,12 +31,12 @@ local open_requests = unpack(KEYS, 1, 1)
 local lease_ms, extends, window_prefix, running_prefix, account_prefix, described = unpack(ARGV, 1, 6)
 -- Globals are slow to look up, and `ipairs` to iterate with.
 local format, byte, ONE = string.format, string.byte, string.byte('1')
-local names, windows, held, slots_held, is_prepaid = unpack(cmsgpack.unpack(described))
+local names, windows, held, slots_held, is_prepaid, spending = unpack(cmsgpack.unpack(described))
 local first_limits, fields, requests = 7, 7, #KEYS - 1
 local first_request = first_limits + #names
 local now = now_ms()
 local slot, day = math.floor(now / SLOT_MS), math.floor(now / DAY_MS)
-local month, expiry = month_of(day), format('%d', now + lease_ms)
+local month, expiry, second = month_of(day), format('%d', now + lease_ms), math.floor(now / 1000)
 
 local function load_subject(number, has_audio)
   local name = names[number]
@@ -44,6 +45,13 @@ local function load_subject(number, has_audio)
   limits[CREDIT] = math.huge
   local r, p, c, q, t, seconds, concurrent, s, credit = 0, 0, 0, 0, 0, 0, 0, 0, 0
   local is_minute, is_durable = byte(windows, number) == ONE, byte(held, number) == ONE
+  local bounds, start, before, ends = spending and spending[number], month, nil, nil
+  if bounds then
+    start, before, ends = window_at(bounds, second)
+    limits[CREDIT], limits[BUDGET] = limits[BUDGET], math.huge
+    -- A stream that began before the known windows counts in none of them.
+    if extends == '1' and not start then is_durable, limits[CREDIT] = false, math.huge end
+  end
   local seeded, packed, old_minute, version, minute, has_moved, account, is_new, is_payer, running
   if is_minute or is_durable then
     seeded, packed, old_minute, version = unpack(call('HMGET', key, 'seeded', 'n', 'w', 'v'))
@@ -54,13 +62,14 @@ local function load_subject(number, has_audio)
   end
   if is_durable then
     is_payer = is_prepaid and string.match(name, '^t:')
-    account, is_new = load_account(key, seeded, packed, day, month, is_payer)
+    account, is_new = load_account(key, seeded, packed, day, start, is_payer, before)
   end
   if account then
     q, t = account.requests + account.held_requests, account.tokens + account.held_tokens
     s = account.cost + account.held_cost
     if has_audio then seconds = audio_of(key, day) end
     if is_payer then limits[CREDIT], credit = account.credit, account.held_credit end
+    if bounds then s, credit = 0, s end
   end
   if byte(slots_held, number) == ONE then
     running = running_prefix .. name
@@ -75,7 +84,7 @@ local function load_subject(number, has_audio)
     used = {r, p + c, p, c, q, t, seconds, concurrent, s, credit}, account = account,
     is_new = is_new, is_payer = is_payer, is_unseeded = is_durable and not account,
     running = running, lasts = packed or old_minute or version, audio = 0,
-    is_changed = false
+    is_changed = false, bounds = bounds, start = start, ends = ends, is_over = false
   }
 end
 
@@ -111,6 +120,10 @@ local function decide(i)
     local _, held_completion, held_cost
     _, held_day, held_month, prompt, held_completion, held_cost, audio = read_amounts(amounts)
     earlier = earlier_of(amounts, slot)
+    for number = 1, #subjects do
+      local s = subjects[number]
+      s.is_over = s.bounds and (not s.start or tonumber(created_ms) < s.start * 1000)
+    end
     tokens, is_extended = completion - held_completion, completion > held_completion
     wanted = {0, tokens, 0, tokens, 0, held_day == day and tokens or 0, 0, 0,
       held_month == month and cost - held_cost or 0, cost - held_cost}
@@ -143,7 +156,9 @@ for number = 1, #subjects do
     if s.audio > 0 then add_audio(s.key, day, 0, s.audio) end
     store_numbers(s)
     -- An account in use outlives its numbers if its expiry changes once a day.
-    if s.is_new or s.minute and not s.lasts then call('PEXPIRE', s.key, ACCOUNT_MS) end
+    if s.is_new or s.minute and not s.lasts then
+      call('PEXPIRE', s.key, stays_ms_of(s.bounds, now))
+    end
     if s.running then call('ZADD', s.running, unpack(leases)) end
   elseif s.has_moved then
     call('HSET', s.key, 'w', pack_minute(s.minute))

@@ -73,7 +73,7 @@ for i = 1, #KEYS - first_key do
       id = id, is_settle = is_settle, requests = is_settle and 1 or 0, prompt = tonumber(prompt),
       completion = tonumber(completion), audio = tonumber(audio), cost = tonumber(cost),
       record = record, amounts = amounts, held = is_open and {read_amounts(amounts)},
-      request = is_open and decoded[request]
+      request = is_open and decoded[request], second = is_open and math.floor(created_ms / 1000)
     }
   end
 end
@@ -86,7 +86,7 @@ local function account_of(name)
   return accounts[name]
 end
 
-local function end_in_subject(e, name, is_windowed, is_held, is_prepaid)
+local function end_in_subject(e, name, is_windowed, is_held, is_prepaid, bounds)
   local _, day, month, held_prompt, held_completion, held_cost, held_audio = unpack(e.held)
   local s, is_new, minute = account_of(name), false, nil
   local is_as_held = e.is_settle and e.prompt == held_prompt and e.completion == held_completion
@@ -97,6 +97,12 @@ local function end_in_subject(e, name, is_windowed, is_held, is_prepaid)
     end
   end
   local is_charged = e.is_settle and s.seeded and s.n
+  if bounds then
+    s.bounds, month = bounds, window_at(bounds, e.second) or 0
+    -- The windows of a spend limit move with the time zone of the tenant.
+    local known = s.n and read_account(s.n).month or 0
+    s.is_moved = s.is_moved or known > month and e.second >= known
+  end
   if is_held or is_charged then
     s.n, is_new = end_in_account(s.n, day, month, held_prompt + held_completion, held_cost, is_held,
       e.prompt + e.completion, e.cost, is_charged, is_prepaid and string.match(name, '^t:'))
@@ -117,9 +123,10 @@ write_if_full(open_requests)
 for _, e in ipairs(ends) do
   if e.record ~= '' then call('XADD', usage_records, '*', 'u', e.record) end
   if e.held then
-    local names, windows, held, slots_held, is_prepaid = unpack(e.request)
+    local names, windows, held, slots_held, is_prepaid, spending = unpack(e.request)
     for i = 1, #names do
-      end_in_subject(e, names[i], byte(windows, i) == ONE, byte(held, i) == ONE, is_prepaid)
+      end_in_subject(e, names[i], byte(windows, i) == ONE, byte(held, i) == ONE, is_prepaid,
+        spending and spending[i])
       if byte(slots_held, i) == ONE then
         local ended = accounts[names[i]].ended
         ended[#ended + 1] = e.id
@@ -140,7 +147,8 @@ for _, name in ipairs(names_of) do
   elseif s.is_written then
     call('HSET', s.key, 'v', s.v)
   end
-  if s.expires then call('PEXPIRE', s.key, ACCOUNT_MS) end
+  if s.expires then call('PEXPIRE', s.key, stays_ms_of(s.bounds, now_ms())) end
+  if s.is_moved then call('HDEL', s.key, 'seeded') end
 end
 for _, s in ipairs(stored) do count_bytes(unpack(s)) end
 if #gone > 0 then call('DEL', unpack(gone)) end

@@ -1,13 +1,15 @@
 """What holders of limits have: the rows of a tenant, or of one of its projects or keys."""
 
+from dataclasses import replace
 from typing import Final
 
 from sqlalchemy import ColumnElement, and_, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from gateway.platform.database.tables import BatchRow, LedgerRow
+from gateway.platform.database.tables import BatchRow, LedgerRow, SpendLimitRow, TenantRow
 from gateway.records.batches import ENDED
-from gateway.records.limits import LimitScope
+from gateway.records.limits import LimitScope, SpendScope, SubjectLimits
+from gateway.records.spending import SpendLimit
 
 _COLUMNS: Final = {
     LimitScope.TENANT: "tenant_id",
@@ -21,6 +23,43 @@ def held_by(
 ) -> ColumnElement[bool]:
     """Return the condition for the rows of a tenant, or of its project or key."""
     return and_(table.tenant_id == tenant_id, getattr(table, _COLUMNS[scope]) == holder)
+
+
+async def spend_limits_of(
+    transaction: AsyncSession, *conditions: ColumnElement[bool]
+) -> list[SpendLimit]:
+    """Return the spend limits that meet the conditions, oldest first."""
+    found = await transaction.execute(
+        select(SpendLimitRow, TenantRow.time_zone)
+        .join(TenantRow, TenantRow.id == SpendLimitRow.tenant_id)
+        .where(*conditions)
+        .order_by(SpendLimitRow.created_at, SpendLimitRow.id)
+    )
+    return [replace(row.to_record(), time_zone=time_zone) for row, time_zone in found]
+
+
+def counted_by(
+    tenant_id: str, subject: SubjectLimits, *, is_any_user: bool = False
+) -> ColumnElement[bool]:
+    """Return the condition for the rows of the ledger that a holder of limits counts.
+
+    `is_any_user`: those of all end users, if it is one.
+    """
+    spending = subject.spending
+    if spending is None:
+        return held_by(LedgerRow, tenant_id, subject.scope, subject.id)
+    conditions = [LedgerRow.tenant_id == tenant_id]
+    if spending.model is not None:
+        conditions.append(LedgerRow.model == spending.model)
+    if spending.credential_id is not None:
+        conditions.append(LedgerRow.credential_id == spending.credential_id)
+    if spending.scope is SpendScope.PROJECT:
+        conditions.append(LedgerRow.project_id == spending.holder)
+    if spending.scope is SpendScope.USER and is_any_user:
+        conditions.append(LedgerRow.end_user != "")
+    elif spending.scope is SpendScope.USER:
+        conditions.append(LedgerRow.end_user == spending.user)
+    return and_(*conditions)
 
 
 async def tokens_in_batches(

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from redis.asyncio import Redis
@@ -12,14 +13,22 @@ from gateway.accounts.keys.service import KeyService
 from gateway.accounts.members import MemberService
 from gateway.accounts.plans.service import PlanService
 from gateway.accounts.projects.service import ProjectService
+from gateway.accounts.spend_limits import SpendLimitService
 from gateway.accounts.tenants.service import TenantService
 from gateway.accounts.webhooks.service import WebhookService
 from gateway.billing.credits.service import CreditService
+from gateway.billing.ledger.store import read_balances
 from gateway.billing.prices import PriceService
+from gateway.limits.seeding import Seeder
+from gateway.limits.store import QuotaStore
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
-from gateway.records.limits import LimitName, LimitScope
+from gateway.platform.database.holders import spend_limits_of
+from gateway.platform.database.tables import SpendLimitRow
+from gateway.records.limits import LimitName, LimitScope, SpendScope, Window
 from gateway.records.scopes import TENANT_SCOPES
+from gateway.records.spending import LAST_START, SpendLimit
+from gateway.records.times import utc_now
 from tests.failures.proofs.client import request
 from tests.support.secret_box import BOX
 from tests.support.stack import MODEL, Stack
@@ -47,6 +56,9 @@ class Accounts:
         self.plans = PlanService(database, announcer)
         self.prices = PriceService(database, announcer)
         self.credits = CreditService(database, announcer)
+        self._database = database
+        seeder = Seeder(QuotaStore(redis), partial(read_balances, database))
+        self.spend_limits = SpendLimitService(database, announcer, seeder)
         self.webhooks = WebhookService(database, BOX, allows_private=True)
         self._stack = stack
 
@@ -84,6 +96,25 @@ class Accounts:
         tenant = await self.tenant(name, limits=of[LimitScope.TENANT], **options)
         project = await self.project(tenant, limits=of[LimitScope.PROJECT])
         return await self.key(tenant, project, limits=of[LimitScope.KEY])
+
+    async def limit_spending(self, key: Credential, scope: SpendScope, micros: int) -> SpendLimit:
+        """Add a monthly spend limit for the model."""
+        holder = {SpendScope.KEY: key.id, SpendScope.PROJECT: key.project}.get(scope)
+        # Tests take minutes: the window does not end meanwhile.
+        return await self.spend_limits.add(
+            key.tenant,
+            scope=scope,
+            holder=holder,
+            model=MODEL,
+            window=Window.MONTH,
+            starts_on=1 + (utc_now().day + 13) % LAST_START,
+            amount_micros=micros,
+        )
+
+    async def spend_limits_of(self, key: Credential) -> list[SpendLimit]:
+        """Return the spend limits of the key's tenant."""
+        async with self._database.reading() as transaction:
+            return await spend_limits_of(transaction, SpendLimitRow.tenant_id == key.tenant)
 
     async def limits(self, url: str, key: Credential) -> dict[str, Any]:
         """Return the limits that a gateway shows for a key; those of the tenant only to a key of

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.records.limits import LimitScope
+from gateway.records.limits import LimitScope, SpendScope
 from gateway.records.records import Billing
 from tests.failures.proofs.accounts import Accounts, Credential
 from tests.failures.proofs.client import Answer, ask, request
@@ -25,12 +25,15 @@ COST = cost_of(PROMPT_TOKENS, COMPLETION_TOKENS)
 MONEY = 3_003
 """Micro-dollars: enough for a third as many reservations at a time as there are clients."""
 
+_LONG = pytest.mark.long
 HOLDERS: dict[str, tuple[LimitScope, dict[str, int], Billing]] = {
     "key": (LimitScope.KEY, {"budget_micros": MONEY}, Billing.POSTPAID),
     "project": (LimitScope.PROJECT, {"budget_micros": MONEY}, Billing.POSTPAID),
     "tenant": (LimitScope.TENANT, {"budget_micros": MONEY}, Billing.POSTPAID),
     "credits": (LimitScope.TENANT, {}, Billing.PREPAID),
 }
+SPENDING = tuple(SpendScope)
+USER = "ada"
 
 
 async def spend(stack: Stack, key: Credential, number: int) -> list[Answer]:
@@ -44,6 +47,7 @@ async def spend(stack: Stack, key: Credential, number: int) -> list[Answer]:
                 prompt=[5] * PROMPT_TOKENS,
                 max_tokens=MAX_TOKENS,
                 stream=number % 3 == 0,
+                user=USER,
             )
         )
     return answers
@@ -54,16 +58,26 @@ async def spend(stack: Stack, key: Credential, number: int) -> list[Answer]:
     [
         "key",
         # Scopes differ only in the charged account (test_every_limit_of_every_scope_is_enforced).
-        pytest.param("project", marks=pytest.mark.long),
-        pytest.param("tenant", marks=pytest.mark.long),
+        pytest.param("project", marks=_LONG),
+        pytest.param("tenant", marks=_LONG),
         "credits",
+        *(
+            pytest.param(f"spend limit {scope}", marks=() if scope is SpendScope.USER else _LONG)
+            for scope in SPENDING
+            if scope is not SpendScope.MEMBER  # Its requests have a JWT.
+        ),
     ],
 )
 async def test_budget_is_spent_fully_and_never_overspent(
     stack: Stack, accounts: Accounts, books: Books, name: Callable[[], str], holder: str
 ) -> None:
-    scope, limits, billing = HOLDERS[holder]
+    is_spend_limit = holder.startswith("spend limit")
+    scope, limits, billing = HOLDERS["credits" if is_spend_limit else holder]
+    if is_spend_limit:
+        billing = Billing.POSTPAID
     key = await accounts.holder(scope, name(), limits, billing=billing)
+    if is_spend_limit:
+        await accounts.limit_spending(key, SpendScope(holder.rpartition(" ")[2]), MONEY)
     if billing is Billing.PREPAID:
         await accounts.grant(key.tenant, MONEY)
 
@@ -82,6 +96,12 @@ async def test_budget_is_spent_fully_and_never_overspent(
     assert {row["cost_micros"] for row in rows} == {COST}
     spent = sum(row["cost_micros"] for row in rows)
     assert MONEY - MOST < spent <= MONEY
+    if is_spend_limit:
+        [own] = await accounts.spend_limits.uses(
+            key.tenant, await accounts.spend_limits_of(key), user=USER
+        )
+        assert own.used_micros == spent
+        return
     limits = await accounts.limits(stack.url, key)
     check_account(limits, holder, spent=spent)
 
@@ -91,7 +111,7 @@ def check_refusal(answer: Answer, holder: str) -> None:
     assert answer.status == 429
     error = answer.error
     assert (error["type"], error["code"]) == ("insufficient_quota", "insufficient_quota")
-    assert error["scope"] == ("tenant" if holder == "credits" else holder)
+    assert error["scope"] == ("tenant" if holder == "credits" else holder.rpartition(" ")[2])
     assert answer.headers["x-should-retry"] == "false"
     assert "retry-after-ms" not in answer.headers
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from typing import Any
 from unittest.mock import AsyncMock
 
@@ -12,6 +13,7 @@ from redis.asyncio import Redis
 from gateway.accounts.keys.service import KeyService
 from gateway.accounts.plans.service import PlanService
 from gateway.accounts.projects.service import ProjectService
+from gateway.accounts.spend_limits import SpendLimitService
 from gateway.accounts.tenants.service import TenantService
 from gateway.accounts.webhooks.service import WebhookService
 from gateway.billing.alerts import find_alerts
@@ -20,7 +22,7 @@ from gateway.jobs.webhooks import lock_due
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
 from gateway.records.errors import StoreUnavailableError
-from gateway.records.limits import LimitName, LimitScope
+from gateway.records.limits import LimitName, LimitScope, SpendScope, Window
 from gateway.records.records import Billing, Webhook
 from gateway.records.times import utc_now
 from tests.support.kinds import every_database
@@ -201,3 +203,37 @@ async def test_database_outage_is_reported() -> None:
     with pytest.raises(StoreUnavailableError):
         await find_alerts(nowhere, NOW)
     await nowhere.aclose()
+
+
+async def test_spend_limits_alert_once_in_each_window(
+    database: Database, redis: Redis, keys: KeyService, webhook: Webhook
+) -> None:
+    key = (await keys.create("acme", name="first")).record.id
+    service = SpendLimitService(database, ChangeAnnouncer(redis), AsyncMock())
+    of_key = {"scope": SpendScope.KEY, "holder": key, "model": "m1"}
+    limit = await service.add("acme", **of_key, window=Window.DAY, amount_micros=1_000)
+    users = await service.add("acme", scope=SpendScope.USER, window=Window.HOUR, amount_micros=100)
+    await _spend(database, 800, credential_id=key)
+    await _spend(database, 90, credential_id="key_2", end_user="eve")
+    await _spend(database, 40, credential_id="key_2", end_user="bob")
+    assert await find_alerts(database, NOW) == 4
+    assert await find_alerts(database, NOW) == 0
+    reported = await _pending(database)
+    assert {each["type"] for each in reported} == {"spend_limit.threshold"}
+    found = [(e["data"]["spend_limit"], e["data"]["threshold"]) for e in reported]
+    assert sorted(found) == sorted(product((limit.id, users.id), (50, 80)))
+    assert reported[0]["data"] == {
+        "spend_limit": limit.id,
+        "scope": "key",
+        "holder": key,
+        "model": "m1",
+        "window": "day",
+        "window_starts_at": "2026-11-15T00:00:00+00:00",
+        "amount_micros": 1_000,
+        "used_micros": 800,
+        "threshold": 50,
+    }
+    assert (reported[2]["data"]["holder"], reported[2]["data"]["used_micros"]) == ("eve", 90)
+    tomorrow = NOW + timedelta(days=1)
+    await _spend(database, 500, at=tomorrow, credential_id=key)
+    assert await find_alerts(database, tomorrow) == 1

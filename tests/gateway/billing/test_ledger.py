@@ -14,7 +14,7 @@ from gateway.limits.seeding import Recorded
 from gateway.platform.database.engine import Database
 from gateway.platform.database.tables import DirtyHourRow, LedgerRow
 from gateway.records.errors import StoreUnavailableError
-from gateway.records.limits import LimitScope
+from gateway.records.limits import Limits, LimitScope, SubjectLimits
 from gateway.records.usage_record import Outcome, UsageRecord
 from tests.support.cases import all_cases
 from tests.support.kinds import every_database
@@ -302,7 +302,7 @@ async def test_usage_is_read_by_holder_and_time(database: Database) -> None:
     async def usage(scope: LimitScope, holder: str) -> PeriodUsage:
         async with database.reading() as transaction:
             return await LedgerStore(transaction).usage_between(
-                "acme", scope, holder, start=noon, end=one
+                "acme", SubjectLimits(scope, holder, Limits()), start=noon, end=one
             )
 
     assert await usage(LimitScope.TENANT, "acme") == PeriodUsage(2, 13 + 15, 7, 101 + 102)

@@ -1,20 +1,29 @@
 """The drain: every record reaches the ledger exactly once, despite failures."""
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
+from msgspec import structs
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from sqlalchemy import func, select
 
 from contract import keys
+from gateway.accounts.spend_limits import SpendLimitService
+from gateway.accounts.tenants.service import TenantService
 from gateway.billing.ledger.drain import Drain
-from gateway.billing.ledger.store import BATCH
+from gateway.billing.ledger.store import BATCH, read_balances
+from gateway.limits.seeding import Seeder
+from gateway.limits.store import QuotaStore
+from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database import schema
 from gateway.platform.database.engine import Database
 from gateway.platform.database.tables import LedgerRow
 from gateway.records.errors import StoreUnavailableError
+from gateway.records.limits import SpendScope, Window
+from gateway.records.times import to_ms, utc_now
 from gateway.records.usage_record import Outcome, UsageRecord, encode_usage
 from tests.gateway.jobs.conftest import Append, undrained
 from tests.support.kinds import every_database
@@ -218,3 +227,26 @@ async def test_drain_works_on_a_cluster(database: Database, any_redis_server: Re
     async with database.reading() as transaction:
         assert await transaction.scalar(select(func.count()).select_from(LedgerRow)) == 100
     await client.aclose()
+
+
+async def test_limit_that_a_request_did_not_know_is_derived_again(
+    database: Database, redis: Redis, append: Append
+) -> None:
+    """It was added while the request ran, so that the settlement did not charge it."""
+    announcer = ChangeAnnouncer(redis)
+    await TenantService(database, announcer).create("acme", tenant_id="acme")
+    quotas = QuotaStore(redis)
+    seeder = Seeder(quotas, partial(read_balances, database))
+    service = SpendLimitService(database, announcer, seeder)
+    limits = [
+        await service.add("acme", scope=SpendScope.TENANT, window=window, amount_micros=500)
+        for window in (Window.MONTH, Window.DAY)
+    ]
+    admitted_ms = to_ms(utc_now())
+    subjects = [each.subject_at(admitted_ms) for each in limits]
+    await seeder.seed("acme", subjects)
+    record = usage_record(1, cost_micros=70, created_ms=admitted_ms)
+    await append(structs.replace(record, spend_limits=(subjects[1].subject,)))
+    await Drain(redis, database).run()
+    assert [each.is_seeded for each in await quotas.status("acme", subjects)] == [False, True]
+    assert [each.used_micros for each in await service.uses("acme", limits)] == [70, 0]

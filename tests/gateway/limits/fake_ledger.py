@@ -7,9 +7,10 @@ from msgspec import structs
 
 from contract import keys
 from contract.scripts import CommandExecutor
+from gateway.limits.accounts import Period
 from gateway.limits.seeding import Balances, Recorded
 from gateway.records.errors import StoreUnavailableError
-from gateway.records.limits import LimitScope, SubjectLimits
+from gateway.records.limits import SubjectLimits
 from gateway.records.usage_record import UsageRecord, decode_usage
 from tests.gateway.limits.building import BUCKET
 
@@ -32,20 +33,21 @@ class FakeLedger:
         subject: SubjectLimits,
         *,
         day_start_ms: int,
-        month_start_ms: int,
+        period: Period,
         request_ids: Collection[str],
     ) -> Balances:
         self.questions += 1
         if self.is_away:
             raise StoreUnavailableError("The database cannot be reached at the moment.")
-        mine = [r for r in self.records.values() if r.tenant_id == tenant_id and _is_of(r, subject)]
+        all_ = self.records.values()
+        mine = [r for r in all_ if r.tenant_id == tenant_id and r.counts_for(subject)]
         today = [r for r in mine if r.created_ms >= day_start_ms]
-        is_tenant = subject.scope is LimitScope.TENANT
+        is_tenant = subject.has_credit
         balances = Balances(
             requests_today=len(today),
             tokens_today=sum(r.prompt_tokens + r.completion_tokens for r in today),
             audio_seconds_today=sum(r.audio_seconds for r in today),
-            cost_this_month=sum(r.cost_micros for r in mine if r.created_ms >= month_start_ms),
+            cost_this_month=sum(r.cost_micros for r in mine if period.contains(r.created_ms)),
             credit_micros=self.granted - sum(r.cost_micros for r in mine if r.is_prepaid)
             if is_tenant
             else None,
@@ -91,12 +93,3 @@ def add(records: dict[str, UsageRecord], record: UsageRecord) -> None:
         audio_seconds=max(first.audio_seconds, record.audio_seconds),
         cost_micros=max(first.cost_micros, record.cost_micros),
     )
-
-
-def _is_of(record: UsageRecord, subject: SubjectLimits) -> bool:
-    owners = {
-        LimitScope.KEY: record.credential_id,
-        LimitScope.PROJECT: record.project_id,
-        LimitScope.TENANT: record.tenant_id,
-    }
-    return owners[subject.scope] == subject.id

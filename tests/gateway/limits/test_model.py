@@ -3,7 +3,8 @@
 import asyncio
 import math
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 from redis.asyncio import Redis
@@ -13,6 +14,8 @@ from contract import keys
 from contract.scripts import LuaScript
 from gateway.limits import store as store_module
 from gateway.limits.replies import (
+    METERED,
+    NO_LIMIT,
     Admitted,
     NeedsSeed,
     Refused,
@@ -23,7 +26,9 @@ from gateway.limits.replies import (
 )
 from gateway.limits.seeding import Seeder
 from gateway.limits.store import QuotaStore
-from gateway.records.limits import LimitName, LimitScope, SubjectLimits
+from gateway.records.limits import LimitName, SpendScope, SubjectLimits, Window
+from gateway.records.spending import SpendLimit
+from gateway.records.times import utc_now
 from gateway.records.usage_record import Counts, UsageRecord
 from tests.gateway.limits.building import (
     BUCKET,
@@ -35,7 +40,6 @@ from tests.gateway.limits.building import (
     TestClock,
     kept,
     key_of,
-    left,
     month_of,
     open_ids,
     project_of,
@@ -97,9 +101,10 @@ class Used:
 
 @dataclass
 class Model:
-    """Sums over lists instead of counters. All requests have the same three subjects."""
+    """Sums over lists instead of counters. All requests have the same subjects."""
 
-    subjects: tuple[SubjectLimits, ...]
+    holders: tuple[SubjectLimits, ...]
+    """Key, project and tenant."""
     is_prepaid: bool
     now_ms: int = NOON
     granted: int = 0
@@ -108,21 +113,33 @@ class Model:
     settled: dict[str, UsageRecord] = field(default_factory=dict)
     """One record of each request, with what later ones have more."""
     seeded: set[str] = field(default_factory=set)
+    spend_limits: list[SpendLimit] = field(default_factory=list)
+
+    @property
+    def subjects(self) -> tuple[SubjectLimits, ...]:
+        """The holders, and the spend limits in their current windows."""
+        spending = (each.subject_at(self.now_ms) for each in self.spend_limits)
+        return (*self.holders, *spending)
 
     def is_durable(self, subject: SubjectLimits) -> bool:
-        pays = self.is_prepaid and subject.scope is LimitScope.TENANT
+        pays = self.is_prepaid and subject.has_credit
         return subject.limits.is_durable or pays
 
     def limits_of(self, subject: SubjectLimits) -> dict[LimitName | None, int]:
         found: dict[LimitName | None, int] = {
             name: value for name in LimitName if (value := subject.limits.get(name)) is not None
         }
-        if self.is_prepaid and subject.scope is LimitScope.TENANT:
+        if self.is_prepaid and subject.has_credit:
             found[None] = self.granted - sum(r.cost_micros for r in self.settled.values())
         return found
 
-    def used(self, limit: LimitName | None) -> int:
+    def used(self, limit: LimitName | None, subject: SubjectLimits | None = None) -> int:
         going = [u for u in self.requests.values() if u.is_open]
+        if subject is not None and subject.spending is not None:
+            all_ = [(u.created_ms, u.cost) for u in going]
+            all_ += [(r.created_ms, r.cost_micros) for r in self.settled.values()]
+            start, end = window_of(subject)
+            return sum(cost for created_ms, cost in all_ if start <= created_ms < end)
         if limit in MINUTE:
             return sum(amount for _, amount in self.live(limit))
         if limit is LimitName.CONCURRENT_REQUESTS:
@@ -148,10 +165,14 @@ class Model:
         taken = (each for used in self.requests.values() for each in used.in_minutes(limit))
         return [(leaves_ms, amount) for leaves_ms, amount in taken if self.now_ms < leaves_ms]
 
-    def wait(self, limit: LimitName | None, value: int, wanted: int) -> float:
+    def wait(
+        self, limit: LimitName | None, value: int, wanted: int, subject: SubjectLimits
+    ) -> float:
         """Milliseconds until a limit allows the request; -1 if unknown."""
         if limit is None or wanted > value:
             return math.inf
+        if subject.spending is not None:
+            return window_of(subject)[1] - self.now_ms
         if limit is LimitName.CONCURRENT_REQUESTS:
             return -1
         if limit in MINUTE:
@@ -189,13 +210,13 @@ class Model:
         longest = -math.inf
         for subject in self.subjects:
             for limit, value in self.limits_of(subject).items():
-                wanted, used = asked.amount(limit), self.used(limit)
+                wanted, used = asked.amount(limit), self.used(limit, subject)
                 if extended:
                     wanted -= extended.amount(limit)
-                    if not self.is_of_period(limit, asked.created_ms):
+                    if not self.is_of_period(limit, asked.created_ms, subject):
                         wanted = 0
                 if wanted > 0 and used + wanted > value:
-                    wait = self.wait(limit, value, wanted)
+                    wait = self.wait(limit, value, wanted, subject)
                     if wait > longest:
                         reported = None if wait in (math.inf, -1) else wait
                         longest, worst = (
@@ -207,8 +228,12 @@ class Model:
         self.requests[request.request_id] = asked
         return ("admitted", asked.created_ms, self.remaining())
 
-    def is_of_period(self, limit: LimitName | None, created_ms: int) -> bool:
+    def is_of_period(
+        self, limit: LimitName | None, created_ms: int, subject: SubjectLimits
+    ) -> bool:
         """Whether more of a request that was admitted then counts in a limit now."""
+        if subject.spending is not None:
+            return created_ms >= window_of(subject)[0]
         if limit is LimitName.BUDGET:
             return month_of(created_ms) == month_of(self.now_ms)
         return (
@@ -217,7 +242,7 @@ class Model:
 
     def remaining(self) -> dict[tuple[str, LimitName | None], int]:
         return {
-            (s.subject, limit): max(value - self.used(limit), 0)
+            (s.subject, limit): max(value - self.used(limit, s), 0)
             for s in self.subjects
             for limit, value in self.limits_of(s).items()
             if limit in MINUTE or limit in (LimitName.BUDGET, None)
@@ -242,15 +267,44 @@ class Model:
         return True
 
 
+def window_of(subject: SubjectLimits) -> tuple[int, int]:
+    """Return when the current window of a spend limit begins and ends, in milliseconds."""
+    assert subject.spending is not None
+    _, start, end, _ = subject.spending.bounds
+    return start * 1000, end * 1000
+
+
+def random_spend_limits(rng: random.Random) -> list[SpendLimit]:
+    """Return up to two spend limits of the same holders."""
+    return [
+        SpendLimit(
+            id=f"spl_{number}",
+            tenant_id=TENANT,
+            scope=scope,
+            holder=None if scope is SpendScope.TENANT else "key_ab",
+            model=rng.choice((None, "m")),
+            window=rng.choice(list(Window)),
+            starts_on=rng.randint(1, 7),
+            amount_micros=rng.randint(300, 3_000),
+            created_at=utc_now(),
+            time_zone=rng.choice(("UTC", "Asia/Kathmandu", "America/New_York")),
+        )
+        for number, scope in enumerate((SpendScope.TENANT, SpendScope.KEY))
+        if rng.random() < 0.7
+    ]
+
+
 def reported(answer: ReserveReply) -> tuple[object, ...]:
     """Return a reply in the model's form."""
     if isinstance(answer, NeedsSeed):
         return ("seed", {s.subject for s in answer.subjects})
     assert isinstance(answer, (Admitted, Refused))
+    subjects, values = answer.remaining
     remaining = {
-        (one.subject, limit): value
-        for one in answer.remaining.subjects
-        for limit, value in left(answer, one.scope).items()
+        # The credit of a spend limit is its amount.
+        (one.subject, limit if one.spending is None else LimitName.BUDGET): value
+        for (one, limit), value in zip(product(subjects, METERED), values, strict=True)
+        if value != NO_LIMIT
     }
     if isinstance(answer, Admitted):
         return ("admitted", answer.created_ms, remaining)
@@ -291,6 +345,7 @@ ACTIONS = {
     "unseed": 1,
     "grant": 1,
     "audit": 1,
+    "change": 1,
 }
 
 
@@ -322,6 +377,7 @@ class History:
 
     def _request(self, audio: tuple[int, ...]) -> ReservationRequest:
         self.number += 1
+        self.desk.subjects = self.model.subjects
         return self.desk.request(
             f"r{self.number}",
             prompt=self.rng.randint(0, 60),
@@ -341,6 +397,7 @@ class History:
         request_id = self._known(is_open=True)
         if request_id:
             used = self.model.requests[request_id]
+            self.desk.subjects = self.model.subjects
             asked = self.desk.request(
                 request_id,
                 prompt=used.prompt,
@@ -350,6 +407,13 @@ class History:
             )
             reply = await self.desk.store.reserve(asked, lease_ms=LEASE_MS, extends=True)
             assert reported(reply) == self.model.reserve(asked, used)
+
+    async def change(self) -> None:
+        """Change the amount of a spend limit, perhaps to less than what is spent."""
+        limits = self.model.spend_limits
+        if limits:
+            number = self.rng.randrange(len(limits))
+            limits[number] = replace(limits[number], amount_micros=self.rng.randint(0, 4_000))
 
     async def advance(self) -> None:
         kind = self.rng.random()
@@ -388,6 +452,7 @@ class History:
             audio_seconds=audio,
             cost_micros=cost,
             is_prepaid=self.model.is_prepaid,
+            spend_limits=tuple(s.subject for s in self.model.subjects if s.spending is not None),
         )
         is_open = await self.desk.store.end(settlement(ended))
         assert is_open is self.model.settle(ended)
@@ -463,7 +528,8 @@ class History:
                     limit in MINUTE or limit is LimitName.CONCURRENT_REQUESTS or status.is_seeded
                 ):
                     continue
-                assert status.used(limit) == model.used(limit), (limit, subject.subject)
+                used = model.used(limit, subject)
+                assert status.used(limit) == used, (limit, subject.subject)
 
 
 @histories(8)
@@ -479,7 +545,7 @@ async def test_scripts_equal_the_model_on_a_random_history(
     is_prepaid = seed % 2 == 0
     ledger = FakeLedger()
     ledger.granted = 5_000
-    model = Model(subjects, is_prepaid, granted=5_000)
+    model = Model(subjects, is_prepaid, granted=5_000, spend_limits=random_spend_limits(rng))
     history = History(rng, any_redis, clock, ledger, model, Desk(store, subjects, is_prepaid))
     for _ in range(400):
         action = await history.step()

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,11 +12,13 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from contract import keys
 from gateway.limits import seeding
-from gateway.limits.replies import AuditResult, NeedsSeed, SubjectStatus
+from gateway.limits.replies import Admitted, AuditResult, NeedsSeed, SubjectStatus
 from gateway.limits.seeding import Seeder
 from gateway.limits.store import QuotaStore
 from gateway.records.errors import StoreUnavailableError
-from gateway.records.limits import LimitName, LimitScope, SubjectLimits
+from gateway.records.limits import LimitName, LimitScope, SpendScope, SubjectLimits, Window
+from gateway.records.spending import SpendLimit
+from gateway.records.times import utc_now
 from gateway.records.usage_record import encode_usage
 from tests.gateway.limits.building import (
     BUCKET,
@@ -40,6 +43,7 @@ from tests.support.patience import PATIENCE_SECONDS
 
 KEY = key_of(requests_per_day=1000, tokens_per_day=10**6, budget_micros=10**6)
 TENANTS = tenant_of(budget_micros=10**6)
+HOUR_MS = 3_600_000
 
 
 @pytest.fixture
@@ -345,3 +349,42 @@ async def test_audit_adds_reservations_older_than_the_limits_of_accounts(
     assert await free.settle("old", cost=10)
     assert (await limited.refuse(cost=91)).used == 10
     assert refused.subject.scope is LimitScope.KEY
+
+
+async def test_windows_of_a_spend_limit_move_with_the_time_zone(
+    store: QuotaStore, clock: TestClock, any_redis: "Redis", seeder: Seeder
+) -> None:
+    """What is not of the new window does not count, and what was held of the old one does."""
+    limit = SpendLimit(
+        id="spl_1",
+        tenant_id=TENANT,
+        scope=SpendScope.TENANT,
+        holder=None,
+        model=None,
+        window=Window.DAY,
+        starts_on=1,
+        amount_micros=1_000,
+        created_at=utc_now(),
+    )
+    await append(any_redis, "early", created_ms=NOON - 5 * HOUR_MS, cost_micros=300)
+    old, new = limit.subject_at(NOON), replace(limit, time_zone="Etc/GMT-13").subject_at(NOON)
+    await seeder.seed(TENANT, [old])
+    desk = Desk(store, (old,))
+    await desk.admit("r1", cost=50)
+    desk.subjects = (new,)
+    assert await desk.reserve("r2", cost=1) == NeedsSeed((new,))
+    await seeder.seed(TENANT, [new])
+    await desk.admit("r2", cost=20)
+    assert (await status_of(store, new)).cost_this_month == 20
+    await desk.settle("r1", cost=40, spend_limits=(old.subject,))
+    # The account counts the new window, in which the script cannot know of the request.
+    assert not (await status_of(store, new)).is_seeded
+    await seeder.seed(TENANT, [new])
+    assert (await status_of(store, new)).cost_this_month == 60
+    # Of a window that the clock of the gateway does not know, nothing is admitted.
+    await clock.advance(3 * DAY_MS)
+    assert isinstance(await desk.reserve("r3", cost=1), NeedsSeed)
+    with pytest.raises(StoreUnavailableError, match="clocks"):
+        await seeder.seed(TENANT, [new])
+    extended = await desk.extend("r2", cost=5_000, completion=21)
+    assert isinstance(extended, Admitted), "it was admitted in a window that is over"

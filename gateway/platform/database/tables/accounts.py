@@ -1,4 +1,6 @@
-"""Tables `plans`, `tenants`, `projects`, `members`, `api_keys`, `webhooks` and `audit_log`."""
+"""Tables `plans`, `tenants`, `spend_limits`, `projects`, `members`, `api_keys`, `webhooks` and
+`audit_log`.
+"""
 
 from datetime import datetime
 from ipaddress import ip_network
@@ -27,7 +29,7 @@ from gateway.platform.database.tables.base import (
     enum_column,
     record_of,
 )
-from gateway.records.limits import LimitScope, LimitValues
+from gateway.records.limits import LimitScope, LimitValues, SpendScope, Window
 from gateway.records.records import (
     Billing,
     KeyRecord,
@@ -40,6 +42,7 @@ from gateway.records.records import (
     Webhook,
 )
 from gateway.records.scopes import Role, Scope
+from gateway.records.spending import SpendLimit
 
 
 class PlanRow(Table):
@@ -82,6 +85,31 @@ class TenantRow(Recorded[Tenant], Table):
     shows_cost: Mapped[bool] = mapped_column(server_default=false())
     cors_origins: Mapped[tuple[str, ...]] = mapped_column(OriginsColumn, nullable=True)
     stripe_customer_id: Mapped[str | None] = mapped_column(String(255))
+    time_zone: Mapped[str] = mapped_column(String(63), server_default="UTC")
+
+
+class SpendLimitRow(Recorded[SpendLimit], Table):
+    """The most that a holder may spend in a window."""
+
+    __tablename__ = "spend_limits"
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    tenant_id: Mapped[TenantId] = mapped_column(index=True)
+    scope: Mapped[SpendScope] = mapped_column(enum_column(SpendScope, "scope"))
+    holder: Mapped[str | None] = mapped_column(String(300))
+    model: Mapped[str | None] = mapped_column(String(300))
+    window: Mapped[Window] = mapped_column(enum_column(Window, "window"))
+    starts_on: Mapped[int] = mapped_column(Integer)
+    amount_micros: Mapped[int | None]
+    limits: Mapped[LimitValues]
+    raised_micros: Mapped[int | None]
+    raised_until: Mapped[datetime | None]
+    raise_reason: Mapped[str | None] = mapped_column(String(300))
+    is_operators: Mapped[bool]
+    created_at: Mapped[datetime]
+
+    time_zone = "UTC"
+    """The tenant has it."""
 
 
 class ProjectRow(Recorded[Project], Table):

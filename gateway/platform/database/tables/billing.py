@@ -66,6 +66,14 @@ class LedgerRow(Table):
             postgresql_include=SUMMED,
         ),
         Index("ix_usage_ledger_created_at", "created_at"),
+        Index(
+            "ix_usage_ledger_end_user",
+            "tenant_id",
+            "end_user",
+            "created_at",
+            postgresql_where=text("end_user <> ''"),
+            sqlite_where=text("end_user <> ''"),
+        ),
         # For the correction of `prepaid_sums`.
         Index(
             "ix_usage_ledger_prepaid",
@@ -115,6 +123,8 @@ class LedgerRow(Table):
     recomputed_tokens: Mapped[int] = mapped_column(server_default="0")
     exactness_class: Mapped[str] = mapped_column(server_default="")
     class_crossings: Mapped[int] = mapped_column(server_default="0")
+    end_user: Mapped[str] = mapped_column(server_default="")
+    """Empty unless the tenant limits end users."""
 
 
 IS_FIRST: Final = ~LedgerRow.request_id.contains(LATE)
