@@ -31,6 +31,7 @@ def _for_customers(principal: Principal) -> Iterator[tuple[str, str]]:
         yield "/console/keys", "Keys"
         yield "/console/projects", "Projects"
     if Scope.KEYS in scopes and is_whole:
+        yield "/console/spend-limits", "Spend limits"
         yield "/console/webhooks", "Webhooks"
         yield "/console/adapters", "Adapters"
     if Scope.MEMBERS in scopes and is_whole:

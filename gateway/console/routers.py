@@ -4,7 +4,16 @@ from fastapi import APIRouter
 
 from gateway.auth.sessions import Audience
 from gateway.console import adapters, assets, audit, provider_login, routing, status_page
-from gateway.console.customers import account, batches, invoices, keys, people, playground, webhooks
+from gateway.console.customers import (
+    account,
+    batches,
+    invoices,
+    keys,
+    people,
+    playground,
+    spend_limits,
+    webhooks,
+)
 from gateway.console.customers import models as own_models
 from gateway.console.customers import overview as own_overview
 from gateway.console.login import login_router
@@ -29,7 +38,7 @@ status = status_page.router
 files = assets.router
 
 OF_CUSTOMERS = (own_overview, own_models, playground, account)
-OF_TENANTS = (keys, people, webhooks, batches, invoices)
+OF_TENANTS = (keys, people, spend_limits, webhooks, batches, invoices)
 """Pages that customers have for their own tenant, and operators for each one."""
 OF_OPERATORS = (overview, tenants, tenant, plans, live, models, aliases, money, prices, refusals)
 

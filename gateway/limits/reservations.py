@@ -35,6 +35,7 @@ from gateway.limits.replies import (
     sees_all,
 )
 from gateway.limits.seeding import Seeder
+from gateway.limits.storage import Storage
 from gateway.limits.store import QuotaStore
 from gateway.records.errors import StoreUnavailableError
 
@@ -244,8 +245,12 @@ class Admission(msgspec.Struct, frozen=True):
 class Reservations:
     """Open reservations of this process. Limits that cannot be checked fail closed: they reject."""
 
-    def __init__(self, store: QuotaStore, seeder: Seeder, gateway: str) -> None:
+    def __init__(
+        self, store: QuotaStore, seeder: Seeder, gateway: str, storage: Storage | None = None
+    ) -> None:
+        """With a storage, the accounts of end users count as stored bytes."""
         self._store = store
+        self._storage = storage
         self._gateway = gateway
         self._seeder = seeder
         self._endings = Endings(store)
@@ -483,6 +488,11 @@ class Reservations:
                 break
             try:
                 async with asyncio.timeout_at(deadline):
+                    if self._storage is not None:
+                        for user in reply.subjects:
+                            await self._storage.take_for_user(
+                                request.tenant_id, request.subjects, user
+                            )
                     await self._seeder.seed(request.tenant_id, reply.subjects)
             except TimeoutError:
                 raise _unavailable() from None

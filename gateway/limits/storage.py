@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 import msgspec
 from redis.exceptions import RedisError
 
+from common import clock
 from common.tasks import TaskSet, wait_for_end
 from contract import keys
 from contract.scripts import CommandExecutor, LuaScript
@@ -33,6 +34,8 @@ MOST_TENANTS: Final = 10_000
 """Tenants whose small responses are added up."""
 NEAR: Final = 0.5
 """Part of its limit beyond which a tenant's small requests are counted one by one."""
+USER_BYTES: Final = 640
+"""Of the account of an end user, with its key and what counts it."""
 LEAST_BYTES: Final = 1_048_576
 """A tenant may store this much as long as Redis has memory for requests that are not stored."""
 MEMORY_SECONDS: Final = 1.0
@@ -87,7 +90,8 @@ def counted_for(subjects: Sequence[SubjectLimits]) -> list[SubjectLimits]:
     return [
         each
         for each in subjects
-        if each.scope is LimitScope.TENANT or each.limits.stored_bytes is not None
+        if each.spending is None
+        and (each.scope is LimitScope.TENANT or each.limits.stored_bytes is not None)
     ]
 
 
@@ -149,12 +153,13 @@ class Storage:
         use: Use = Use.STORED,
         before: int = 0,
         is_brief: bool = False,
+        is_account: bool = False,
     ) -> int:
         """Count the bytes of a request, for at most `live_ms` milliseconds; return what counts.
 
         Small requests that are not stored do not count. Small ones that are stored `is_brief`ly
         count from their end on, unless the tenant is near its limit. `before` is what counts of
-        this request already.
+        this request already. With `is_account`, the holder names the key of an account.
 
         Raises RateLimitError, and counts nothing, if one of the subjects would exceed its limit.
         Raises StoreUnavailableError.
@@ -171,7 +176,9 @@ class Storage:
             if use is Use.OPTIONAL:
                 limits = [limit // 2 for limit in limits]
             self._taken += more
-            refusing, *used = await self._keep(holder, size, live_ms=live_ms, limits=limits)
+            refusing, *used = await self._keep(
+                holder, size, live_ms=live_ms, limits=limits, is_account=is_account
+            )
         except RedisError:
             raise queue_unavailable() from None
         if not refusing:
@@ -184,6 +191,20 @@ class Storage:
         wanted = 1 if is_shrunk else size
         refused = Refused(subject, LimitName.STORED_BYTES, limit, used[0], wanted, None)
         raise refusal_error(refused, is_openai=False)
+
+    async def take_for_user(
+        self, tenant_id: str, subjects: Sequence[SubjectLimits], user: SubjectLimits
+    ) -> None:
+        """Count the account of an end user, until it expires, for these subjects.
+
+        Raises RateLimitError and StoreUnavailableError.
+        """
+        if user.spending is None or not user.spending.user:
+            return
+        account = keys.account(keys.bucket_of(tenant_id), user.subject)
+        live_ms = max(user.spending.bounds.after * 1000 - clock.now_ms(), 1)
+        holder = Holder(tenant_id, subjects, account)
+        await self.take(holder, USER_BYTES, live_ms=live_ms, is_account=True)
 
     def _must_read(self, tenant_id: str, size: int) -> bool:
         """Note a small response. Return whether to read how much its tenant stores."""
@@ -236,12 +257,19 @@ class Storage:
         self._taken, self._taken_before = 0, self._taken
 
     async def _keep(
-        self, holder: Holder, size: int | None, *, live_ms: int = 0, limits: Sequence[int] = ()
+        self,
+        holder: Holder,
+        size: int | None,
+        *,
+        live_ms: int = 0,
+        limits: Sequence[int] = (),
+        is_account: bool = False,
     ) -> list[int]:
         bucket, subjects = keys.bucket_of(holder.tenant_id), counted_for(holder.subjects)
+        name = holder.request_id
         reply: list[int] = await _KEEP.run(
             self._executor,
-            record=keys.request(bucket, holder.request_id),
+            record=name if is_account else keys.request(bucket, name),
             ends_prefix=keys.stored_ends.prefix(bucket),
             bytes_prefix=keys.stored_bytes.prefix(bucket),
             names=msgspec.msgpack.encode([each.subject for each in subjects]),

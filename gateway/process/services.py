@@ -184,6 +184,7 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> Services:
     grammars = GrammarChecker(SandboxSettings())
     stack.push_async_callback(grammars.aclose)
     quotas = QuotaStore(executor)
+    storage = Storage(executor, most_of_tenant=settings.max_stored_bytes_of_tenant)
     seeder = Seeder(quotas, partial(read_balances, database))
     # A deployment without encryption keys still has this secret.
     salt_secret = settings.cache_salt_secret.get_secret_value()
@@ -216,8 +217,8 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> Services:
         prices,
         quotas,
         seeder,
-        Reservations(quotas, seeder, dispatcher.gateway),
-        Storage(executor, most_of_tenant=settings.max_stored_bytes_of_tenant),
+        Reservations(quotas, seeder, dispatcher.gateway, storage),
+        storage,
         # Responses
         dispatcher,
     ).with_others(

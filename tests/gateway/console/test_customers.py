@@ -123,6 +123,28 @@ async def test_owner_manages_webhooks(stack: Stack) -> None:
         assert (await visit.get(path)).status_code == 404
 
 
+async def test_owner_manages_spend_limits(stack: Stack) -> None:
+    key = await asyncio.to_thread(stack.key, TENANT, scopes=TENANT_SCOPES)
+    home = "/console/spend-limits"
+    given = {"scope": "user", "holder": "", "window": "hour", "amount_micros": "0.50"}
+    async with visiting(stack.url, key) as visit:
+        refused = await visit.send(f"{home}/new", **given | {"amount_micros": "much"})
+        assert (refused.status_code, "at most six decimals" in refused.text) == (400, True)
+        await visit.send(f"{home}/new", **given)
+        listed = (await visit.get(home)).text
+        assert ("each end user" in listed, "$0.50" in listed) == (True, True)
+        [path] = set(re.findall(rf"{home}/spl_\w+(?!/)\b(?=\")", listed))
+        raised = {"raised_micros": "2", "raised_until": "", "raise_reason": "launch"}
+        refused = await visit.send(path, amount_micros="0.50", **raised)
+        assert (refused.status_code, "raised_until" in refused.text) == (400, True)
+        until = f"{utc_now() + timedelta(hours=1):%Y-%m-%dT%H:%M:%S}"
+        await visit.send(path, amount_micros="0.75", **raised | {"raised_until": until})
+        page = (await visit.get(path)).text
+        assert all(f'value="{each}"' in page for each in ("0.75", "2.00", "launch", until))
+        await visit.send(f"{path}/remove")
+        assert (await visit.get(path)).status_code == 404
+
+
 async def test_owner_sees_and_removes_adapters(stack: Stack) -> None:
     key = await asyncio.to_thread(stack.key, TENANT, scopes=TENANT_SCOPES)
     database = Database(stack.database_url)

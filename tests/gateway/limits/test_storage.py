@@ -11,10 +11,12 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from contract import keys
 from gateway.limits import storage as storage_module
+from gateway.limits.accounts import AccountNumbers
 from gateway.limits.replies import RequestState
 from gateway.limits.storage import (
     SMALL_BYTES,
     SMALL_STEP,
+    USER_BYTES,
     Holder,
     Storage,
     Use,
@@ -22,9 +24,19 @@ from gateway.limits.storage import (
 )
 from gateway.limits.store import QuotaStore
 from gateway.records.errors import RateLimitError, StoreUnavailableError
-from gateway.records.limits import LimitName, Limits, LimitScope, SubjectLimits
+from gateway.records.limits import (
+    LimitName,
+    Limits,
+    LimitScope,
+    SpendScope,
+    SubjectLimits,
+    Window,
+)
+from gateway.records.spending import SpendLimit
+from gateway.records.times import utc_now
 from tests.gateway.limits.building import (
     BUCKET,
+    NOON,
     TENANT,
     Desk,
     TestClock,
@@ -237,3 +249,34 @@ async def test_a_server_without_these_bytes_may_be_away(
     )
     await take(storage, "r1", 1)
     assert await used(storage) == [0, 0, 1]
+
+
+async def test_accounts_of_end_users_count_until_they_expire(
+    storage: Storage, store: QuotaStore, clock: TestClock, any_redis: "Redis"
+) -> None:
+    """So that one tenant's users do not fill Redis."""
+    limit = SpendLimit(
+        id="spl_1",
+        tenant_id=TENANT,
+        scope=SpendScope.USER,
+        holder=None,
+        model=None,
+        window=Window.HOUR,
+        starts_on=1,
+        amount_micros=1,
+        created_at=utc_now(),
+    )
+    roomy = Storage(any_redis, most_of_tenant=2 * USER_BYTES)
+    users = [limit.subject_at(NOON, user=name) for name in ("ada", "bob", "eve")]
+    for user in (users[0], users[1], users[0]):
+        await roomy.take_for_user(TENANT, SUBJECTS, user)
+        await store.seed(TENANT, user, AccountNumbers(), version=0, stays_ms=60_000)
+        size = await any_redis.memory_usage(keys.account(BUCKET, user.subject))
+        assert size is not None
+        assert USER_BYTES - 256 < size < USER_BYTES
+    with pytest.raises(RateLimitError, match="stored bytes"):
+        await roomy.take_for_user(TENANT, SUBJECTS, users[2])
+    assert await roomy.used(TENANT, SUBJECTS) == [0, 0, 2 * USER_BYTES]
+    assert await any_redis.exists(keys.account(BUCKET, users[2].subject)) == 0
+    await clock.advance(2 * 3_700_000 + 10**12)
+    assert await roomy.used(TENANT, SUBJECTS) == [0, 0, 0]
