@@ -3,14 +3,16 @@
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import httpx
 from fastapi import FastAPI
 
 from gateway.accounts.keys.service import KeyService
+from gateway.billing.ledger.store import read_balances
 from gateway.http.services import Services
+from gateway.limits.seeding import Seeder
 from gateway.limits.store import QuotaStore
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
@@ -63,7 +65,11 @@ class Management:
         """Make every command to Redis fail from now on."""
         unreachable = connect(f"redis://127.0.0.1:{free_port()}", max_connections=4)
         self._replace(
-            {ChangeAnnouncer: ChangeAnnouncer(unreachable), QuotaStore: QuotaStore(unreachable)}
+            {
+                ChangeAnnouncer: ChangeAnnouncer(unreachable),
+                QuotaStore: QuotaStore(unreachable),
+                Seeder: Seeder(QuotaStore(unreachable), partial(read_balances, Database(NOWHERE))),
+            }
         )
 
     def _replace(self, others: Mapping[type[Any], object]) -> None:

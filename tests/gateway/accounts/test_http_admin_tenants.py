@@ -43,6 +43,7 @@ async def test_tenant_is_created_and_changed_with_all_options(operator: httpx.As
         "shows_cost": True,
         "cors_origins": ["https://app.example.com"],
         "stripe_customer_id": "cus_1",
+        "time_zone": "Asia/Kathmandu",
     }
     made = (await operator.post("/admin/tenants", json=body)).json()
     assert made == body | {

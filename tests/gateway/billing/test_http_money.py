@@ -255,6 +255,7 @@ async def test_limits_show_values_and_use(management: Management, admin: str) ->
         "service_tier": "default",
         "billing": "prepaid",
         "credits": {"remaining_micros": 3800},
+        "spend_limits": [],
     }
     assert (by_key["scope"], by_tenant["scope"], by_tenant["id"]) == ("key", "tenant", "acme")
     assert set(by_key["limits"]) == set(LimitName)

@@ -65,11 +65,13 @@ async def test_row_has_every_field_of_the_record(database: Database) -> None:
         audio_seconds=31,
         free_audio_seconds=30,
         job_seconds=[30, 1],
+        end_user="ada",
+        spend_limits=("s:spl_1",),
     )
     assert await _insert(database, record) == 1
     async with database.reading() as transaction:
         row = (await transaction.scalars(select(LedgerRow))).one()
-    unlike = ("line", "ledger_id", "adapter", "is_ranked", "model", "job_seconds")
+    unlike = ("line", "ledger_id", "adapter", "is_ranked", "model", "job_seconds", "spend_limits")
     for field in UsageRecord.__struct_fields__:
         if not field.endswith("ed_ms") and field not in unlike:
             assert getattr(row, field) == getattr(record, field), field

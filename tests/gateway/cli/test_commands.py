@@ -109,6 +109,7 @@ def test_tenant_is_created_listed_suspended_and_activated(sluice: Sluice) -> Non
         "shows_cost": False,
         "cors_origins": [],
         "stripe_customer_id": None,
+        "time_zone": "UTC",
         "created_at": None,
     }
     assert tenant["created_at"].endswith("Z")
