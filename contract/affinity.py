@@ -74,6 +74,12 @@ def prefix_affinity(
     return b"".join([_RECORD.pack(found[end], end) for end in reversed(ends)])
 
 
+def prefixes_of(affinity: bytes) -> list[tuple[int, bytes]]:
+    """Return the lengths in tokens and digests of a job's prefixes, the longest first."""
+    records = _RECORD.iter_unpack(affinity)
+    return [(tokens, digest) for digest, tokens in records if tokens < _CLASS]
+
+
 def resource_digest(name: str) -> bytes:
     """Return the digest of something else than a prefix that a worker can hold, by its name."""
     return hashlib.blake2b(name.encode(), digest_size=DIGEST_BYTES).digest()

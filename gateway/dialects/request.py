@@ -63,12 +63,29 @@ CACHE_CHANGES: Final = {
 """Changes of the parts of a prompt in their order, and what OpenAI calls them."""
 
 
+class CachePlace(StrEnum):
+    """Where the repeated beginning of a prompt was when the request arrived."""
+
+    UNKNOWN = ""  # The engines of the model do not say what they hold.
+    WORKER = "other_worker"  # A worker held it. It is another one if the request does not find it.
+    EVICTED = "evicted"  # No worker held it any more.
+    NOT_CACHED = "not_cached"  # It is shorter than what engines keep.
+
+
 class CacheDiagnosis(msgspec.Struct, frozen=True, array_like=True):
     """How a prompt compares with an earlier one."""
 
     miss: CacheMiss
     tokens: int = 0
-    """The most tokens that the cache could have had of it, if something changed."""
+    """The most tokens that the cache could have had of it."""
+    place: CachePlace = CachePlace.UNKNOWN
+    """If nothing changed."""
+
+    def not_found(self, cached_tokens: int) -> dict[str, Any]:
+        """Return why, and how many, tokens of an unchanged prompt were not found in the cache."""
+        if self.place is CachePlace.UNKNOWN or cached_tokens >= self.tokens:
+            return {}
+        return {"detail": self.place, "tokens": self.tokens - cached_tokens}
 
 
 class MessagesOptions(msgspec.Struct, frozen=True, omit_defaults=True, tag="messages"):

@@ -16,12 +16,13 @@ from redis.exceptions import RedisError
 
 from common.present import present
 from contract import keys
+from contract.affinity import prefixes_of
 from contract.messages import GenerationJob
 from contract.prompts import digests_at
 from contract.scripts import CommandExecutor
 from gateway.completions.admission.call import Call
 from gateway.completions.admission.check import CheckedRequest
-from gateway.dialects.request import CACHE_CHANGES, CacheDiagnosis, CacheMiss
+from gateway.dialects.request import CACHE_CHANGES, CacheDiagnosis, CacheMiss, CachePlace
 from gateway.limits.storage import Holder, Storage, Use, allocated
 from gateway.records.errors import RateLimitError, StoreUnavailableError
 
@@ -66,6 +67,8 @@ class CacheDiagnostics:
             stored = await execute("GET", _key(call, present(request.compared_id)))
             compare = partial(_compare, checked, job, salt, stored)
             prompt, diagnosis = await call.beside(compare, size=len(job.prompt_token_ids))
+            if diagnosis.miss is CacheMiss.NONE:
+                diagnosis = await self._find(checked, job, diagnosis.tokens)
             content = msgspec.msgpack.encode(prompt)
             size = allocated([len(content)]) + _KEY_BYTES
             holder = Holder(job.tenant, call.principal.limits, f"diagnostics:{shown_id}")
@@ -75,6 +78,24 @@ class CacheDiagnostics:
             request, cache_diagnosis=diagnosis if request.compared_id else None
         )
         return msgspec.structs.replace(checked, request=request)
+
+    async def _find(
+        self, checked: CheckedRequest, job: GenerationJob, common: int
+    ) -> CacheDiagnosis:
+        """Return how much of the first `common` tokens a worker holds."""
+        model, block_tokens = checked.card.model, checked.card.cache_block_tokens
+        if not block_tokens:
+            return CacheDiagnosis(CacheMiss.NONE)
+        prefixes = [(end, d) for end, d in prefixes_of(job.affinity) if end <= common]
+        if not prefixes:
+            return CacheDiagnosis(CacheMiss.NONE, common, CachePlace.NOT_CACHED)
+        execute, digests = self._executor.execute_command, [digest for _, digest in prefixes]
+        holders = await execute("HMGET", keys.holders(model), *digests)
+        for (end, digest), holder in zip(prefixes, holders, strict=True):
+            # The worker may have lost it since.
+            if holder and await execute("SISMEMBER", keys.held(model, holder.decode()), digest):
+                return CacheDiagnosis(CacheMiss.NONE, end, CachePlace.WORKER)
+        return CacheDiagnosis(CacheMiss.NONE, prefixes[0][0], CachePlace.EVICTED)
 
 
 def _key(call: Call, response_id: str) -> str:
@@ -103,7 +124,7 @@ def _compare(
     changed = [miss for miss, old, new in pairs if old != new]
     is_begun = common == before.tokens and before.prefix == prefixes[common]
     if is_begun and CacheMiss.MODEL not in changed:
-        return prompt, CacheDiagnosis(CacheMiss.NONE)
+        return prompt, CacheDiagnosis(CacheMiss.NONE, common)
     if not changed:
         # The template shows another parameter, or changes earlier messages, or there are images.
         return prompt, CacheDiagnosis(CacheMiss.UNAVAILABLE)

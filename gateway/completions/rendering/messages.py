@@ -50,10 +50,6 @@ class _Blocks:
         options = completion.request.form_options
         self._completion = completion
         self.omits_thinking = isinstance(options, MessagesOptions) and options.omits_thinking
-        self.diagnostics: dict[str, Any] = {}
-        """The member that has the cache diagnostics, if the request has asked for some."""
-        if completion.request.compared_id is not None:
-            self.diagnostics = {"diagnostics": _diagnosed(completion.request.cache_diagnosis)}
         self.management: dict[str, Any] = {}
         """The member that names the edits of the conversation, if the request has some."""
         if isinstance(options, MessagesOptions) and options.applied_edits is not None:
@@ -90,7 +86,17 @@ class _Blocks:
             case PartKind.CALL:
                 return block | {"input": _read_input(text)}
 
-    def head(self, content: list[dict[str, Any]]) -> dict[str, Any]:
+    def diagnostics(self, usage: Usage | None) -> dict[str, Any]:
+        """Return the member with the cache diagnostics, if the request has asked for some.
+
+        Without usage, it is not known what the cache had.
+        """
+        request = self._completion.request
+        if request.compared_id is None:
+            return {}
+        return {"diagnostics": _diagnosed(request.cache_diagnosis, usage)}
+
+    def head(self, content: list[dict[str, Any]], usage: Usage | None = None) -> dict[str, Any]:
         """Return the members that a message has from its beginning."""
         return {
             "id": self._completion.id,
@@ -98,7 +104,7 @@ class _Blocks:
             "role": "assistant",
             "model": self._completion.model,
             "content": content,
-            **self.diagnostics,
+            **self.diagnostics(usage),
         }
 
     def usage(self, usage: Usage) -> dict[str, Any]:
@@ -134,10 +140,16 @@ class _Blocks:
         return {"stop_reason": reason, "stop_sequence": sequence}
 
 
-def _diagnosed(diagnosis: CacheDiagnosis | None) -> dict[str, Any] | None:
-    if diagnosis is None or diagnosis.miss is CacheMiss.NONE:
+def _diagnosed(diagnosis: CacheDiagnosis | None, usage: Usage | None) -> dict[str, Any] | None:
+    if diagnosis is None:
         return None
-    reason: dict[str, Any] = {"type": diagnosis.miss}
+    if diagnosis.miss is CacheMiss.NONE:
+        missed = {} if usage is None else diagnosis.not_found(usage.cached_tokens)
+        if not missed:
+            return None
+        reason = {"type": CacheMiss.UNAVAILABLE, "detail": missed["detail"]}
+        return {"cache_miss_reason": {**reason, "cache_missed_input_tokens": missed["tokens"]}}
+    reason = {"type": diagnosis.miss}
     if diagnosis.miss in CACHE_CHANGES:
         reason["cache_missed_input_tokens"] = diagnosis.tokens
     return {"cache_miss_reason": reason}
@@ -167,6 +179,8 @@ class MessageRenderer(PartsRenderer):
         blocks, usage = self._blocks, self.usage
         ending = blocks.ending(self._stream, usage)
         more = {"usage": blocks.usage(usage), **blocks.management}
+        if (diagnosed := blocks.diagnostics(usage)) != blocks.diagnostics(None):
+            more |= diagnosed
         self._add_event(event("message_delta", delta=ending, **more), parts)
         self._add_event(event("message_stop"), parts)
 
@@ -229,7 +243,7 @@ class MessageAssembler(PartsAssembler):
         blocks, stream, usage = _Blocks(self.completion), self.stream, self.usage
         content = [blocks.whole(part) for part in stream.parts or (_EMPTY,)]
         return {
-            **blocks.head(content),
+            **blocks.head(content, usage),
             **blocks.ending(stream, usage),
             "usage": blocks.usage(usage),
             **blocks.management,

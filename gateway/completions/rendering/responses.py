@@ -107,6 +107,11 @@ class ResponseObjects:
                 return {"type": "cache_hit"}
             case CacheDiagnosis(miss=CacheMiss.NOT_FOUND):
                 return {"type": "comparison_response_not_found"}
+            case CacheDiagnosis(miss=CacheMiss.NONE) as diagnosis:
+                missed = diagnosis.not_found(usage.cached_tokens)
+                if missed:
+                    missed["cache_missed_tokens"] = missed.pop("tokens")
+                return {"type": "unavailable", **missed}
             case _:
                 return {"type": "unavailable"}
 

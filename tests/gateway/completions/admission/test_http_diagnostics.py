@@ -1,6 +1,7 @@
 """Cache diagnostics: which part of a prompt differs from that of the message that it names."""
 
 import asyncio
+import json
 from typing import Any, Final
 
 import anthropic
@@ -9,6 +10,7 @@ import openai
 import pytest
 from redis.asyncio import Redis
 
+from contract.affinity import prefixes_of
 from contract.outcomes import FinishReason
 from gateway.completions.admission.diagnostics import KEPT_MS
 from gateway.records.limits import LimitName
@@ -254,3 +256,50 @@ async def test_bad_options_are_refused_by_name(
     response = await client.post(f"/v1/{path}", json=asked | body)
     assert response.status_code == 400
     assert param in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_prompt_that_no_cache_had_says_why(
+    stack: Stack, key: str, client: httpx.AsyncClient, store: "Redis", stream: bool
+) -> None:
+    """The prompt begins with the earlier one, and the engine found too little of it."""
+    worker, name = await serve_chats(
+        store, form=chat_format(TEMPLATE), template=TEMPLATE, cache_block_tokens=16
+    )
+    long = {"system": "Be brief. " * 40}
+
+    async def repeat(message_id: str, cached: int, **changes: Any) -> Any:
+        asked: Any = PLAIN | changes | {"diagnostics": {"previous_message_id": message_id}}
+        reading = asyncio.create_task(
+            client.post("/v1/messages", json=asked | {"model": name, "stream": stream})
+        )
+        claim = await worker.claim_one()
+        await worker.say(claim, "Hi", finish=FinishReason.STOP)
+        await worker.finish(claim, cached=cached)
+        response = await reading
+        if not stream:
+            return response.json()["diagnostics"]
+        [ending] = [line for line in response.text.splitlines() if '"message_delta"' in line]
+        return json.loads(ending.removeprefix("data: ")).get("diagnostics")
+
+    def missed(detail: str, tokens: int) -> Any:
+        reason = {"type": "unavailable", "detail": detail, "cache_missed_input_tokens": tokens}
+        return {"cache_miss_reason": reason}
+
+    task = asyncio.create_task(
+        client.post(
+            "/v1/messages",
+            json=PLAIN | long | {"model": name, "diagnostics": {"previous_message_id": None}},
+        )
+    )
+    claim = await worker.claim_one()
+    prefixes = prefixes_of(claim.job.affinity)
+    await worker.conclude(claim, "Hi")
+    own = (await task).json()["id"]
+    longest, digest = prefixes[0]
+    assert await repeat(own, 0, **long) == missed("evicted", longest)
+    await worker.queue.hold("another", added=[digest], ttl_ms=60_000)
+    assert await repeat(own, 16, **long) == missed("other_worker", longest - 16)
+    assert await repeat(own, longest, **long) is None
+    short = await ask(worker, client, **PLAIN, diagnostics={"previous_message_id": None})
+    assert await repeat(short["id"], 0) == missed("not_cached", short["usage"]["input_tokens"])
