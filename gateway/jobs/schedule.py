@@ -27,6 +27,7 @@ from gateway.jobs import telemetry
 from gateway.jobs.audit_heads import HeadKeeper
 from gateway.jobs.exports import Exporter
 from gateway.jobs.outbound import Outbound
+from gateway.jobs.mail import Mailer
 from gateway.jobs.webhooks import WebhookSender
 from gateway.models.catalogue import Catalogue
 from gateway.platform.changes import ChangeAnnouncer
@@ -68,7 +69,7 @@ class JobServices:
         self.feeder = Feeder(redis, database, catalogue, announcer)
         self.finisher = Finisher(database, self.files)
         self.adapters = AdapterService.of(settings, database, announcer, catalogue)
-        self.webhooks = WebhookSender(database, outbound, self.box)
+        self.webhooks = WebhookSender(database, outbound, self.box, Mailer.of(settings))
         self.exporter = Exporter(settings, database)
 
     async def aclose(self) -> None:

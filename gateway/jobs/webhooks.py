@@ -13,6 +13,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from common import clock
 from gateway.accounts.webhooks.secret_box import SealedSecretError, SecretBox
+from gateway.accounts.webhooks.service import MAILTO
+from gateway.jobs.mail import Mailer
 from gateway.jobs.outbound import DeliveryError, Outbound
 from gateway.platform.database.claims import Claim, LostClaimError, Slots, claiming, lock_in_turns
 from gateway.platform.database.engine import Database
@@ -36,12 +38,15 @@ logger = logging.getLogger(__name__)
 class WebhookSender(Slots[tuple[WebhookEventRow, Claim]]):
     """Sends due events."""
 
-    def __init__(self, database: Database, outbound: Outbound, box: SecretBox) -> None:
+    def __init__(
+        self, database: Database, outbound: Outbound, box: SecretBox, mailer: Mailer | None = None
+    ) -> None:
         claim = claiming(database, WebhookEventRow.next_attempt_at, lock_due)
         super().__init__(AT_ONCE, claim, self._send)
         self._database = database
         self._box = box
         self._outbound = outbound
+        self._mailer = mailer
 
     async def _send(self, item: tuple[WebhookEventRow, Claim]) -> bool:
         event, claim = item
@@ -49,9 +54,7 @@ class WebhookSender(Slots[tuple[WebhookEventRow, Claim]]):
             webhook = await transaction.get_one(WebhookRow, event.webhook_id)
         reason = ""
         try:
-            sealed, body = webhook.sealed_secret, event.body.encode()
-            secret = webhook.secret if sealed is None else self._box.open(sealed)
-            await self._outbound.post(webhook.url, body, _headers(event.id, body, secret))
+            await self._deliver(webhook, event)
         except (DeliveryError, SealedSecretError) as error:
             reason = str(error)
         except Exception:
@@ -72,6 +75,16 @@ class WebhookSender(Slots[tuple[WebhookEventRow, Claim]]):
                 last_error=reason[:MAX_ERROR_CHARACTERS],
             )
         return not reason
+
+    async def _deliver(self, webhook: WebhookRow, event: WebhookEventRow) -> None:
+        if webhook.url.startswith(MAILTO):
+            if self._mailer is None:
+                raise DeliveryError("this deployment sends no mail any more")
+            await self._mailer.send(webhook.url, event.body)
+            return
+        sealed, body = webhook.sealed_secret, event.body.encode()
+        secret = webhook.secret if sealed is None else self._box.open(sealed)
+        await self._outbound.post(webhook.url, body, _headers(event.id, body, secret))
 
 
 async def lock_due(

@@ -79,6 +79,13 @@ def _check_cache_salt(value: SecretStr) -> SecretStr:
     return value
 
 
+def _check_smtp_url(value: SecretStr | None) -> SecretStr | None:
+    parts = urlsplit("" if value is None else value.get_secret_value())
+    if value is not None and (parts.scheme not in ("smtp", "smtps") or not parts.hostname):
+        raise ValueError("must be smtp:// or smtps:// with a host")
+    return value
+
+
 def _check_audit_sink(value: str) -> str:
     parts = urlsplit(value)
     is_file = parts.scheme == "file" and not parts.netloc and parts.path.startswith("/")
@@ -383,6 +390,11 @@ class Settings(BaseSettings):
 
     webhook_allow_private: bool = False
     """Whether webhooks may use plain http, private networks and any port."""
+    smtp_url: Annotated[SecretStr | None, AfterValidator(_check_smtp_url)] = None
+    """SMTP server for webhooks whose URL is an address: `smtp://USER:PASSWORD@HOST:587`, which uses
+    STARTTLS if the server has it, or `smtps://`. Without it, no webhook sends mail."""
+    mail_from: str = ""
+    """Address of the sender, such as `Sluice <billing@example.com>`. Required with `smtp_url`."""
     encryption_keys: CommaSeparated[tuple[SecretStr, ...]] = ()
     """Comma-separated keys, 32 bytes each in base64, that encrypt webhook secrets in the database.
     The first encrypts, all decrypt. Without a key no webhook can be registered."""
@@ -486,6 +498,12 @@ class Settings(BaseSettings):
         """The keys of `audit_key`; the first one signs."""
         text = "" if self.audit_key is None else self.audit_key.get_secret_value()
         return tuple(key for part in text.split(",") if (key := part.strip()))
+
+    @model_validator(mode="after")
+    def _check_mail(self) -> "Settings":
+        if self.smtp_url is not None and "@" not in self.mail_from:
+            raise ValueError("SLUICE_MAIL_FROM must be an address, because SLUICE_SMTP_URL is set")
+        return self
 
     @model_validator(mode="after")
     def _check_audit_keys(self) -> "Settings":

@@ -40,14 +40,14 @@ def check_new_id(id_: str) -> None:
         raise must("id", "have 1 to 63 characters from a-z, 0-9 and '-'", id_)
 
 
-def checked_email(email: str) -> str:
+def checked_email(email: str, *, param: str = "email") -> str:
     """Return an e-mail address in lower case. Raises InvalidParameterError.
 
     It must be ASCII: lower case maps other letters, such as the Kelvin sign, to letters of ASCII.
     """
     if len(email) > MAX_NAME_CHARACTERS or _EMAIL.fullmatch(email) is None:
         rule = f"be an address of at most {MAX_NAME_CHARACTERS} ASCII characters"
-        raise must("email", f"{rule}, such as ada@example.com", email)
+        raise must(param, f"{rule}, such as ada@example.com", email)
     return email.lower()
 
 

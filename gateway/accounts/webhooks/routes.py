@@ -37,7 +37,8 @@ class WebhookCreation(RequestBody):
     url: str = Field(
         min_length=1,
         max_length=MAX_URL_CHARACTERS,
-        description="https URL on the public internet, which receives events by POST.",
+        description="https URL on the public internet, which receives events by POST; or "
+        "`mailto:` and an address, if the deployment sends mail.",
         examples=["https://example.com/hooks/sluice"],
     )
     thresholds: list[Annotated[int, Field(strict=True, ge=1, le=100)]] = Field(

@@ -22,7 +22,7 @@ from gateway.platform.database.paging import find_record, list_records
 from gateway.platform.database.tables import WebhookEventRow, WebhookRow
 from gateway.platform.outbound.addresses import DEFAULT_PORTS, HTTPS_PORTS, looks_public, split_url
 from gateway.platform.settings import Settings
-from gateway.records.checks import check_known
+from gateway.records.checks import check_known, checked_email
 from gateway.records.errors import ConflictError, InvalidParameterError, NotFoundError, must, shown
 from gateway.records.limits import LimitScope, subject_of
 from gateway.records.records import Webhook
@@ -31,12 +31,18 @@ from gateway.records.times import utc_now
 MAX_URL_CHARACTERS: Final = 2000
 
 
-def check_url(url: str, *, allows_private: bool) -> None:
-    """Reject anything but absolute http(s) URLs.
+MAILTO: Final = "mailto:"
+
+
+def check_url(url: str, *, allows_private: bool, allows_mail: bool = False) -> None:
+    """Reject anything but absolute http(s) URLs and, if allowed, `mailto:` and an address.
 
     By default it allows only https to usual ports of public hosts. Raises InvalidParameterError,
     which omits the URL because it may contain a secret.
     """
+    if url.startswith(MAILTO):
+        _check_address(url.removeprefix(MAILTO), allows_mail=allows_mail)
+        return
     parts = split_url(url, most_characters=MAX_URL_CHARACTERS)
     if parts is None or parts.hostname is None:
         raise _refusal("must be an absolute URL such as https://example.com/hooks")
@@ -55,9 +61,16 @@ def check_url(url: str, *, allows_private: bool) -> None:
         raise _refusal(f"must use port {ports}. Given: {parts.port}")
 
 
+def _check_address(address: str, *, allows_mail: bool) -> None:
+    if not allows_mail:
+        raise _refusal("must not be an address: this deployment sends no mail")
+    if checked_email(address, param="url") != address:
+        raise _refusal("must have an address in lower case")
+
+
 def host_of(url: str) -> str:
-    """Return the host of a checked URL, with its port if it has one."""
-    return urlsplit(url).netloc
+    """Return the host of a checked URL with its port, if it has one, or an address's domain."""
+    return url.rpartition("@")[2] if url.startswith(MAILTO) else urlsplit(url).netloc
 
 
 def _refusal(why: str) -> InvalidParameterError:
@@ -150,18 +163,32 @@ class WebhookService:
         database: stores the webhooks.
         box: encrypts their secrets.
         allows_private: whether URLs may use plain http and private addresses.
+        allows_mail: whether a URL may be `mailto:` and an address.
     """
 
-    def __init__(self, database: Database, box: SecretBox, *, allows_private: bool = False) -> None:
+    def __init__(
+        self,
+        database: Database,
+        box: SecretBox,
+        *,
+        allows_private: bool = False,
+        allows_mail: bool = False,
+    ) -> None:
         self._database = database
         self._box = box
         self._allows_private = allows_private
+        self._allows_mail = allows_mail
 
     @classmethod
     def of(cls, settings: Settings, database: Database) -> "WebhookService":
         """Return the webhooks of a deployment."""
         box = SecretBox(settings.plain_encryption_keys())
-        return cls(database, box, allows_private=settings.webhook_allow_private)
+        return cls(
+            database,
+            box,
+            allows_private=settings.webhook_allow_private,
+            allows_mail=settings.smtp_url is not None,
+        )
 
     async def create(
         self,
@@ -173,7 +200,7 @@ class WebhookService:
     ) -> Webhook:
         """Register a URL (see `WebhookCreation`). Its secret may be shown only this once."""
         check_known(tenant_id, "tenant")
-        check_url(url, allows_private=self._allows_private)
+        check_url(url, allows_private=self._allows_private, allows_mail=self._allows_mail)
         _check_thresholds(thresholds)
         secret = f"whsec_{secrets.token_hex(_SECRET_BYTES)}"
         sealed_secret = self._box.seal(secret)

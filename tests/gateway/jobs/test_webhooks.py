@@ -1,6 +1,7 @@
 """Delivery of webhook events: signed, to public addresses only, retried for a day."""
 
 import asyncio
+import base64
 import hashlib
 import hmac
 import json
@@ -13,18 +14,23 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 from redis.asyncio import Redis
 from sqlalchemy import select, update
 
 from gateway.accounts.tenants.service import TenantService
 from gateway.accounts.webhooks.secret_box import SecretBox
 from gateway.accounts.webhooks.service import EventName, WebhookService, add_events, make_event
+from gateway.billing.alerts import SPEND_LIMIT_KIND
 from gateway.jobs import webhooks as webhooks_module
+from gateway.jobs.mail import Mailer
 from gateway.jobs.outbound import DeliveryError, Outbound
 from gateway.jobs.webhooks import WebhookSender, signature
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
 from gateway.platform.database.tables import WebhookEventRow, WebhookRow
+from gateway.platform.settings import Settings
+from gateway.records.errors import InvalidParameterError
 from gateway.records.records import Webhook
 from gateway.records.times import utc_now
 from tests.support.certificates import self_signed
@@ -391,3 +397,68 @@ def _with_port(url: str, port: int) -> str:
     scheme, _, rest = url.partition("://")
     host, _, path = rest.partition("/")
     return f"{scheme}://{host}:{port}/{path}"
+
+
+class MailServer:
+    """An SMTP server that takes one message, or refuses an address."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.message = ""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 ready\r\n")
+        while line := (await reader.readline()).decode().strip():
+            self.said.append(line)
+            verb = line.split(" ")[0].upper()
+            if verb == "DATA":
+                writer.write(b"354 go on\r\n")
+                content = await reader.readuntil(b"\r\n.\r\n")
+                self.message = content.decode()
+            replies = {"EHLO": "250-mail\r\n250 AUTH PLAIN", "AUTH": "235 ok", "QUIT": "221 bye"}
+            reply = "550 unknown" if verb == "RCPT" and "nobody" in line else "250 ok"
+            writer.write(f"{replies.get(verb, reply)}\r\n".encode())
+        writer.close()
+
+
+async def test_events_are_mailed_to_an_address(
+    database: Database, redis: Redis, outbound: Outbound
+) -> None:
+    await TenantService(database, ChangeAnnouncer(redis)).create("Acme", tenant_id="acme")
+    with pytest.raises(InvalidParameterError, match="sends no mail"):
+        await WebhookService(database, BOX).create("acme", "mailto:a@example.com")
+    service = WebhookService(database, BOX, allows_mail=True)
+    with pytest.raises(InvalidParameterError, match="'url' must be an address"):
+        await service.create("acme", "mailto:a@example.com?bcc=b@example.com")
+    webhook = await service.create("acme", "mailto:money@example.com")
+    server = MailServer()
+    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    async with listening:
+        port = listening.sockets[0].getsockname()[1]
+        mailer = Mailer.of(
+            Settings(
+                smtp_url=SecretStr(f"smtp://me:p%40ss@127.0.0.1:{port}"), mail_from="s@example.com"
+            )
+        )
+        data: dict[str, object] = {"scope": "key", "threshold": 80, "used_micros": 800_000}
+        name = EventName(webhook.id, SPEND_LIMIT_KIND, "s:spl_1", "2026-11", 80)
+        async with database.writing() as transaction:
+            await add_events(transaction, [make_event(name, "acme", data)])
+        assert await WebhookSender(database, outbound, BOX, mailer).run(seconds=40.0) == 1
+        assert "Subject: spend_limit.threshold at 80 %: acme" in server.message
+        assert "used: $0.80" in server.message
+        assert "RCPT TO:<money@example.com>" in server.said
+        [login] = [line for line in server.said if line.startswith("AUTH PLAIN ")]
+        assert base64.b64decode(login.split()[2]) == b"\0me\0p@ss"
+
+        await service.remove("acme", webhook.id)
+        refused = await service.create("acme", "mailto:nobody@example.com")
+        await service.test("acme", refused.id)
+        assert await WebhookSender(database, outbound, BOX, mailer).run(seconds=40.0) == 0
+    [event] = await service.events("acme", refused.id, limit=9)
+    assert (event.last_error, event.attempts) == ("the mail server refused the address", 1)
+    # The server has ended; without mail, the event waits, too.
+    await _make_due(database)
+    assert await WebhookSender(database, outbound, BOX, mailer).run(seconds=40.0) == 0
+    [event] = await service.events("acme", refused.id, limit=9)
+    assert event.last_error.startswith("the mail server failed (")
