@@ -10,6 +10,7 @@ Redis and in the programs, is not explored again.
 import copy
 import hashlib
 import logging
+import struct
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -26,6 +27,9 @@ from gateway.limits import store as store_module
 from gateway.limits.replies import Admitted, Kept, RequestEnd, RequestState, ReservationRequest
 from gateway.limits.storage import Holder, Storage, names_of_counted
 from gateway.limits.store import QuotaStore
+from gateway.records.limits import SpendScope, Window
+from gateway.records.spending import SpendLimit
+from gateway.records.times import utc_now
 from gateway.records.usage_record import Counts, Outcome, UsageRecord, decode_usage
 from tests.gateway.limits.building import (
     BUCKET,
@@ -44,7 +48,20 @@ from tests.gateway.limits.building import (
 logger = logging.getLogger(__name__)
 
 ID, OTHER_ID = "r1", "r2"
-SUBJECTS = (key_of(), tenant_of(tokens_per_day=10**6, concurrent_requests=9))
+SPENDING = SpendLimit(
+    id="spl_1",
+    tenant_id=TENANT,
+    scope=SpendScope.TENANT,
+    holder=None,
+    model=None,
+    window=Window.DAY,
+    starts_on=1,
+    amount_micros=10**6,
+    created_at=utc_now(),
+).subject_at(NOON)
+SUBJECTS = (key_of(), tenant_of(tokens_per_day=10**6, concurrent_requests=9), SPENDING)
+MICRO_A_TOKEN = 10**6
+"""The price of completion tokens: micro-dollars of a million."""
 TOKENS = (b"1", b"2")
 """The journal of a whole response. Its last entry ends it."""
 EXPIRED_MS = 1000
@@ -293,7 +310,7 @@ class World:
             own = _kept(1, owner="g3", key="k")
             reply = await self.store.reserve(_request(OTHER_ID, own), lease_ms=LEASE_MS)
             if isinstance(reply, Admitted):
-                used = record(OTHER_ID, completion_tokens=1)
+                used = _used(OTHER_ID, 1)
                 await self.store.end(_end(OTHER_ID, own, used, RequestState.FINISHED))
             return ""
 
@@ -327,7 +344,7 @@ class World:
                 content = await self.redis.hget(keys.request(BUCKET, ID), "record")
                 draft = decode_usage(content)
                 used = max(await self._made() - draft.completion_tokens, 0)
-                ended = record(draft.request_id, completion_tokens=used, outcome=Outcome.LOST)
+                ended = _used(draft.request_id, used, outcome=Outcome.LOST)
                 settled = Counts(completion_tokens=used + draft.completion_tokens)
                 end = _end(ID, None, ended, RequestState.PAUSED, settled)
                 await self.store.end(_with_expiry(end, int(rest)))
@@ -380,7 +397,7 @@ class World:
     async def _settle(
         self, term: int, tokens: int, state: RequestState, *, request_id: str = ID
     ) -> None:
-        used = record(request_id, completion_tokens=tokens)
+        used = _used(request_id, tokens)
         settled = Counts(completion_tokens=tokens)
         await self.store.end(_end(ID, _kept(term), used, state, settled))
 
@@ -502,7 +519,11 @@ class World:
         state = fields.get(b"state")
         has_ended = state is not None and state != b"claimed"
         holds = b"amounts" in fields
-        _, status = await self.store.status(TENANT, SUBJECTS)
+        _, status, spent = await self.store.status(TENANT, SUBJECTS)
+        held = struct.unpack(">7d", fields[b"amounts"][:56])[5] if holds else 0
+        costs = dict[str, int]()
+        for each in await self._usage():
+            costs[each.request_id] = max(costs.get(each.request_id, 0), each.cost_micros)
         is_unseeded = not status.is_seeded
         journal = await self._journal()
         charged, made = await self._charged(), await self._made()
@@ -512,11 +533,15 @@ class World:
         allowed = BYTES_BY_STATE.get(state, (0, BYTES, 2 * BYTES, BYTES_AT_END))
         if FAILOVER in path:
             allowed = (*allowed, 0)  # They count again from the next change on.
-        _, counted = await self.storage.used(TENANT, SUBJECTS)
+        _, counted, _ = await self.storage.used(TENANT, SUBJECTS)
         for is_wrong, what in (
             (holds is not is_open, "what holds has a lease, and the reverse"),
             (has_ended and holds, "nothing is held after the end"),
             (counted != stored, "bytes count that a record has"),
+            (
+                spent.is_seeded and spent.cost_this_month != held + sum(costs.values()),
+                "a spend limit counts what is held and what is charged",
+            ),
             (stored not in allowed, "no bytes count after the end but what is left"),
             ("first refuse" in path and holds, "a refused request holds nothing"),
             (b"ends_as" in fields and not holds, "only what runs is shown as ended"),
@@ -584,9 +609,22 @@ def _kept(term: int, *, owner: str = "g1", key: str = "") -> Kept:
 def _request(
     request_id: str, own: Kept, *, completion: int = 20, settled: int = 0
 ) -> ReservationRequest:
-    draft = record(request_id, created_ms=NOON, completion_tokens=settled)
+    draft = record(
+        request_id,
+        created_ms=NOON,
+        completion_tokens=settled,
+        completion_price=MICRO_A_TOKEN,
+        spend_limits=(SPENDING.subject,),
+    )
     most = Counts(prompt_tokens=10, completion_tokens=completion)
     return ReservationRequest.of(draft, SUBJECTS, most, kept=own)
+
+
+def _used(request_id: str, tokens: int, **fields: Any) -> UsageRecord:
+    spending = (SPENDING.subject,)
+    return record(
+        request_id, completion_tokens=tokens, cost_micros=tokens, spend_limits=spending, **fields
+    )
 
 
 def _end(
@@ -641,7 +679,8 @@ async def explored(redis: "Redis", clock: TestClock, start: Programs) -> World:
     await redis.flushdb()
     await clock.set(clock.now_ms)
     for one in SUBJECTS:
-        await seed(store, one)
+        month = {} if one.spending is None else {"month": one.spending.bounds.start}
+        await seed(store, one, **month)
     storage = Storage(redis, most_of_tenant=10**9)
     world = World(redis, store, storage, ResponseStore(redis, store))
     await world.explore(start)
