@@ -46,6 +46,7 @@ from gateway.records.errors import (
     InvalidParameterError,
     NotFoundError,
     PermissionDeniedError,
+    StateConflictError,
     must,
     shown,
 )
@@ -63,6 +64,7 @@ from gateway.records.scopes import Scope
 from gateway.records.spending import LAST_START, MOST_SPEND_LIMITS, USER_LIMITS, SpendLimit
 from gateway.records.times import in_utc, to_ms, to_time, utc_now
 
+LIFTED: Final = timedelta(days=1)
 LONGEST_RAISE: Final = timedelta(days=366)
 MICROS_OF_CENT: Final = 10_000
 _RAISE: Final = ("raised_micros", "raised_until", "raise_reason")
@@ -190,11 +192,22 @@ class SpendLimitService:
         [use] = await self.uses(tenant_id, [changed])
         return use
 
+    async def lift(self, tenant_id: str, limit_id: str, **by: Unpack[By]) -> SpendLimitUse:
+        """Raise a limit beyond all amounts for a day."""
+        until = utc_now() + LIFTED
+        raised = {"raised_micros": MAX_LIMIT, "raised_until": until, "raise_reason": "lifted"}
+        return await self.update(tenant_id, limit_id, **raised, **by)
+
     async def remove(self, tenant_id: str, limit_id: str, **by: Unpack[By]) -> SpendLimit:
         """Remove a spend limit; return it. Nothing that other limits hold is released."""
         async with changing(self._database, tenant_id, **by, is_locked=True) as change:
             limit = await _find(change.transaction, tenant_id, limit_id)
             _check_may_change(change, limit)
+            if limit.is_automatic:
+                raise StateConflictError(
+                    "An automatic spend limit cannot be removed: lift it, or change "
+                    "'anomaly_factor' of the account."
+                )
             await change.transaction.execute(
                 delete(SpendLimitRow).where(SpendLimitRow.id == limit.id)
             )
@@ -420,6 +433,10 @@ class SpendLimitBody(RecordBody):
     raised_micros: int | None
     raised_until: datetime | None
     raise_reason: str | None
+    is_automatic: bool = Field(
+        description="Whether it was learned from what the key usually spends."
+    )
+    is_enforced: bool = Field(description="Whether it rejects requests, or is only reported.")
     is_operators: bool = Field(description="Whether only operators can change it.")
     used_micros: int | None = Field(
         description="Cost of ended requests, plus the maximum cost of running ones. Null if each "
@@ -508,6 +525,14 @@ async def change_spend_limit(
     """Change the amount, or raise it until a time. The raise ends by itself."""
     options = {**body.given(), **caller.by}
     return SpendLimitBody.of_use(await limits.update(caller.tenant_id, limit_id, **options))
+
+
+@router.post("/{limit_id}/lift", summary="Lift a spend limit")
+async def lift_spend_limit(
+    limits: SpendLimits, caller: OfTenant, limit_id: SpendLimitId
+) -> SpendLimitBody:
+    """Lift a spend limit for a day, such as one that stops a key by mistake."""
+    return SpendLimitBody.of_use(await limits.lift(caller.tenant_id, limit_id, **caller.by))
 
 
 @router.delete("/{limit_id}", summary="Remove a spend limit")

@@ -126,6 +126,10 @@ rarely reaches exactly 0.
 EXHAUSTED_PARTS: Final = 100
 SPEND_LIMIT_KIND: Final = "spend_limit.threshold"
 """Spending in the current window of a spend limit has reached a threshold of the webhook."""
+ANOMALY_KIND: Final = "key.anomaly"
+"""A key has spent a multiple of what it usually spends."""
+ANOMALY_SHARES: Final = (80,)
+"""Percent of an automatic limit: a key that is stopped rarely spends all of it."""
 MOST_USERS: Final = 1_000
 """End users of one spend limit for whom a run looks for events."""
 
@@ -210,7 +214,8 @@ async def _spend_limit_events(
     transaction: AsyncSession, watched: Watched, now_ms: int
 ) -> list[WebhookEvent]:
     """Return an event for each threshold that a spend limit has reached in its current window."""
-    tenant_id, least = watched.tenant.id, min(t for w in watched.webhooks for t in w.thresholds)
+    tenant_id = watched.tenant.id
+    shares = [*ANOMALY_SHARES, *(each for hook in watched.webhooks for each in hook.thresholds)]
     limits = await spend_limits_of(transaction, SpendLimitRow.tenant_id == tenant_id)
     reached = dict[EventName, dict[str, object]]()
     for limit in limits:
@@ -229,7 +234,7 @@ async def _spend_limit_events(
                 LedgerRow.created_at < end,
             )
             .group_by(user)
-            .having(spent * 100 >= amount * least)
+            .having(spent * 100 >= amount * min(shares))
             .limit(MOST_USERS)
         )
         for name, used in rows:
@@ -244,18 +249,20 @@ async def _spend_limit_events(
                 "amount_micros": amount,
                 "used_micros": int(used),
             }
+            kind = ANOMALY_KIND if limit.is_automatic else SPEND_LIMIT_KIND
             reached |= {
-                EventName(webhook.id, SPEND_LIMIT_KIND, of_user, f"{start:%Y-%m-%dT%H:%M}", each): {
+                EventName(webhook.id, kind, of_user, f"{start:%Y-%m-%dT%H:%M}", each): {
                     **data,
                     "threshold": each,
                 }
                 for webhook in watched.webhooks
-                for each in webhook.thresholds
+                for each in (ANOMALY_SHARES if limit.is_automatic else webhook.thresholds)
                 if used * 100 >= amount * each
             }
-    periods = {name.period for name in reached}
-    ids = [webhook.id for webhook in watched.webhooks]
-    known = await known_events(transaction, ids, SPEND_LIMIT_KIND, periods) if reached else set()
+    periods, known = {name.period for name in reached}, set[EventName]()
+    for kind in {name.kind for name in reached}:
+        ids = [webhook.id for webhook in watched.webhooks]
+        known |= await known_events(transaction, ids, kind, periods)
     return [
         make_event(name, tenant_id, data) for name, data in reached.items() if name not in known
     ]

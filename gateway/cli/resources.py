@@ -91,6 +91,7 @@ spend_limits = Calls(
 
 Amounts are in dollars, with at most six decimals.
 """)
+spend_limits.add("lift", "Lifted {id} until {raised_until}.", call="POST /{limit_id}/lift")
 keys = Calls(
     "keys", "gateway.accounts.keys.routes", f"{_TENANT}/keys/{{key_id}}",
     "ID=id PREFIX=prefix NAME=name SCOPES=scopes MODELS=models DIALECT=dialect "

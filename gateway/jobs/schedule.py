@@ -17,6 +17,7 @@ from gateway.batches.feeding import Feeder
 from gateway.batches.files.service import FileService
 from gateway.batches.finishing import Finisher
 from gateway.billing.alerts import find_alerts
+from gateway.billing.anomalies import learn_limits
 from gateway.billing.credits.service import CreditService
 from gateway.billing.credits.spending import fold
 from gateway.billing.ledger.drain import Drain
@@ -26,8 +27,8 @@ from gateway.billing.ledger.sweep import Sweep
 from gateway.jobs import telemetry
 from gateway.jobs.audit_heads import HeadKeeper
 from gateway.jobs.exports import Exporter
-from gateway.jobs.outbound import Outbound
 from gateway.jobs.mail import Mailer
+from gateway.jobs.outbound import Outbound
 from gateway.jobs.webhooks import WebhookSender
 from gateway.models.catalogue import Catalogue
 from gateway.platform.changes import ChangeAnnouncer
@@ -54,7 +55,7 @@ class JobServices:
         )
         self.box = SecretBox(settings.plain_encryption_keys())
         self.files = FileService(settings, database)
-        announcer = ChangeAnnouncer(redis)
+        self.announcer = announcer = ChangeAnnouncer(redis)
         catalogue = Catalogue(shared_connection(redis))
         authenticator = Authenticator.from_settings(settings, database)
         outbound = Outbound(allows_private=settings.webhook_allow_private)
@@ -135,6 +136,11 @@ async def reconcile(services: JobServices) -> None:
             logger.warning("reconciliation found and healed differences: %s", report)
 
 
+async def learn(services: JobServices) -> None:
+    """Set the automatic spend limits of keys."""
+    await learn_limits(services.database, services.announcer, utc_now())
+
+
 async def prepare_partitions(services: JobServices) -> None:
     """Create the ledger's partitions of the coming months."""
     async with services.database.writing() as transaction:
@@ -167,6 +173,7 @@ TASKS: Final = (
     Task("expire_credits", lambda services: services.credits.expire_due(utc_now()), 60.0),
     Task("sign_audit", lambda services: services.audit_heads.run(), 60.0),
     Task("alert", lambda services: find_alerts(services.database, utc_now()), 60.0),
+    Task("learn_limits", learn, 300.0),
     Task("reconcile", reconcile, 60.0),
     Task("encrypt", encrypt, crontab(minute="37")),
     Task("prepare_partitions", prepare_partitions, crontab(minute="7", hour="*/6")),

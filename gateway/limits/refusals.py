@@ -145,16 +145,28 @@ def _budget_message(refused: Refused) -> str:
         f"The {budget} does not "
         f"allow the request: {dollars(refused.used)} are used or reserved, and the request may "
         f"cost {dollars(refused.wanted)}. The {name} resets {_in_seconds(refused)}."
+        f"{_advice(refused)}"
         if refused.retry_ms is not None
         else f"The request may cost {dollars(refused.wanted)} dollars, which exceeds the {budget}. "
         f"{_COMPLETION_ADVICE}"
     )
 
 
+def _advice(refused: Refused) -> str:
+    spending = refused.subject.spending
+    if spending is None or not spending.is_automatic:
+        return ""
+    path = f"/v1/spend_limits/{spending.limit_id}/lift"
+    return f" It was learned from the key's last four weeks; POST {path} lifts it for a day."
+
+
 def _spend_limit(refused: Refused, spending: Spending, amount: str = "") -> str:
     model = "" if spending.model is None else f" for the model '{spending.model}'"
     holder = f"{spending.scope} '{refused.subject.id}'"
-    return f"spend limit{amount and ' '}{amount} per {spending.window} of the {holder}{model}"
+    learned = "usual " if spending.is_automatic else ""
+    return (
+        f"{learned}spend limit{amount and ' '}{amount} per {spending.window} of the {holder}{model}"
+    )
 
 
 def _hidden_message(refused: Refused) -> str:

@@ -173,6 +173,8 @@ class Spending:
     bounds: Bounds
     user: str = ""
     """The end user; empty unless this limits one."""
+    is_automatic: bool = False
+    """Whether it was learned from what the key usually spends."""
 
     @property
     def subject(self) -> str:

@@ -36,6 +36,13 @@ class ProjectStatus(StrEnum):
     ARCHIVED = "archived"
 
 
+class AnomalyAction(StrEnum):
+    """What happens to a key that spends a multiple of what it usually spends."""
+
+    REPORT = "report"  # Webhooks receive an event.
+    STOP = "stop"  # Its further requests in this hour are rejected, too.
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
     """A paying customer."""
@@ -66,6 +73,9 @@ class Tenant:
     """Customer in Stripe to whom sinks of the kind `stripe` export the tenant's usage."""
     time_zone: str = "UTC"
     """IANA name of the time zone in which the windows of its spend limits begin."""
+    anomaly_factor: int | None = None
+    """A key that spends so many times of what it usually spends in an hour is an anomaly."""
+    anomaly_action: AnomalyAction = AnomalyAction.STOP
 
 
 class TenantOptions(TypedDict, total=False):
@@ -82,6 +92,8 @@ class TenantOptions(TypedDict, total=False):
     cors_origins: tuple[str, ...]
     stripe_customer_id: str | None
     time_zone: str
+    anomaly_factor: int | None
+    anomaly_action: AnomalyAction
 
 
 class TenantChanges(TenantOptions, total=False):

@@ -70,6 +70,10 @@ class SpendLimit:
     """The amount until `raised_until`."""
     raised_until: datetime | None = None
     raise_reason: str | None = None
+    is_automatic: bool = False
+    """Whether it was learned from what the key usually spends."""
+    is_enforced: bool = True
+    """Whether it rejects requests, or is only reported."""
     is_operators: bool = False
     """Whether only operators can change it."""
     created_at: datetime
@@ -124,6 +128,7 @@ class SpendLimit:
             self.window,
             self.bounds_at(unix_ms),
             user if self.scope is SpendScope.USER else "",
+            self.is_automatic,
         )
         shown = user or self.holder or self.tenant_id
         return SubjectLimits(self.shown_scope, shown, limits, spending)
@@ -146,7 +151,7 @@ def applied(
 
     An end user with limits of its own has none of those of every user.
     """
-    wanted = [each for each in limits if each.model in (None, model)]
+    wanted = [each for each in limits if each.is_enforced and each.model in (None, model)]
     own = [each for each in wanted if each.scope is SpendScope.USER and each.holder == user]
     return tuple(
         each.subject_at(unix_ms, user=user or "")

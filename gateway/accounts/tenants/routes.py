@@ -24,7 +24,7 @@ from gateway.http.services import made
 from gateway.platform.database.paging import Page
 from gateway.records.checks import MAX_ORIGIN_CHARACTERS, MAX_ORIGINS
 from gateway.records.limits import LimitScope
-from gateway.records.records import Billing, Tenant, TenantStatus
+from gateway.records.records import AnomalyAction, Billing, Tenant, TenantStatus
 
 Weight = Annotated[
     float,
@@ -63,6 +63,18 @@ class _TenantOptions(BodyWithLimits):
         max_length=63,
         description="IANA name of the time zone in which windows of spend limits begin.",
         examples=["Europe/Paris"],
+    )
+    anomaly_factor: int | None = Field(
+        None,
+        strict=True,
+        ge=2,
+        le=1_000,
+        description="A key that spends so many times of what it usually spends in an hour is an "
+        "anomaly. Null: none is.",
+    )
+    anomaly_action: AnomalyAction = Field(
+        AnomalyAction.STOP,
+        description="`stop` rejects further requests of such a key in the hour; `report` does not.",
     )
 
 
@@ -120,6 +132,8 @@ class TenantBody(RecordBody):
     cors_origins: list[str]
     stripe_customer_id: str | None
     time_zone: str
+    anomaly_factor: int | None
+    anomaly_action: AnomalyAction
     created_at: datetime
 
 

@@ -47,6 +47,7 @@ RAISE: Final = (
 NOTICES: Final = {
     "added": "The spend limit is added. All gateways enforce it within a second.",
     "changed": "The spend limit is changed on all gateways within a second.",
+    "lifted": "The spend limit is lifted for a day.",
     "removed": "The spend limit is removed.",
 }
 _MONEY: Final = ("amount_micros", "raised_micros")
@@ -73,7 +74,7 @@ async def list_spend_limits(
             Column("Spent or reserved", lambda each: each.used_micros, "money"),
             Column("Raised until (UTC)", lambda each: each.limit.raised_until, "time wide"),
             Column("Resets (UTC)", lambda each: each.resets_at, "time wide"),
-            Column("Change", lambda each: Cell("remove", f"{home}/{each.limit.id}/remove")),
+            Column("Change", lambda each: _change(each, home)),
         ),
         page.entries,
         "There is no spend limit.",
@@ -117,6 +118,20 @@ async def change(visitor: Manager, limits: SpendLimits, limit_id: str) -> Respon
     return redirect(f"{visitor.home}/spend-limits", done="changed")
 
 
+@router.api_route("/{limit_id}/lift", methods=FORM)
+async def lift(visitor: Manager, limits: SpendLimits, limit_id: str) -> Response:
+    """Ask for confirmation, then lift a spend limit for a day."""
+    use = await limits.get(visitor.tenant_id, limit_id)
+    if visitor.form.is_sent:
+        await limits.lift(visitor.tenant_id, limit_id, **visitor.caller.by)
+        return redirect(f"{visitor.home}/spend-limits", done="lifted")
+    return visitor.confirmation(
+        "Lift the spend limit",
+        of=_name(use),
+        text="For a day, it rejects no request. Other limits stay.",
+    )
+
+
 @router.api_route("/{limit_id}/remove", methods=FORM)
 async def remove(visitor: Manager, limits: SpendLimits, limit_id: str) -> Response:
     """Ask for confirmation, then remove a spend limit."""
@@ -140,6 +155,11 @@ def _values(fields: tuple[Field, ...], form: Form, *, is_new: bool) -> dict[str,
                 raise must(name, "be an amount in dollars with at most six decimals", text)
             values[name] = micros
     return values
+
+
+def _change(use: SpendLimitUse, home: str) -> Cell:
+    verb = "lift" if use.limit.is_automatic else "remove"
+    return Cell(verb, f"{home}/{use.limit.id}/{verb}", label=f"{verb} the limit of {_name(use)}")
 
 
 def _name(use: SpendLimitUse) -> str:

@@ -23,7 +23,7 @@ from gateway.records.checks import checked_email
 from gateway.records.errors import must
 from gateway.records.limits import LimitScope
 from gateway.records.money import read_dollars, show_dollars
-from gateway.records.records import Billing, Tenant, TenantStatus
+from gateway.records.records import AnomalyAction, Billing, Tenant, TenantStatus
 from gateway.records.scopes import DEFAULT_SCOPES, TENANT_SCOPES, Role
 
 HOME: Final = "/console/tenants"
@@ -60,6 +60,13 @@ REQUEST_FIELDS: Final = (
     ),
     Field("stripe_customer_id", "Customer in Stripe", "Such as cus_NciAYcXfLnqBoz."),
     Field("time_zone", "Time zone", "Of spend limits, such as Europe/Paris.", default="UTC"),
+    Field(
+        "anomaly_factor",
+        "Anomaly of a key",
+        "So many times of what it usually spends in an hour. Empty: none.",
+        "number",
+    ),
+    Field("anomaly_action", "After an anomaly", options=pairs(AnomalyAction), default="stop"),
     Field("strict_parameters", "Reject parameters without effect", type="checkbox"),
     Field("shows_cost", "Responses contain their cost", type="checkbox"),
 )

@@ -44,6 +44,8 @@ async def test_tenant_is_created_and_changed_with_all_options(operator: httpx.As
         "cors_origins": ["https://app.example.com"],
         "stripe_customer_id": "cus_1",
         "time_zone": "Asia/Kathmandu",
+        "anomaly_factor": 5,
+        "anomaly_action": "report",
     }
     made = (await operator.post("/admin/tenants", json=body)).json()
     assert made == body | {

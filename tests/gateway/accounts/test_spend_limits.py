@@ -85,6 +85,8 @@ async def test_spend_limit_counts_what_was_spent_in_its_window(
         "raised_micros": None,
         "raised_until": None,
         "raise_reason": None,
+        "is_automatic": False,
+        "is_enforced": True,
         "is_operators": False,
         "used_micros": 340,
         "remaining_micros": 0,

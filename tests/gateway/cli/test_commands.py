@@ -110,6 +110,8 @@ def test_tenant_is_created_listed_suspended_and_activated(sluice: Sluice) -> Non
         "cors_origins": [],
         "stripe_customer_id": None,
         "time_zone": "UTC",
+        "anomaly_factor": None,
+        "anomaly_action": "stop",
         "created_at": None,
     }
     assert tenant["created_at"].endswith("Z")

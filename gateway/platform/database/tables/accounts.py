@@ -31,6 +31,7 @@ from gateway.platform.database.tables.base import (
 )
 from gateway.records.limits import LimitScope, LimitValues, SpendScope, Window
 from gateway.records.records import (
+    AnomalyAction,
     Billing,
     KeyRecord,
     Member,
@@ -86,6 +87,10 @@ class TenantRow(Recorded[Tenant], Table):
     cors_origins: Mapped[tuple[str, ...]] = mapped_column(OriginsColumn, nullable=True)
     stripe_customer_id: Mapped[str | None] = mapped_column(String(255))
     time_zone: Mapped[str] = mapped_column(String(63), server_default="UTC")
+    anomaly_factor: Mapped[int | None] = mapped_column(Integer)
+    anomaly_action: Mapped[AnomalyAction] = mapped_column(
+        enum_column(AnomalyAction, "anomaly_action"), server_default=AnomalyAction.STOP.value
+    )
 
 
 class SpendLimitRow(Recorded[SpendLimit], Table):
@@ -105,6 +110,8 @@ class SpendLimitRow(Recorded[SpendLimit], Table):
     raised_micros: Mapped[int | None]
     raised_until: Mapped[datetime | None]
     raise_reason: Mapped[str | None] = mapped_column(String(300))
+    is_automatic: Mapped[bool]
+    is_enforced: Mapped[bool]
     is_operators: Mapped[bool]
     created_at: Mapped[datetime]
 

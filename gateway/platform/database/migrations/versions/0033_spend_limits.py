@@ -24,6 +24,8 @@ def upgrade() -> None:
         sa.Column("raised_micros", sa.BigInteger()),
         sa.Column("raised_until", sa.DateTime(timezone=True)),
         sa.Column("raise_reason", sa.String(300)),
+        sa.Column("is_automatic", sa.Boolean(), nullable=False),
+        sa.Column("is_enforced", sa.Boolean(), nullable=False),
         sa.Column("is_operators", sa.Boolean(), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.ForeignKeyConstraint(["tenant_id"], ["tenants.id"], ondelete="RESTRICT"),
@@ -31,7 +33,9 @@ def upgrade() -> None:
     )
     op.create_index(op.f("ix_spend_limits_tenant_id"), "spend_limits", ["tenant_id"])
     zone = sa.Column("time_zone", sa.String(63), server_default="UTC", nullable=False)
-    op.add_column("tenants", zone)
+    action = sa.Column("anomaly_action", sa.String(), server_default="stop", nullable=False)
+    for column in (zone, sa.Column("anomaly_factor", sa.Integer()), action):
+        op.add_column("tenants", column)
     user = sa.Column("end_user", sa.String(), server_default="", nullable=False)
     op.add_column("usage_ledger", user)
     is_named = sa.text("end_user <> ''")
@@ -47,5 +51,6 @@ def upgrade() -> None:
 def downgrade() -> None:
     op.drop_index("ix_usage_ledger_end_user", table_name="usage_ledger")
     op.drop_column("usage_ledger", "end_user")
-    op.drop_column("tenants", "time_zone")
+    for name in ("anomaly_action", "anomaly_factor", "time_zone"):
+        op.drop_column("tenants", name)
     op.drop_table("spend_limits")
