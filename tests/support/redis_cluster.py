@@ -253,7 +253,10 @@ def _client(server: RedisServer) -> "Redis":
 
 
 def _knows(server: RedisServer, number: int) -> bool:
-    info = server.command("CLUSTER INFO")
+    try:
+        info = server.command("CLUSTER INFO")
+    except OSError:  # Another fault has killed it, and will start it again.
+        return False
     return server.is_ready() and b"cluster_known_nodes:%d" % number in info
 
 
