@@ -3,14 +3,16 @@
 import asyncio
 import json
 import os
+import random
 import re
 import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,7 +30,7 @@ from gateway.records.times import EPOCH, utc_now
 from gateway.records.usage_record import encode_usage
 from tests.support.billing import Billing, billing_in_thread
 from tests.support.processes import spawn, stop, wait_until
-from tests.support.redis_server import RedisServer, running_redis
+from tests.support.redis_server import BUNDLED, RedisServer, running_redis
 from tests.support.usage import usage_record
 
 END_SECONDS = 120.0
@@ -36,6 +38,8 @@ END_SECONDS = 120.0
 RECORDS = 3_000
 """Records whose drain takes several transactions."""
 MOST_LATE_KILLS = 5
+DRAIN_SECONDS = 60.0
+"""Limit from the end of an outage of Redis until the ledger is complete."""
 REPOSITORY = Path(__file__).parents[3]
 
 
@@ -96,6 +100,14 @@ class Deployment:
             ).fetchone()
         assert count == requests
         return int(count)
+
+    def has(self, count: int) -> bool:
+        """Whether the ledger has the first records, up to this number."""
+        with closing(sqlite3.connect(self.database, timeout=END_SECONDS)) as connection:
+            found = connection.execute(
+                "SELECT count(*) FROM usage_ledger WHERE request_id < ?", (f"cmpl-{count:06}",)
+            ).fetchone()
+        return int(found[0]) == count
 
     def cost(self) -> int:
         """Return the cost of all rows."""
@@ -256,6 +268,43 @@ def test_full_and_stopped_redis_are_logged_once_and_sigterm_drains_all_usage(
     assert deployment.rows() == rows + 15
     logs = deployment.log(names[0]).removeprefix(reported) + deployment.log("beat")
     assert "Traceback" not in logs
+
+
+def test_restarts_of_redis_at_random_moments_leave_the_ledger_complete(
+    deployment: Deployment, request: pytest.FixtureRequest
+) -> None:
+    is_long = request.config.getoption("--slow") or request.config.getoption("--long")
+    server = RedisServer(BUNDLED, append="always")
+    deployment.server = server
+    server.start()
+    jobs, beat = deployment.start("jobs"), deployment.start("beat")
+    draw, ended, written = random.Random(62), threading.Event(), [0]
+
+    def write() -> None:
+        """Settle requests, each until Redis confirms it, as gateways do."""
+        while not ended.wait(0.02):
+            with suppress(redis.RedisError):
+                deployment.append(written[0], 5)
+                written[0] += 5
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(20 if is_long else 3):
+            time.sleep(draw.uniform(0.0, 3.0))
+            draw.choice((server.kill, server.stop))()
+            time.sleep(draw.uniform(0.0, 1.5))
+            server.start()
+            wait_until(
+                partial(deployment.has, written[0]), what="the drain", seconds=DRAIN_SECONDS
+            )
+    finally:
+        ended.set()
+        writer.join(END_SECONDS)
+    wait_until(partial(deployment.has, written[0]), what="the rest", seconds=DRAIN_SECONDS)
+    assert deployment.rows() == written[0]
+    assert (jobs.poll(), beat.poll()) == (None, None)
+    server.close()
 
 
 def _drain(deployment: Deployment, rows: int) -> None:
