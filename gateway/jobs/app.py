@@ -85,7 +85,7 @@ def create_app(settings: Settings) -> Celery:
         worker_consumer=PatientConsumer,
         broker_transport_options={
             # Celery only logs an acknowledgement that fails. The run would count as unfinished
-            # forever, and a consumer with an unfinished run takes no other one.
+            # forever, and a consumer with as many of these as cores takes no other run.
             "ack_emulation": False,
             "socket_keepalive": True,
             # Without these, a hanging broker blocks forever, even if sentinels have a new master.
