@@ -295,9 +295,7 @@ def test_restarts_of_redis_at_random_moments_leave_the_ledger_complete(
             draw.choice((server.kill, server.stop))()
             time.sleep(draw.uniform(0.0, 1.5))
             server.start()
-            wait_until(
-                partial(deployment.has, written[0]), what="the drain", seconds=DRAIN_SECONDS
-            )
+            wait_until(partial(deployment.has, written[0]), what="the drain", seconds=DRAIN_SECONDS)
     finally:
         ended.set()
         writer.join(END_SECONDS)
