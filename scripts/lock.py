@@ -9,12 +9,13 @@ The GPU worker uses the versions in the lock files of the gateway and the tools 
 that it shares with them. Each dependency group, such as clients for tests, is resolved alone, since
 it has a separate environment.
 
-Each lock file holds for all supported versions of Python on x86-64 Linux: a package that only some
-of them need has a marker, and every package has a wheel for each of them. Each lock file has the
-hashes of all files of a version, so it does not depend on the machine that writes or installs it.
-The exception is the CPU build of PyTorch: an index may provide its own build, so
-requirements/torch-cpu.txt has its version without a hash. It is installed from the wheel folder of
-pip (PIP_FIND_LINKS) or, if that is not set, from PyTorch's index.
+Each lock file holds for all supported versions of Python on x86-64 Linux, and those of the image
+without PyTorch (`ON_ARM`) on arm64 Linux, too: a package that only some of them need has a marker,
+and every package has a wheel for each of them. Each lock file has the hashes of all files of a
+version, so it does not depend on the machine that writes or installs it. The exception is the CPU
+build of PyTorch: an index may provide its own build, so requirements/torch-cpu.txt has its version
+without a hash. It is installed from the wheel folder of pip (PIP_FIND_LINKS) or, if that is not
+set, from PyTorch's index.
 """
 
 import argparse
@@ -24,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from itertools import product
 from pathlib import Path
 
 from packaging.markers import Marker
@@ -34,12 +36,13 @@ TOGETHER = ("gateway", "local", "worker-cpu", "dev", "build")
 
 # The first is Debian 12's: redis-py needs a package more before 3.11.3. The second is the images'.
 PYTHONS = ("3.11.2", "3.11.14", "3.12.3", "3.13.5")
+# Everything that the image of gateways and background jobs installs.
+ON_ARM = ("gateway", "build")
 # The C library of the images, and of Debian 12.
-PLATFORM = "x86_64-manylinux_2_36"
+PLATFORM = "{}-manylinux_2_36"
 LINUX = {
     "implementation_name": "cpython",
     "os_name": "posix",
-    "platform_machine": "x86_64",
     "platform_python_implementation": "CPython",
     "platform_system": "Linux",
     "sys_platform": "linux",
@@ -144,19 +147,25 @@ def lock(name: str, *arguments: str) -> None:
     how = "pip install --no-deps --require-hashes -r"
     header = f"# {HEADERS[name]}, complete: {how}. Written by scripts/lock.py.\n"
     blocks = re.split(r"\n(?=\S)", path.read_text().rstrip())
-    path.write_text(header + "\n".join(filter(None, map(for_linux, blocks))) + "\n")
-    for python in PYTHONS[: PYTHONS.index(LAST_PYTHON.get(name, PYTHONS[-1])) + 1]:
-        target = (f"--python-version={python}", f"--python-platform={PLATFORM}")
+    machines = ("x86_64", "aarch64") if name in ON_ARM else ("x86_64",)
+    kept = filter(None, (for_linux(block, machines) for block in blocks))
+    path.write_text(header + "\n".join(kept) + "\n")
+    pythons = PYTHONS[: PYTHONS.index(LAST_PYTHON.get(name, PYTHONS[-1])) + 1]
+    for python, machine in product(pythons, machines):
+        target = (f"--python-version={python}", f"--python-platform={PLATFORM.format(machine)}")
         compile_requirements(str(path), "--no-deps", *target)
 
 
-def for_linux(block: str) -> str:
-    """Return a package and its hashes, with a marker only for some versions of Python."""
+def for_linux(block: str, machines: tuple[str, ...]) -> str:
+    """Return a package and its hashes, with a marker if not every Python and machine needs it."""
     marker = block.partition(" \\\n")[0].partition(" ; ")[2]
     if not marker:
         return block
     needed = [
-        Marker(marker).evaluate({**LINUX, "python_full_version": python}) for python in PYTHONS
+        Marker(marker).evaluate(
+            {**LINUX, "python_full_version": python, "platform_machine": machine}
+        )
+        for python, machine in product(PYTHONS, machines)
     ]
     if all(needed):
         return block.replace(f" ; {marker}", "", 1)

@@ -100,7 +100,7 @@ def command(track: str | None, **urls: str | None) -> None:
     """Run background jobs until SIGTERM or Ctrl-C, and finish running ones first."""
     settings = load_settings(**urls)
     asyncio.run(check_schema(settings.database_url.get_secret_value()))
-    from gateway.jobs.app import create_app, run_worker
+    from gateway.jobs.app import SILENT_SECONDS, Intake, create_app, run_worker
     from gateway.jobs.runner import running, stop_all
     from gateway.jobs.schedule import DRAIN, Track
 
@@ -111,11 +111,14 @@ def command(track: str | None, **urls: str | None) -> None:
         tracks = list(Track) if track is None else [Track[track.upper()]]
         runners = {each: stack.enter_context(running(settings, each)) for each in tracks}
 
-        def are_responsive() -> bool:
-            return all(runner.is_responsive() for runner in runners.values())
+        intake = Intake(app, tracks)
 
-        stack.enter_context(serving_health(settings, are_responsive))
-        status = run_worker(app, runners)
+        def is_working() -> bool:
+            responsive = all(runner.is_responsive() for runner in runners.values())
+            return responsive and not intake.is_stuck(SILENT_SECONDS)
+
+        stack.enter_context(serving_health(settings, is_working))
+        status = run_worker(app, runners, intake)
         stop_all(runners.values())
         if Track.LEDGER in runners:
             # Drain the settlements of stopped gateways, so that none stay in Redis.
@@ -127,6 +130,7 @@ def command(track: str | None, **urls: str | None) -> None:
 def beat(redis_url: str | None) -> None:
     """Schedule background jobs until SIGTERM or Ctrl-C."""
     settings = load_settings(redis_url=redis_url)
+    from gateway.jobs import telemetry
     from gateway.jobs.app import SchedulerTick, create_app, run_beat
 
     configure_logs(settings.log_format, level=logging.WARNING)
@@ -134,5 +138,7 @@ def beat(redis_url: str | None) -> None:
     begin_metrics("beat")
     heartbeat = SchedulerTick()
     # The jobs are imported for their schedules; this process runs none of them.
-    with serving_health(settings, heartbeat.is_recent, registry=bare_registry()):
+    registry = bare_registry()
+    registry.register(telemetry.WAITING_RUNS)
+    with serving_health(settings, heartbeat.is_recent, registry=registry):
         run_beat(app, heartbeat)

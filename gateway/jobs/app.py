@@ -6,7 +6,7 @@ that are not documented.
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Never
 from urllib.parse import quote, urlsplit
 
@@ -15,6 +15,8 @@ from celery import Celery
 from celery.beat import Scheduler, SchedulingError
 from celery.signals import setup_logging
 from celery.worker.consumer import Consumer
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 from typing_extensions import override
 
 from common.redis_url import (
@@ -24,6 +26,7 @@ from common.redis_url import (
     sentinel_address,
     server_options,
 )
+from gateway.jobs import telemetry
 from gateway.jobs.runner import TrackRunner
 from gateway.jobs.schedule import TASKS, Task, Track
 from gateway.platform.settings import Settings
@@ -40,8 +43,12 @@ SENTINEL_SECONDS: Final = 1.0
 """Timeout of a sentinel before the next one is tried."""
 FULL_SECONDS: Final = 1.0
 """Pause before a full broker is tried again."""
+RECONNECT_SECONDS: Final = 20.0
+"""A consumer that has taken no run for this long, although some wait, connects again."""
+CHECK_SECONDS: Final = 5.0
+"""Interval at which the consumer checks that."""
 SILENT_SECONDS: Final = 60.0
-"""After this long without a tick, the scheduler counts as stuck."""
+"""After this long without a tick, or without a run while some wait, a process counts as stuck."""
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +84,9 @@ def create_app(settings: Settings) -> Celery:
         broker_channel_error_retry=True,
         worker_consumer=PatientConsumer,
         broker_transport_options={
+            # Celery only logs an acknowledgement that fails. The run would count as unfinished
+            # forever, and a consumer with as many of these as cores takes no other run.
+            "ack_emulation": False,
             "socket_keepalive": True,
             # Without these, a hanging broker blocks forever, even if sentinels have a new master.
             "socket_timeout": BROKER_SECONDS,
@@ -90,18 +100,45 @@ def create_app(settings: Settings) -> Celery:
     return app
 
 
-def run_worker(app: Celery, runners: Mapping[Track, TrackRunner]) -> int:
+class Intake:
+    """When this process last took a run of its tracks from the broker, and whether others wait."""
+
+    def __init__(self, app: Celery, tracks: Iterable[Track]) -> None:
+        self._broker = blocking_redis_client(
+            app.conf.sluice_broker,
+            socket_timeout=BROKER_SECONDS,
+            retry=Retry(NoBackoff(), 0),  # The consumer waits for the answer.
+        )
+        self._tracks = tuple(tracks)
+        self.taken_at = time.monotonic()
+
+    def is_stuck(self, seconds: float) -> bool:
+        """Whether runs wait that this process does not take, as it has taken none for so long.
+
+        A process that can reach no broker, or has nothing to do, is not stuck.
+        """
+        if time.monotonic() - self.taken_at < seconds:
+            return False
+        try:
+            return any(self._broker.llen(track) for track in self._tracks)
+        except (redis.RedisError, OSError):
+            return False
+
+
+def run_worker(app: Celery, runners: Mapping[Track, TrackRunner], intake: Intake) -> int:
     """Start due jobs of these tracks until SIGTERM or SIGINT. Return the exit status.
 
     The only thread of the pool starts a job without waiting for it, so that no run delays another.
     """
 
     def start(*names: str) -> None:
+        intake.taken_at = time.monotonic()
         for task in TASKS:
             if task.name in names:
                 runners[task.track].start(task)
 
     app.task(start, name=START, shared=False)
+    app.conf.sluice_intake = intake
     worker = app.Worker(
         pool="solo",
         queues=[track.value for track in runners],
@@ -135,9 +172,25 @@ def run_beat(app: Celery, heartbeat: SchedulerTick) -> Never:
 
 
 class PatientConsumer(Consumer):  # type: ignore[misc]
-    """Takes runs from the broker. Waits while a full Redis rejects writes, and logs that once."""
+    """Takes runs from the broker, and connects again if it takes none although some wait.
+
+    Waits while a full Redis rejects writes, and logs that once.
+    """
 
     _is_full = False
+
+    @override
+    def register_with_event_loop(self, hub: Any) -> None:
+        super().register_with_event_loop(hub)
+        self._is_full = False
+        hub.call_repeatedly(CHECK_SECONDS, self._check)
+
+    def _check(self) -> None:
+        intake: Intake = self.app.conf.sluice_intake
+        if intake.is_stuck(RECONNECT_SECONDS):
+            intake.taken_at = time.monotonic()
+            # The event loop ends with this error, as with one of the connection.
+            raise redis.ConnectionError(f"no run taken for {RECONNECT_SECONDS:.0f} s")
 
     @override
     def on_connection_error_before_connected(self, exc: Exception) -> None:
@@ -148,12 +201,6 @@ class PatientConsumer(Consumer):  # type: ignore[misc]
             logger.warning("the broker rejects writes: %s", type(exc).__name__)
         self._is_full = True
         time.sleep(FULL_SECONDS)
-
-    @override
-    def on_connection_error_after_connected(self, exc: Exception) -> None:
-        # This logs the error.
-        super().on_connection_error_after_connected(exc)
-        self._is_full = isinstance(exc, redis.exceptions.OutOfMemoryError)
 
 
 class BoundedScheduler(Scheduler):  # type: ignore[misc]
@@ -172,7 +219,8 @@ class BoundedScheduler(Scheduler):  # type: ignore[misc]
     @override
     def apply_async(self, entry: Any, **options: Any) -> Any:
         try:
-            waiting: Any = self._broker.llen(entry.options["queue"])
+            waiting: Any = self._broker.llen(track := entry.options["queue"])
+            telemetry.WAITING_RUNS.labels(track).set(waiting)
             sent = super().apply_async(entry, **options) if waiting < MOST_WAITING else None
         except (redis.RedisError, SchedulingError) as error:
             if not self._is_away:
@@ -180,6 +228,7 @@ class BoundedScheduler(Scheduler):  # type: ignore[misc]
                 problem = "rejects writes" if is_full else "cannot be reached"
                 logger.warning("the broker %s: %s", problem, cause_of(error))
             self._is_away = True
+            telemetry.WAITING_RUNS.clear()
             return None
         self._is_away = False
         return sent

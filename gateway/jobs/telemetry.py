@@ -20,6 +20,11 @@ LAST_SUCCESS: Final = Gauge(
     "Unix time of the last success of each task in this process, in seconds.",
     ["task"],
 )
+WAITING_RUNS: Final = Gauge(
+    "sluice_jobs_waiting_runs",
+    "Runs of a track that wait in the broker for `sluice jobs`; reported by `sluice beat`.",
+    ["track"],
+)
 LEDGER_LAG: Final = Gauge(
     "sluice_ledger_lag_seconds",
     "Age of the oldest usage record that is not in the ledger yet; 0 if there is none.",

@@ -226,6 +226,13 @@ def build() -> Dashboard:
                 runbooks=["SluiceLedgerLag"],
             ),
             graph(
+                "Waiting runs",
+                "short",
+                "Runs of background jobs that are scheduled and that no process has taken.",
+                Query(highest("sluice_jobs_waiting_runs", NAMESPACE, "track"), "{{track}}"),
+                alert="SluiceJobsStalled",
+            ),
+            graph(
                 "Open reservations",
                 "short",
                 "Reservations in Redis, and those that no gateway renews.",

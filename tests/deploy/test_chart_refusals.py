@@ -118,6 +118,11 @@ NOT_TOGETHER = {
         {"tracing.enabled": "true"},
         "tracing: set tracing.endpoint to the address of the collector.",
     ),
+    "authority of a server without TLS": (
+        {"database.existingSecret": "", "database.bundled.enabled": "true"}
+        | {"database.bundled.password": "x", "database.caExistingSecret": "ca"},
+        "database.caExistingSecret: the bundled PostgreSQL has no TLS.",
+    ),
     "latest": (
         {"image.tag": "latest"},
         "image.tag: set a version instead of `latest`",

@@ -330,6 +330,25 @@ def test_clients_of_encrypted_redis_trust_only_its_certificate(name: str) -> Non
         assert volume["secret"]["items"] == [{"key": "ca.crt", "path": "ca.crt"}]
 
 
+def test_every_client_of_the_database_has_the_certificate_of_its_authority() -> None:
+    manifests = case(CHART / "ci" / "mesh-values.yaml")
+    asking = [
+        (pod, container)
+        for pod in pods(manifests)
+        for container in pod.containers
+        if "SLUICE_DATABASE_URL" in environment(container, manifests)
+    ]
+    assert sorted(container["name"] for _, container in asking) == [
+        *("gateway", "jobs", "migration", "schema", "schema")
+    ]
+    for pod, container in asking:
+        (mount,) = [m for m in container["volumeMounts"] if m["name"] == "database-trust"]
+        assert mount["mountPath"] == "/etc/sluice/database"
+        (volume,) = [each for each in pod.spec["volumes"] if each["name"] == mount["name"]]
+        assert volume["secret"]["secretName"] == "database-ca"
+        assert volume["secret"]["items"] == [{"key": "ca.crt", "path": "ca.crt"}]
+
+
 def test_bundled_redis_with_tls_accepts_no_other_connection() -> None:
     manifests = case(CHART / "ci" / "network-policy-values.yaml")
     (server,) = [pod for pod in pods(manifests) if pod.component == "redis"]
@@ -413,7 +432,7 @@ def schema_keys(schema: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 def value_keys(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Return the same of values."""
-    free = FREE_FORM | {"resources", "labels", "config"}
+    free = FREE_FORM | {"resources", "labels", "config", "podLabels", "podAnnotations"}
     for name, each in values.items():
         yield f"{prefix}{name}"
         if isinstance(each, Mapping) and name not in free:

@@ -3,21 +3,25 @@
 import asyncio
 import json
 import os
+import random
 import re
 import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 
+from common.redis_url import redis_client
 from contract import keys
 from gateway.billing.exports.store import ExportStore
 from gateway.jobs.app import FULL_SECONDS, MOST_WAITING, BoundedScheduler, create_app
@@ -28,7 +32,8 @@ from gateway.records.times import EPOCH, utc_now
 from gateway.records.usage_record import encode_usage
 from tests.support.billing import Billing, billing_in_thread
 from tests.support.processes import spawn, stop, wait_until
-from tests.support.redis_server import RedisServer, running_redis
+from tests.support.redis_cluster import running_cluster
+from tests.support.redis_server import BUNDLED, RedisServer, running_redis
 from tests.support.usage import usage_record
 
 END_SECONDS = 120.0
@@ -36,6 +41,8 @@ END_SECONDS = 120.0
 RECORDS = 3_000
 """Records whose drain takes several transactions."""
 MOST_LATE_KILLS = 5
+DRAIN_SECONDS = 60.0
+"""Limit from the end of an outage of Redis until the ledger is complete."""
 REPOSITORY = Path(__file__).parents[3]
 
 
@@ -79,9 +86,7 @@ class Deployment:
         with redis.Redis.from_url(self.server.url) as client:
             pipeline = client.pipeline(transaction=False)
             for number in range(first, first + count):
-                record = usage_record(number, tenant_id=f"tenant-{number % 23}")
-                stream = keys.usage(keys.bucket_of(record.tenant_id))
-                pipeline.xadd(stream, {"u": encode_usage(record)})
+                pipeline.xadd(*_entry(number))
             pipeline.execute()
 
     def undrained(self) -> int:
@@ -96,6 +101,14 @@ class Deployment:
             ).fetchone()
         assert count == requests
         return int(count)
+
+    def has(self, count: int) -> bool:
+        """Whether the ledger has the first records, up to this number."""
+        with closing(sqlite3.connect(self.database, timeout=END_SECONDS)) as connection:
+            found = connection.execute(
+                "SELECT count(*) FROM usage_ledger WHERE request_id < ?", (f"cmpl-{count:06}",)
+            ).fetchone()
+        return int(found[0]) == count
 
     def cost(self) -> int:
         """Return the cost of all rows."""
@@ -256,6 +269,96 @@ def test_full_and_stopped_redis_are_logged_once_and_sigterm_drains_all_usage(
     assert deployment.rows() == rows + 15
     logs = deployment.log(names[0]).removeprefix(reported) + deployment.log("beat")
     assert "Traceback" not in logs
+
+
+def test_restarts_of_redis_at_random_moments_leave_the_ledger_complete(
+    deployment: Deployment, request: pytest.FixtureRequest
+) -> None:
+    is_long = request.config.getoption("--slow") or request.config.getoption("--long")
+    with closing(RedisServer(BUNDLED, append="always")) as server:
+        deployment.server = server
+        server.start()
+        draw = random.Random(62)
+
+        def restart() -> None:
+            time.sleep(draw.uniform(0.0, 3.0))
+            draw.choice((server.kill, server.stop))()
+            time.sleep(draw.uniform(0.0, 1.5))
+            server.start()
+
+        _write_during(deployment, [restart] * (20 if is_long else 3), deployment.append)
+
+
+@pytest.mark.slow
+def test_failovers_of_a_cluster_leave_the_ledger_complete(deployment: Deployment) -> None:
+    """Celery has a Redis of its own then, which restarts meanwhile."""
+    writing = threading.Lock()
+    with running_cluster() as servers:
+        deployment.settings = {
+            "SLUICE_REDIS_URL": servers.url,
+            "SLUICE_CELERY_BROKER_URL": deployment.server.url,
+        }
+
+        async def settle(first: int, count: int) -> None:
+            async with redis_client(servers.url, socket_timeout=1.0) as client:
+                for number in range(first, first + count):
+                    await client.xadd(*_entry(number))
+
+        def append(first: int, count: int) -> None:
+            with writing:
+                asyncio.run(settle(first, count))
+
+        def fail_over(number: int) -> None:
+            with writing:  # The replica would lack what is written now, and no process repeats it.
+                servers.replicate(number)
+                servers.fail_over(number)
+            deployment.server.kill()
+            deployment.server.start()
+
+        outages = [partial(fail_over, number) for number in range(len(servers.masters))]
+        _write_during(deployment, outages, append)
+
+
+def _entry(number: int) -> tuple[str, dict[Any, Any]]:
+    """Return the stream of a usage record, and its fields there."""
+    record = usage_record(number, tenant_id=f"tenant-{number % 23}")
+    return keys.usage(keys.bucket_of(record.tenant_id)), {"u": encode_usage(record)}
+
+
+def _write_during(
+    deployment: Deployment,
+    outages: Sequence[Callable[[], None]],
+    append: Callable[[int, int], None],
+) -> None:
+    """Settle requests during outages. The ledger must be complete within a minute of each."""
+    jobs, beat = deployment.start("jobs"), deployment.start("beat")
+    ended, written = threading.Event(), [0]
+
+    def write() -> None:
+        """Repeat each record until Redis confirms it, as gateways do."""
+        while not ended.wait(0.02):
+            with suppress(redis.RedisError):
+                append(written[0], 5)
+                written[0] += 5
+
+    def await_all() -> None:
+        has_all = partial(deployment.has, written[0])
+        wait_until(has_all, what="the drain", seconds=DRAIN_SECONDS)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for outage in outages:
+            outage()
+            await_all()
+    finally:
+        ended.set()
+        writer.join(END_SECONDS)
+    await_all()
+    assert deployment.rows() == written[0] > 0
+    assert (jobs.poll(), beat.poll()) == (None, None)
+    for process in (beat, jobs):
+        stop(process)
 
 
 def _drain(deployment: Deployment, rows: int) -> None:

@@ -3,21 +3,27 @@
 import asyncio
 import queue
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
+from celery import Celery
+from celery.signals import task_received
 from celery.worker import state
+from kombu.exceptions import OperationalError
+from kombu.transport.virtual import QoS
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from gateway.accounts.tenants.service import TenantService
 from gateway.jobs import app as app_module
 from gateway.jobs import runner as runner_module
-from gateway.jobs.app import START, create_app, run_worker
+from gateway.jobs.app import START, Intake, create_app, run_worker
 from gateway.jobs.observing import Observer
 from gateway.jobs.runner import TrackRunner, running, stop_all
 from gateway.jobs.schedule import TASKS, JobServices, Task, Track
@@ -28,7 +34,8 @@ from gateway.records.errors import StoreUnavailableError
 from tests.support.cases import case
 from tests.support.kinds import every_database
 from tests.support.patience import PATIENCE_SECONDS
-from tests.support.redis_server import RedisServer
+from tests.support.processes import wait_until
+from tests.support.redis_server import RedisServer, running_redis
 
 
 @pytest.fixture
@@ -100,7 +107,7 @@ def test_long_job_delays_no_other_job_and_a_stuck_one_no_job_of_the_ledger(
 
     with running(settings, Track.LONG) as long:
         tracks = {Track.LEDGER: runner, Track.LONG: long}
-        worker = threading.Thread(target=run_worker, args=(app, tracks))
+        worker = threading.Thread(target=run_worker, args=(app, tracks, Intake(app, tracks)))
         worker.start()
         try:
             all_begin([job for job in jobs if job.name != "stuck"])
@@ -114,6 +121,105 @@ def test_long_job_delays_no_other_job_and_a_stuck_one_no_job_of_the_ledger(
             monkeypatch.setattr(state, "should_stop", 0)
             worker.join(PATIENCE_SECONDS)
             stop_all(tracks.values())
+
+
+@dataclass(frozen=True)
+class Broker:
+    """A Redis as the broker of a worker in a thread."""
+
+    server: RedisServer
+    app: Celery
+    intake: Intake
+    began: list[float]
+    """One entry for each run that has begun."""
+
+    def send(self) -> None:
+        """Queue a run, as the scheduler does."""
+        with suppress(OperationalError):
+            self.app.send_task(START, ["test"], queue=Track.LEDGER, expires=PATIENCE_SECONDS)
+
+    def await_run(self) -> None:
+        """Queue runs until one begins."""
+        before = len(self.began)
+
+        def has_begun() -> bool:
+            self.send()
+            time.sleep(0.1)
+            return len(self.began) > before
+
+        wait_until(has_begun, what="a run")
+
+
+@pytest.fixture
+def broker(runner: TrackRunner, monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
+    began: list[float] = []
+
+    async def work(_services: JobServices) -> None:
+        began.append(time.monotonic())
+
+    monkeypatch.setattr(app_module, "TASKS", [_job(work)._replace(track=Track.LEDGER)])
+    with running_redis() as server:
+        app = create_app(load_settings(redis_url=server.url))
+        app.conf.worker_concurrency = 1  # As on one core: one unfinished run is too many.
+        intake = Intake(app, [Track.LEDGER])
+        worker = threading.Thread(target=run_worker, args=(app, {Track.LEDGER: runner}, intake))
+        worker.start()
+        try:
+            yield Broker(server, app, intake, began)
+        finally:
+            monkeypatch.setattr(state, "should_stop", 0)
+            worker.join(PATIENCE_SECONDS)
+            assert not worker.is_alive()
+
+
+@pytest.mark.filterwarnings("ignore::celery.exceptions.SecurityWarning")
+def test_broker_that_dies_when_it_has_handed_out_a_run_stops_no_later_run(broker: Broker) -> None:
+    """Celery confirms a run after it has received it, and only logs that it could not."""
+    dead = threading.Event()
+
+    def die(**_details: object) -> None:
+        if not dead.is_set():
+            broker.server.kill()
+            dead.set()
+
+    broker.await_run()
+    task_received.connect(die)
+    broker.send()
+    assert dead.wait(PATIENCE_SECONDS)
+    time.sleep(2.0)
+    broker.server.start()
+    broker.await_run()
+
+
+@pytest.mark.filterwarnings("ignore::celery.exceptions.SecurityWarning")
+def test_consumer_that_takes_no_runs_connects_again(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.await_run()
+    stuck: list[QoS] = []
+
+    def can_consume(channel: QoS) -> bool:
+        """Return what a channel does that counts a run as unfinished forever."""
+        stuck[:] = stuck or [channel]
+        return channel is not stuck[0]
+
+    monkeypatch.setattr(QoS, "can_consume", can_consume)
+    wait_until(lambda: bool(stuck), what="the channel")
+    assert not broker.intake.is_stuck(0.0), "nothing waits"
+    begun = len(broker.began)
+
+    def is_stuck() -> bool:
+        broker.send()
+        return broker.intake.is_stuck(0.5)
+
+    wait_until(is_stuck, what="the sign")
+    assert len(broker.began) == begun
+    monkeypatch.setattr(app_module, "RECONNECT_SECONDS", 0.5)
+    broker.await_run()
+    broker.server.stop()
+    assert not broker.intake.is_stuck(0.0), "no broker tells whether runs wait"
+    broker.server.start()
+    broker.await_run()
 
 
 @pytest.mark.parametrize(

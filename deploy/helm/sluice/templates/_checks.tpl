@@ -36,6 +36,12 @@ root.
 {{- if and (regexMatch "[?&]cluster=true" $redis.url) (not $redis.brokerExistingSecret) -}}
 {{- $problems = append $problems "redis.url: a cluster requires redis.brokerExistingSecret, since Celery has no cluster." -}}
 {{- end -}}
+{{- if and $database.caExistingSecret $database.bundled.enabled -}}
+{{- $problems = append $problems "database.caExistingSecret: the bundled PostgreSQL has no TLS." -}}
+{{- end -}}
+{{- if and .Values.migration.sidecars (semverCompare "<1.29.0-0" .Capabilities.KubeVersion.Version) -}}
+{{- $problems = append $problems (printf "migration.sidecars: Kubernetes 1.29 or newer is required, or a sidecar keeps the migration's pod alive. Given: %s." .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
 {{- $databaseSources := compact (list $database.existingSecret $database.url (ternary "bundled" "" $database.bundled.enabled)) -}}
 {{- if not $databaseSources -}}
 {{- $problems = append $problems "database: set database.existingSecret to a Secret with the URL of PostgreSQL, or database.bundled.enabled to install one." -}}

@@ -90,6 +90,30 @@ take the root.
 {{- end -}}
 {{- end -}}
 
+{{- define "sluice.databaseTrustFolder" -}}/etc/sluice/database{{- end -}}
+
+{{/*
+The CA certificate with which clients verify PostgreSQL: a volume and its mount, or nothing. They
+take the root.
+*/}}
+{{- define "sluice.databaseTrustVolume" -}}
+{{- with .Values.database.caExistingSecret -}}
+- name: database-trust
+  secret:
+    secretName: {{ . }}
+    items:
+      - key: ca.crt
+        path: ca.crt
+{{- end -}}
+{{- end -}}
+{{- define "sluice.databaseTrustMount" -}}
+{{- if .Values.database.caExistingSecret -}}
+- name: database-trust
+  mountPath: {{ include "sluice.databaseTrustFolder" . }}
+  readOnly: true
+{{- end -}}
+{{- end -}}
+
 {{/*
 The key with which background jobs sign the audit log's head, and its destination; empty without a
 key. Takes the root.

@@ -292,6 +292,7 @@ containers after it would exit immediately on an older schema. Takes the root.
     {{- toYaml .Values.containerSecurityContext | nindent 4 }}
   volumeMounts:
     {{- include "sluice.temporaryMount" . | nindent 4 }}
+    {{- include "sluice.databaseTrustMount" . | nindent 4 }}
 {{- end -}}
 
 {{/* Resources of a worker with its GPUs, whose requests and limits are equal. Takes the pool. */}}
@@ -315,17 +316,71 @@ containers after it would exit immediately on an older schema. Takes the root.
 {{- end -}}
 
 {{/*
-Annotations that make the migration and its dependencies hooks on an upgrade. Takes root, weight and
-more annotations.
+The pod of the migration. A sidecar of the values is an init container that always restarts: it
+starts before the migration, and ends with it. Takes the root.
+*/}}
+{{- define "sluice.migrationTemplate" -}}
+{{- $migration := .Values.migration -}}
+{{- $of := dict "root" . "component" "migration" "podLabels" $migration.podLabels -}}
+metadata:
+  labels:
+    {{- include "sluice.podLabels" $of | nindent 4 }}
+  {{- with $migration.podAnnotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec:
+  {{- include "sluice.podSpec" (dict "root" . "values" $migration "serviceAccountName" (include "sluice.migrationAccountName" .)) | nindent 2 }}
+  restartPolicy: Never
+  {{- with $migration.sidecars }}
+  initContainers:
+    {{- range . }}
+    - {{- merge (dict "restartPolicy" "Always") . | toYaml | nindent 6 }}
+    {{- end }}
+  {{- end }}
+  containers:
+    - name: migration
+      image: {{ include "sluice.image" (dict "root" . "image" .Values.gateway.image) }}
+      imagePullPolicy: {{ .Values.image.pullPolicy }}
+      args: ["db", "upgrade"]
+      env:
+        {{- include "sluice.databaseEnvironment" (dict "root" . "own" (printf "%s-migration" (include "sluice.fullname" .))) | nindent 8 }}
+        {{- with $migration.extraEnv }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+      {{- with $migration.resources }}
+      resources:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      securityContext:
+        {{- toYaml .Values.containerSecurityContext | nindent 8 }}
+      volumeMounts:
+        {{- include "sluice.temporaryMount" . | nindent 8 }}
+        {{- include "sluice.databaseTrustMount" . | nindent 8 }}
+        {{- with $migration.extraVolumeMounts }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+  volumes:
+    {{- include "sluice.temporaryVolume" . | nindent 4 }}
+    {{- include "sluice.databaseTrustVolume" . | nindent 4 }}
+    {{- with $migration.extraVolumes }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+{{- end -}}
+
+{{/*
+The annotations of the migration and of its dependencies, or nothing: those of the values, and on an
+upgrade those of a hook. Takes root, weight and more annotations.
 */}}
 {{- define "sluice.migrationAnnotations" -}}
-{{- $annotations := deepCopy (.annotations | default dict) -}}
+{{- $annotations := merge dict (.annotations | default dict) .root.Values.migration.annotations -}}
 {{- if .root.Release.IsUpgrade -}}
 {{- $_ := set $annotations "helm.sh/hook" "pre-upgrade" -}}
 {{- $_ := set $annotations "helm.sh/hook-weight" .weight -}}
 {{- $_ := set $annotations "helm.sh/hook-delete-policy" "before-hook-creation,hook-succeeded" -}}
 {{- end -}}
-{{- if $annotations -}}
-{{- toYaml $annotations -}}
+{{- with $annotations -}}
+annotations:
+  {{- toYaml . | nindent 2 }}
 {{- end -}}
 {{- end -}}
