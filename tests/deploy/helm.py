@@ -45,6 +45,7 @@ SECRETS: Final = {
         for role in ("gateway", "worker", "jobs")
     },
     "export-tokens": "stripe=made-up-14",
+    "smtp-url": "smtp://mail.example.com:587",
     "audit-key": "made-up-11-which-has-at-least-32-bytes",
     "postgresql-password": "made-up-7",
     "oidc-client-secret": "made-up-oidc",

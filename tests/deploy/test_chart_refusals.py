@@ -77,6 +77,10 @@ NOT_TOGETHER = {
         {"oidc.keyLogin": "false"},
         "oidc: oidc.operatorClaim and oidc.keyLogin=false require oidc.issuer.",
     ),
+    "mail without a sender": (
+        {"mail.existingSecret": "sluice"},
+        "mail.from: set the address of the sender, since mail.existingSecret is set.",
+    ),
     "signed heads without a key": (
         {"audit.sink": "https://audit.example.com/heads"},
         "audit: set audit.existingSecret to a Secret with the signing key",

@@ -78,6 +78,8 @@ MADE_BY_OTHER_VALUES = {
         "jwt_operator_reader_value",
         "jwt_operator_value",
         "jwt_secret",
+        "mail_from",
+        "smtp_url",
         "jwt_tenant_claim",
         "oidc_client_id",
         "oidc_client_secret",

@@ -88,6 +88,9 @@ root.
 {{- if and .Values.tracing.enabled (not .Values.tracing.endpoint) -}}
 {{- $problems = append $problems "tracing: set tracing.endpoint to the address of the collector." -}}
 {{- end -}}
+{{- if and .Values.mail.existingSecret (not .Values.mail.from) -}}
+{{- $problems = append $problems "mail.from: set the address of the sender, since mail.existingSecret is set." -}}
+{{- end -}}
 {{- if and .Values.audit.sink (ne .Values.audit.sink "log") (not .Values.audit.existingSecret) -}}
 {{- $problems = append $problems "audit: set audit.existingSecret to a Secret with the signing key; without it, nothing is sent to audit.sink." -}}
 {{- end -}}

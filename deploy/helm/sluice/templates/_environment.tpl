@@ -127,6 +127,16 @@ key. Takes the root.
 {{- end -}}
 {{- end -}}
 
+{{/* The SMTP server and the sender of mail; empty without a server. Takes the root. */}}
+{{- define "sluice.mailEnvironment" -}}
+{{- if .Values.mail.existingSecret -}}
+- name: SLUICE_SMTP_URL
+  {{- include "sluice.secretKeyRef" (dict "secret" .Values.mail.existingSecret "secretKey" .Values.mail.existingSecretKey) | nindent 2 }}
+- name: SLUICE_MAIL_FROM
+  value: {{ .Values.mail.from | quote }}
+{{- end -}}
+{{- end -}}
+
 {{/* Billing systems to which background jobs export the ledger, and their tokens. Takes the root. */}}
 {{- define "sluice.exportsEnvironment" -}}
 {{- with .Values.exports -}}
