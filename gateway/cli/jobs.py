@@ -7,16 +7,21 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
+from functools import partial
 from typing import Any, Final, Never
 
 import click
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from common.health import HealthServer
-from common.logs import configure_logs
+from common.logs import configure_logs, log_ready
 from common.metrics import bare_registry, begin_metrics
+from common.redis_url import describe
 from gateway.cli.terminal import DATABASE, choice, option
+from gateway.platform.database.engine import create_engine
+from gateway.platform.database.engine import describe as describe_url
 from gateway.platform.database.schema import check_schema
+from gateway.platform.redis_client import connect
 from gateway.platform.settings import Settings, load_settings
 from gateway.records.errors import StartupError
 
@@ -115,7 +120,10 @@ def command(track: str | None, **urls: str | None) -> None:
             return all(runner.is_responsive() for runner in runners.values())
 
         stack.enter_context(serving_health(settings, are_responsive))
-        status = run_worker(app, runners)
+        engine = create_engine(settings.database_url.get_secret_value(), None)
+        tracks_ = f"tracks {', '.join(each.name.lower() for each in tracks)}"
+        facts = (tracks_, *_facts(settings), describe_url(engine.url))
+        status = run_worker(app, runners, partial(log_ready, "sluice jobs", *facts))
         stop_all(runners.values())
         if Track.LEDGER in runners:
             # Drain the settlements of stopped gateways, so that none stay in Redis.
@@ -135,4 +143,13 @@ def beat(redis_url: str | None) -> None:
     heartbeat = SchedulerTick()
     # The jobs are imported for their schedules; this process runs none of them.
     with serving_health(settings, heartbeat.is_recent, registry=bare_registry()):
-        run_beat(app, heartbeat)
+        run_beat(app, heartbeat, partial(log_ready, "sluice beat", *_facts(settings)))
+
+
+def _facts(settings: Settings) -> Iterator[str]:
+    """Yield the addresses of the process and its stores, without passwords."""
+    port = settings.metrics_port
+    yield f"checks at http://{settings.metrics_host}:{port}" if port else "no port for checks"
+    yield describe(connect(settings.redis_url, max_connections=1))
+    if (broker := settings.celery_broker_url) is not None:
+        yield f"broker: {describe(connect(broker, max_connections=1))}"

@@ -6,14 +6,14 @@ that are not documented.
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Never
 from urllib.parse import quote, urlsplit
 
 import redis
 from celery import Celery
 from celery.beat import Scheduler, SchedulingError
-from celery.signals import setup_logging
+from celery.signals import setup_logging, worker_ready
 from celery.worker.consumer import Consumer
 from typing_extensions import override
 
@@ -90,8 +90,12 @@ def create_app(settings: Settings) -> Celery:
     return app
 
 
-def run_worker(app: Celery, runners: Mapping[Track, TrackRunner]) -> int:
+def run_worker(
+    app: Celery, runners: Mapping[Track, TrackRunner], on_ready: Callable[[], None]
+) -> int:
     """Start due jobs of these tracks until SIGTERM or SIGINT. Return the exit status.
+
+    `on_ready` is called when runs are taken from the broker.
 
     The only thread of the pool starts a job without waiting for it, so that no run delays another.
     """
@@ -111,6 +115,7 @@ def run_worker(app: Celery, runners: Mapping[Track, TrackRunner]) -> int:
         without_mingle=True,
         without_heartbeat=True,
     )
+    worker_ready.connect(lambda **_details: on_ready(), weak=False)
     worker.start()
     return int(worker.exitcode or 0)
 
@@ -126,12 +131,20 @@ class SchedulerTick:
         return time.monotonic() - self.at < SILENT_SECONDS
 
 
-def run_beat(app: Celery, heartbeat: SchedulerTick) -> Never:
-    """Send due jobs to workers until a signal ends the process."""
+def run_beat(app: Celery, heartbeat: SchedulerTick, on_ready: Callable[[], None]) -> Never:
+    """Send due jobs to workers until a signal ends the process.
+
+    `on_ready` is called when the broker has taken the first run.
+    """
     scheduler = BoundedScheduler(app)
+    is_ready = False
     while True:
         heartbeat.at = time.monotonic()
-        time.sleep(scheduler.tick())
+        pause = scheduler.tick()
+        if scheduler.has_sent and not is_ready:
+            is_ready = True
+            on_ready()
+        time.sleep(pause)
 
 
 class PatientConsumer(Consumer):  # type: ignore[misc]
@@ -162,6 +175,8 @@ class BoundedScheduler(Scheduler):  # type: ignore[misc]
     def __init__(self, app: Celery, **options: Any) -> None:
         self._broker = blocking_redis_client(app.conf.sluice_broker, socket_timeout=BROKER_SECONDS)
         self._is_away = False
+        self.has_sent = False
+        """Whether the broker has taken a run."""
         super().__init__(app, **options)
 
     @override
@@ -181,7 +196,7 @@ class BoundedScheduler(Scheduler):  # type: ignore[misc]
                 logger.warning("the broker %s: %s", problem, cause_of(error))
             self._is_away = True
             return None
-        self._is_away = False
+        self._is_away, self.has_sent = False, True
         return sent
 
 
