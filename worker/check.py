@@ -3,7 +3,6 @@
 import asyncio
 import ctypes
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Annotated, Final
 
 from pydantic import Field
@@ -35,21 +34,12 @@ async def _check(settings: CheckSettings) -> list[Finding]:
     url = settings.redis_url.get_secret_value()
     found = [each async for each in check_redis("Redis", url, _cause_of)]
     if settings.engine == "vllm":
-        found += [_check_model(settings.model_path), _check_gpu(), _check_arguments(settings)]
+        found += [_check_gpu(), _check_arguments(settings)]
     return found
 
 
 def _cause_of(error: BaseException) -> str:
     return str(error) or type(error).__name__
-
-
-def _check_model(path: str) -> Finding:
-    is_local = Path(path).is_dir()
-    has_weights = any(Path(path).glob("*.safetensors"))
-    found = path if is_local else f"{path}, which the worker downloads"
-    is_empty = is_local and not has_weights
-    remedy = "Put config.json, the tokenizer and *.safetensors into the folder."
-    return finding("model", found, (is_empty, State.ERROR, remedy))
 
 
 def _check_gpu() -> Finding:

@@ -32,7 +32,7 @@ from gateway.billing.ledger.history import ServiceHistory
 from gateway.cli.capacity import COSTS, MEMORY_FACTOR, RETENTION_SECONDS
 from gateway.cli.deployment import Stores, command_settings
 from gateway.completions.queue.presence import ALIVE_SECONDS, known_gateways
-from gateway.console.operators.health import read_problems
+from gateway.console.operators.health import read_health
 from gateway.limits.refusal_log import PeriodCounts
 from gateway.models.price_book import PriceBook
 from gateway.models.waits import LongestWaits
@@ -235,7 +235,7 @@ async def _deployment(stores: Stores) -> AsyncIterator[Finding]:
         await stores.catalogue.refresh()
         for kind in (ServiceHistory, PeriodCounts, LongestWaits):
             services = services.with_others({kind: services.make(kind)})
-        problems = await read_problems(services)
+        problems = (await read_health(services)).problems
     for problem in problems:
         remedy = "Follow the runbook of the alert in parentheses: ops/README.md."
         yield Finding("deployment", State.WARNING, problem.text, remedy)

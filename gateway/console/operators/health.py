@@ -112,14 +112,6 @@ async def read_health(services: Services) -> Health:
     )
 
 
-async def read_problems(services: Services) -> list[Step]:
-    """Return what the first page of operators shows as problems. Raises as `read_health`."""
-    found = await _read(services)
-    alive_ms = int((found.now.timestamp() - ALIVE_SECONDS) * 1000)
-    late = {name for name, at_ms in found.jobs.items() if _is_late(name, at_ms, found.now)}
-    return _problems(found, alive_ms, sorted(late))
-
-
 async def _read(services: Services) -> _Numbers:
     now, redis, database = utc_now(), services[Redis], services[Database]
     last_day = Span(hour_of(now) - (HOURS - 1) * HOUR, now)

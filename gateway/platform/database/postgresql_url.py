@@ -1,13 +1,12 @@
 """URLs of PostgreSQL as managed services give them: the parameters of libpq, for asyncpg."""
 
 import re
-import ssl
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
 
-import certifi
+import httpx
 from sqlalchemy.engine import URL
 
 from gateway.records.errors import InvalidParameterError, shown
@@ -43,7 +42,8 @@ def connect_arguments(url: URL, *, most_seconds: float) -> tuple[URL, dict[str, 
     Raises InvalidParameterError, whose message names the parameter.
     """
     query = {name: ",".join(values) for name, values in url.normalized_query.items()}
-    hosts, ports = query.pop("host", "").split(","), query.pop("port", "").split(",")
+    ports = query.pop("port", "").split(",")
+    hosts = query.pop("host", (url.host or "") if any(ports) else "").split(",")
     if any(ports) or len(hosts) > 1:
         if len(ports) not in (1, len(hosts)):
             raise _must("port", f"be one number, or one for each of {len(hosts)} hosts", *ports)
@@ -60,18 +60,16 @@ def connect_arguments(url: URL, *, most_seconds: float) -> tuple[URL, dict[str, 
     for name, check in _CHECKS.items():
         if name in query:
             check(name, query[name])
+    trust = {}
     if query.get("sslrootcert") == SYSTEM:
-        query = {"sslmode": "verify-full", **query, "sslrootcert": _public_authorities()}
+        trust = {"ssl": httpx.create_ssl_context()}
+        del query["sslrootcert"]
     for name in _WITHOUT_EFFECT:
         query.pop(name, None)
     seconds = float(query.pop("connect_timeout", most_seconds))
     # asyncpg reads the others from a URL, and sends those that it does not know to the server.
     dsn = f"postgresql://?{urlencode({'application_name': 'sluice', **query})}"
-    return plain, {"dsn": dsn, "timeout": min(seconds, most_seconds) or most_seconds}
-
-
-def _public_authorities() -> str:
-    return ssl.get_default_verify_paths().cafile or certifi.where()
+    return plain, {"dsn": dsn, "timeout": min(seconds, most_seconds) or most_seconds, **trust}
 
 
 def _must(name: str, rule: str, *given: str) -> InvalidParameterError:

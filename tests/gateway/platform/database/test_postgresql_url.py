@@ -1,6 +1,7 @@
 """URLs of managed services, TLS, poolers in transaction mode, and several hosts."""
 
 import asyncio
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -126,6 +127,7 @@ def test_the_primary_of_several_hosts_is_found_again_after_a_failover(
         ("postgresql://u@/d?host=a,b&port=1,2", "a:1, b:2", {}),
         ("postgresql://u@/d?host=a,b&port=7", "a:7, b:7", {}),
         ("postgresql://u@/d?host=/run/pg&port=7", "/run/pg:7", {}),
+        ("postgresql://u@h/d?port=7", "h:7", {}),
         ("postgresql://u@h/d?pgbouncer=true&prepared_statement_cache_size=0", "h:5432", {}),
         ("postgresql+asyncpg://u@h/d?ssl=require", "h:5432", {"sslmode": ["require"]}),
         (
@@ -146,10 +148,10 @@ def test_parameters_of_a_url_reach_the_driver(
 
 
 def test_public_authorities_are_known_by_name() -> None:
-    url = parse_url("postgresql://u@h/d?sslrootcert=system")
-    dsn = parse_qs(urlsplit(connect_arguments(url, most_seconds=5)[1]["dsn"]).query)
-    assert dsn["sslmode"] == ["verify-full"]
-    assert "BEGIN CERTIFICATE" in Path(dsn["sslrootcert"][0]).read_text()
+    url = parse_url("postgresql://u@h/d?sslmode=verify-full&sslrootcert=system")
+    trust = connect_arguments(url, most_seconds=5)[1]["ssl"]
+    assert (trust.check_hostname, trust.verify_mode) == (True, ssl.CERT_REQUIRED)
+    assert trust.cert_store_stats()["x509_ca"]
 
 
 @all_cases(("given", "seconds"), [("2", 2), ("30", 5), ("0", 5)])
