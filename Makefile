@@ -101,16 +101,16 @@ setup-docs:
 setup-dev:
 	@scripts/setup.sh gateway local worker dev
 
-# Redis 7 in addition to the bundled 6.2, a clock that tests can set, Prometheus with promtool, and a
-# browser.
+# Redis 7 in addition to the bundled 6.2, a pooler of PostgreSQL, a clock that tests can set,
+# Prometheus with promtool, and a browser.
 # Tests are skipped by name if their server cannot be installed.
 setup-servers: setup-dev
 	@if { ! command -v redis-server || ! command -v promtool || \
-		! command -v chromium-headless-shell || \
+		! command -v chromium-headless-shell || ! command -v pgbouncer || \
 		! ls /usr/lib/*/faketime/libfaketimeMT.so.1; } >/dev/null 2>&1 && \
 		[ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-		echo "setup: Installing redis-server, libfaketime, prometheus and a browser for the tests ..."; \
-		scripts/debian.sh redis-server libfaketime prometheus chromium-headless-shell || \
+		echo "setup: Installing redis-server, pgbouncer, libfaketime, prometheus and a browser ..."; \
+		scripts/debian.sh redis-server pgbouncer libfaketime prometheus chromium-headless-shell || \
 		echo "setup: Installation failed; tests that need them are skipped."; \
 	fi
 

@@ -7,6 +7,7 @@ import threading
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from enum import StrEnum
+from importlib.metadata import version
 from types import TracebackType
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ session_id: ContextVar[str] = ContextVar("session_id", default="")
 """The session that the client of the current request names; empty if it names none."""
 
 _log = logging.getLogger(__name__)
+_ready = logging.getLogger("sluice.ready")
 
 
 class LogFormat(StrEnum):
@@ -80,6 +82,12 @@ def configure_logs(form: LogFormat, *, level: int | str, process: int | None = N
     logging.captureWarnings(capture=True)
     sys.excepthook = _log_uncaught
     threading.excepthook = _log_uncaught_in_thread
+
+
+def log_ready(process: str, *facts: str) -> None:
+    """Log the line that says that a process is ready, whatever the level of its other lines."""
+    _ready.setLevel(logging.INFO)
+    _ready.info("%s %s is ready: %s", process, version("sluice"), "; ".join(facts))
 
 
 def _ids_of(record: logging.LogRecord) -> dict[str, Any]:

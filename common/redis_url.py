@@ -15,16 +15,17 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
 import redis
 from redis.asyncio import Redis
-from redis.asyncio.sentinel import Sentinel
+from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.connection import FALSE_STRINGS, parse_url
 from typing_extensions import override
 
-from common.redis_cluster import ClusterClient, SlotMap
+from common.redis_cluster import ClusterClient, SlotMap, slot_map_of
 from common.redis_private import guarded
 
 SENTINEL_SCHEME: Final = "redis+sentinel"
@@ -35,6 +36,7 @@ SENTINEL_OPTIONS: Final = ("sentinel_username", "sentinel_password")
 LARGEST_PORT: Final = 65_535
 
 _TLS: Final = "ssl_"
+_FILES: Final = {"ssl_ca_certs", "ssl_certfile", "ssl_keyfile"}
 _REQUIREMENTS: Final = ("required", "optional", "none")
 _UNVERIFIED: Final = {
     "ssl_cert_reqs": {"none"},
@@ -166,6 +168,23 @@ def redis_client(url: str, *, kind: type["Redis"] = Redis, **options: Any) -> "R
     )
 
 
+def describe(client: "Redis") -> str:
+    """Return the address of the server, or of its sentinels or cluster, without a password."""
+    if (slots := slot_map_of(client)) is not None:
+        servers = (f"{host}:{port}" for host, port in slots.masters or slots.seeds)
+        return f"Redis Cluster of {', '.join(servers)}"
+    pool: Any = client.connection_pool
+    if isinstance(pool, SentinelConnectionPool):
+        sentinels = (address_of(each.connection_pool) for each in pool.sentinel_manager.sentinels)
+        return f"Redis {pool.service_name} of the sentinels {', '.join(sentinels)}"
+    return f"Redis at {address_of(pool)}"
+
+
+def address_of(pool: Any) -> str:
+    """Return the host and port of a pool of connections to one server."""
+    return f"{pool.connection_kwargs['host']}:{pool.connection_kwargs.get('port', REDIS_PORT)}"
+
+
 def _server(
     cluster: ClusterAddress,
     kind: type["Redis"],
@@ -242,18 +261,35 @@ def _options(parts: SplitResult) -> dict[str, str]:
     return options
 
 
+def require_files(url: str) -> None:
+    """Raise ValueError if a file that a URL names cannot be read here. The message names both."""
+    options = _options(_split(url))
+    for name in sorted(_FILES & options.keys()):
+        try:
+            Path(options[name]).open("rb").close()
+        except OSError as error:
+            reason = f"{options[name]} cannot be read ({error.strerror})"
+            raise ValueError(f"{name}: the file {reason}") from None
+
+
+def unverified_options(url: str) -> list[str]:
+    """Return the options of a URL that turn the verification off, as `NAME=VALUE`."""
+    options = {name: value.lower() for name, value in parse_qsl(urlsplit(url).query)}
+    return [
+        f"{name}={options[name]}"
+        for name, values in _UNVERIFIED.items()
+        if options.get(name) in values
+    ]
+
+
 @cache
 def _warn_if_unverified(url: str) -> None:
     """Log the options of a URL that turn the verification off, once in each process."""
-    parts = urlsplit(url)
-    options = {name: value.lower() for name, value in parse_qsl(parts.query)}
-    for name, values in _UNVERIFIED.items():
-        if options.get(name) in values:
-            server = parts.netloc.rpartition("@")[2]
-            _log.warning(
-                "%s=%s: Redis at %s is not verified, so another server can get the password",
-                *(name, options[name], server),
-            )
+    for each in unverified_options(url):
+        server = urlsplit(url).netloc.rpartition("@")[2]
+        _log.warning(
+            "%s: Redis at %s is not verified, so another server can get the password", each, server
+        )
 
 
 def _require_port(parts: SplitResult) -> None:

@@ -73,7 +73,9 @@ def test_every_route_of_the_management_api_is_named() -> None:
 
 
 def test_every_command_and_every_job_is_named() -> None:
-    managing = set(COMMANDS) - {"up", "console", "gateway", "worker", "host", "capacity", "db"}
+    managing = set(COMMANDS) - {
+        *("up", "console", "gateway", "worker", "host", "capacity", "check", "db")
+    }
     assert [name for name in managing if f"`sluice {name}" not in ACCOUNTS + USAGE] == []
     table = dict(re.findall(r"^\| ([\w ]+) \| (\d+ \w+) \|", USAGE, re.MULTILINE))
     seconds = {name: f"{job.schedule:g} s" for name, job in _timed_jobs().items()}

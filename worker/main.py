@@ -23,8 +23,9 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from common.health import HealthServer
-from common.logs import configure_logs
+from common.logs import configure_logs, log_ready
 from common.metrics import begin_metrics
+from common.redis_url import describe
 from common.tasks import end_task, in_background
 from worker import telemetry
 from worker.adapters.files import AdapterFiles
@@ -313,15 +314,18 @@ class _Process:
             in_background(self._announce_once())
 
     def _log_ready(self, info: EngineInfo) -> None:
-        _log.info(
-            "Ready: %s with %s, context window %d tokens, %d sequences at once, KV cache %d "
-            "tokens, exactness class %s",
-            self._settings.served_name,
-            info.name,
-            info.context_window,
-            info.max_sequences,
-            info.kv_cache_tokens,
-            info.exactness.digest,
+        settings = self._settings
+        log_ready(
+            "sluice worker",
+            f"{settings.served_name} with {info.name}",
+            f"context window {info.context_window} tokens",
+            f"{info.max_sequences} sequences at once",
+            f"KV cache {info.kv_cache_tokens} tokens",
+            f"exactness class {info.exactness.digest}",
+            describe(self._link.redis),
+            f"checks at http://{settings.health_host}:{settings.health_port}"
+            if settings.health_port
+            else "no port for checks",
         )
 
     def _open_health(self) -> HealthServer | None:

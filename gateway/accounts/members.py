@@ -4,13 +4,14 @@ Tenants have these routes at `/v1/members`, operators at `/admin/tenants/{tenant
 """
 
 import secrets
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from datetime import datetime
 from typing import Annotated, Literal, Unpack
 
 from fastapi import APIRouter, Path
 from pydantic import BaseModel, Field
-from sqlalchemy import ColumnElement, delete, exists, func, or_, select, update
+from sqlalchemy import ColumnElement, and_, delete, exists, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
@@ -94,32 +95,41 @@ class MemberService(Service):
             change.announce(self._announcer.tenant_changed, tenant_id)
         return member
 
-    async def log_in(self, person: Person, email: str | None) -> list[tuple[Member, str]]:
-        """Return the memberships of a person who logs in, with the names of the tenants.
+    async def log_in(
+        self, person: Person, email: str | None, roles: Mapping[str, Role]
+    ) -> list[tuple[str, str, Role]]:
+        """Return what `of_person` returns, for a person who logs in.
 
         Args:
             person: the person.
             email: an address that the identity provider has verified to be the person's. Members
                 that were invited with it become this person.
+            roles: see `of_person`.
         """
         if email is not None:
             async with self._database.reading() as transaction:
                 is_invited = bool(await list_records(transaction, MemberRow, *_invited(email)))
             if is_invited:
                 await self._accept(person, email)
-        return await self.of_person(person)
+        return await self.of_person(person, roles)
 
-    async def of_person(self, person: Person) -> list[tuple[Member, str]]:
-        """Return the memberships of a person with the names of the tenants, sorted by these."""
+    async def of_person(
+        self, person: Person, roles: Mapping[str, Role]
+    ) -> list[tuple[str, str, Role]]:
+        """Return the ids and names of a person's tenants with the roles, sorted by the names.
+
+        `roles` by tenant are those that groups give, which replace those of members.
+        """
+        is_its = and_(MemberRow.tenant_id == TenantRow.id, is_person(person))
         memberships = (
-            select(MemberRow, TenantRow.name)
-            .join(TenantRow, TenantRow.id == MemberRow.tenant_id)
-            .where(is_person(person))
+            select(TenantRow.id, TenantRow.name, MemberRow.role)
+            .outerjoin(MemberRow, is_its)
+            .where(or_(MemberRow.id.is_not(None), TenantRow.id.in_(roles)))
             .order_by(TenantRow.name, TenantRow.id)
         )
         async with self._database.reading() as transaction:
             rows = await transaction.execute(memberships)
-            return [(row.to_record(), name) for row, name in rows]
+            return [(id_, name, roles.get(id_, role)) for id_, name, role in rows]
 
     async def _accept(self, person: Person, email: str) -> None:
         details = {"email": email, "issuer": person.issuer, "subject": person.subject}

@@ -38,7 +38,7 @@ from gateway.records.records import (
     Tenant,
     TenantStatus,
 )
-from gateway.records.scopes import ROLE_SCOPES, Scope
+from gateway.records.scopes import ROLE_SCOPES, Role, Scope
 from gateway.records.times import to_ms
 
 MAX_CREDENTIAL_CHARACTERS: Final = 8192
@@ -154,18 +154,22 @@ class Authenticator:
         """Return the person whom an issuer has authenticated."""
         return Person(issuer, subject, issuer == self._member_issuer)
 
-    async def principal_of_member(self, tenant_id: str, person: Person) -> Principal:
-        """Return the principal of a person in a tenant, with the rights of the member's role.
+    async def principal_of_member(
+        self, tenant_id: str, person: Person, *, role: Role | None = None
+    ) -> Principal:
+        """Return the principal of a person in a tenant, with the rights of the role.
+
+        `role` is the one that the identity provider's groups give; else it is the member's.
 
         Raises AuthenticationError if the person is not a member, and the errors of `authenticate`.
         """
         caller = await self._caller_of(tenant_id, person, project_id=None)
-        if caller.member is None:
+        if role is None and caller.member is not None:
+            role = caller.member.role
+        if role is None:
             raise AuthenticationError(f"You are not a member of the account '{tenant_id}'.")
         _check(_refusal(caller.tenant, None))
-        return _principal_of_caller(
-            caller, subject=person.subject, scopes=ROLE_SCOPES[caller.member.role]
-        )
+        return _principal_of_caller(caller, subject=person.subject, scopes=ROLE_SCOPES[role])
 
     def cached_tenant(self, authorization: str | None) -> str | None:
         """Return the tenant of the header's key if the cache has a fresh entry for it.

@@ -241,6 +241,11 @@ class JwtVerifier:
                 if header.get("alg") != JwtAlgorithm.HS256:
                     await self._published.refresh(str(header.get("kid")))
 
+    async def require_keys(self) -> None:
+        """Read the issuer's keys if it publishes them. Raises ServiceUnavailableError."""
+        if self._published is not None:
+            await self._published.refresh("")
+
     def verify(self, token: str) -> TokenClaims:
         """Return the claims, or raise AuthenticationError or ExpiredCredentialError."""
         try:

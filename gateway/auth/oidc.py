@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import chain
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import quote_plus
 
@@ -25,7 +26,7 @@ from gateway.records.errors import (
     ServiceUnavailableError,
 )
 from gateway.records.principal import Principal
-from gateway.records.scopes import Scope
+from gateway.records.scopes import Role, Scope
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +73,8 @@ class Identity:
     """The verified address in lower case; None without one."""
     operator_values: tuple[str, ...]
     """Values of the operators' claim that the settings map to rights."""
+    role_values: tuple[str, ...]
+    """Values of the claim of roles that the settings map to roles."""
     id_token: str
 
 
@@ -108,6 +111,9 @@ class OidcProvider:
         if self._operator_claim == "email":
             scopes = self._operator_scopes.items()
             self._operator_scopes = {value.lower(): scope for value, scope in scopes}
+        self._role_claim = settings.oidc_role_claim
+        self._roles = settings.oidc_roles
+        self._email_tenants = settings.oidc_email_tenants
         self._trust = httpx.create_ssl_context()
         self._metadata, self._keys = _Cached(), _Cached()
         self._fetching = asyncio.Lock()
@@ -118,6 +124,11 @@ class OidcProvider:
         if settings.oidc_issuer is None or settings.oidc_client_id is None:
             return None
         return cls(settings, issuer=settings.oidc_issuer, client_id=settings.oidc_client_id)
+
+    async def require_keys(self) -> None:
+        """Read the provider's metadata and keys."""
+        async with self._asking() as provider:
+            await self._read_keys(provider, max_age=0)
 
     async def login_url(
         self, *, redirect_uri: str, state: str, nonce: str, code_verifier: str
@@ -162,11 +173,12 @@ class OidcProvider:
                 raise AuthenticationError("The identity provider sent no ID token.")
             claims = await self._verify(provider, id_token, nonce=nonce, access_token=access_token)
             claims = await self._complete(provider, claims, access_token)
-        email = _verified_email(claims)
+        email = _verified_email(claims, self._email_tenants)
         return Identity(
             subject=subject_of(claims),
             email=email,
             operator_values=self._operator_values(claims, email),
+            role_values=_mapped(self._roles, claims.get(self._role_claim or "")),
             id_token=id_token,
         )
 
@@ -205,6 +217,18 @@ class OidcProvider:
             is_operator=True,
         )
 
+    def roles(self, values: tuple[str, ...]) -> dict[str, Role]:
+        """Return the roles by tenant of a person who logged in with these values of the claim.
+
+        Of several roles in a tenant, it is the one with the most rights.
+        """
+        roles: dict[str, Role] = {}
+        for tenant_id, role in chain.from_iterable(
+            self._roles.get(value, {}).items() for value in values
+        ):
+            roles[tenant_id] = min(role, roles.get(tenant_id, role), key=list(Role).index)
+        return roles
+
     @asynccontextmanager
     async def _asking(self) -> AsyncIterator[_Provider]:
         try:
@@ -237,15 +261,18 @@ class OidcProvider:
         content: Metadata = self._metadata.content
         return content
 
-    async def _read_key(self, provider: _Provider, id_token: str, *, max_age: float) -> jwt.PyJWK:
-        """Return the provider's key that a token names, or its only key. Raises PyJWTError."""
+    async def _read_keys(self, provider: _Provider, *, max_age: float) -> None:
         client, metadata = provider
-        header = jwt.get_unverified_header(id_token)
         async with self._fetching:
             if not self._keys.is_younger(max_age):
                 found = await _get(client, metadata.jwks_uri, dict[str, Any])
                 keys = msgspec.convert(found.get("keys"), list[dict[str, Any]])
                 self._keys = _Cached(keys, time.monotonic())
+
+    async def _read_key(self, provider: _Provider, id_token: str, *, max_age: float) -> jwt.PyJWK:
+        """Return the provider's key that a token names, or its only key. Raises PyJWTError."""
+        header = jwt.get_unverified_header(id_token)
+        await self._read_keys(provider, max_age=max_age)
         algorithm, kid = header.get("alg"), header.get("kid")
         matching = [
             key
@@ -294,7 +321,8 @@ class OidcProvider:
         self, provider: _Provider, claims: Mapping[str, Any], access_token: str
     ) -> Mapping[str, Any]:
         """Return claims with those that the provider sends only to its userinfo endpoint."""
-        is_complete = {"email", self._operator_claim or "email"} <= claims.keys()
+        wanted = {"email", "email_verified", self._operator_claim, self._role_claim} - {None}
+        is_complete = wanted <= claims.keys()
         if is_complete or provider.metadata.userinfo_endpoint is None:
             return claims
         headers = {"authorization": f"Bearer {access_token}"}
@@ -303,14 +331,16 @@ class OidcProvider:
         )
         if others.get("sub") != claims["sub"]:
             raise AuthenticationError("The identity provider described another person.")
+        if "email" in claims and str(claims["email"]).lower() != str(others.get("email")).lower():
+            # It is about another address than the one in the token.
+            others.pop("email_verified", None)
         return {**others, **claims}
 
     def _operator_values(self, claims: Mapping[str, Any], email: str | None) -> tuple[str, ...]:
         if self._operator_claim is None:
             return ()
         found = email if self._operator_claim == "email" else claims.get(self._operator_claim)
-        values = found if isinstance(found, list) else [found]
-        return tuple(value for value in self._operator_scopes if value in values)
+        return _mapped(self._operator_scopes, found)
 
     async def _exchange(self, provider: _Provider, **form: str) -> dict[str, Any]:
         """Return the response of the token endpoint. Without a secret, the client is public."""
@@ -368,10 +398,17 @@ async def _get(
     return msgspec.json.decode(response.content, type=kind)
 
 
-def _verified_email(claims: Mapping[str, Any]) -> str | None:
+def _mapped(known: Mapping[str, Any], found: Any) -> tuple[str, ...]:
+    """Return the known values among those of a claim."""
+    values = found if isinstance(found, list) else [found]
+    return tuple(value for value in known if value in values)
+
+
+def _verified_email(claims: Mapping[str, Any], trusted_tenants: tuple[str, ...]) -> str | None:
     email = claims.get("email")
+    is_verified = claims.get("email_verified", claims.get("tid") in trusted_tenants)
     # Cognito and others send a string.
-    if claims.get("email_verified") not in (True, "true") or not isinstance(email, str):
+    if is_verified not in (True, "true") or not isinstance(email, str):
         return None
     try:
         return checked_email(email)

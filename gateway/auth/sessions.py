@@ -51,6 +51,8 @@ class PersonLogin(msgspec.Struct, frozen=True, tag="person"):
     """The account that a customer has chosen; empty before the choice, and for operators."""
     operator_values: tuple[str, ...] = ()
     """Values of a claim that the settings map to rights of operators."""
+    role_values: tuple[str, ...] = ()
+    """Values of a claim that the settings map to roles in tenants."""
 
     @property
     def owner(self) -> str:

@@ -97,7 +97,7 @@ class Calls(click.Group):
         self._routers = routers.split()
         self._path, slash, item = path.rpartition("/")
         self._item = slash + item
-        self._table = columns(table, **computed)
+        self.table = columns(table, **computed)
         self._flags = dict(each.split("=", 1) for each in flags.split())
         self._texts: dict[str, str] = {}
         for usage in filter(None, verbs.split(", ")):
@@ -132,7 +132,7 @@ class Calls(click.Group):
         name, *takes = usage.split()
         usual_call, usual = _VERBS.get(name, (f"POST {{item}}:{name}", None))
         method, _, rest = (call or usual_call.format(item=self._item)).partition(" ")
-        printed = shows or usual or self._table
+        printed = shows or usual or self.table
         operation = operations()[f"{method} {self._path}{rest}"]
         names = {each: self._shown(each) for each in _IN_PATH.findall(self._path + rest)}
         path = _IN_PATH.sub(lambda match: f"{{{names[match[1]]}}}", self._path + rest)

@@ -59,7 +59,7 @@ WORKER_BUSY: Final = 0.8
 """Share of a worker's sequences that may run: the rest absorbs bursts while another one loads."""
 RETENTION_SECONDS: Final = 120
 DAY_SECONDS: Final = 86_400
-_MEMORY_FACTOR: Final = 4
+MEMORY_FACTOR: Final = 4
 """`maxmemory` over the need: forks for persistence, bursts, and long prompts."""
 
 
@@ -215,7 +215,7 @@ def values_of(needed: Plan) -> dict[str, Any]:
 
 
 def _maxmemory(needed: Plan) -> float:
-    return _MEMORY_FACTOR * needed.redis_memory / needed.redis_servers
+    return MEMORY_FACTOR * needed.redis_memory / needed.redis_servers
 
 
 def _cores(cores: float) -> str:

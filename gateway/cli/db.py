@@ -13,7 +13,7 @@ EPILOG = """\
 \b
 Examples:
   sluice db upgrade
-  sluice db status --database-url postgresql+asyncpg://sluice@db.internal/sluice
+  sluice db status --database-url postgresql://sluice@db.internal/sluice
 """
 
 MEANINGS = {

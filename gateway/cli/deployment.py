@@ -50,11 +50,11 @@ def command_settings(**given: str | None) -> Settings:
 class Stores:
     """Resources of the management commands."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, max_connections: int = 2) -> None:
         self.settings = settings
         self.database = CheckedDatabase(settings.database_url.get_secret_value())
         # One for the commands of the shared connection.
-        self.redis = connect(settings.redis_url, max_connections=2)
+        self.redis = connect(settings.redis_url, max_connections=max_connections)
         self.executor = shared_connection(self.redis)
         self.announcer = ChangeAnnouncer(self.redis)
         self.catalogue = Catalogue(self.executor)
@@ -81,6 +81,12 @@ class Stores:
                 Authenticator: self.authenticator,
             }
         )
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self.executor.aclose()
+        await self.redis.aclose()
+        await self.database.aclose()
 
 
 class _User(Authenticator):
@@ -113,9 +119,7 @@ async def open_stores(database_url: str | None, redis_url: str | None) -> AsyncI
         with converting_errors(stores.redis):
             yield stores
     finally:
-        await stores.executor.aclose()
-        await stores.redis.aclose()
-        await stores.database.aclose()
+        await stores.aclose()
 
 
 @asynccontextmanager

@@ -7,16 +7,21 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
+from functools import partial
 from typing import Any, Final, Never
 
 import click
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from common.health import HealthServer
-from common.logs import configure_logs
+from common.logs import configure_logs, log_ready
 from common.metrics import bare_registry, begin_metrics
+from common.redis_url import describe
 from gateway.cli.terminal import DATABASE, choice, option
+from gateway.platform.database.engine import create_engine
+from gateway.platform.database.engine import describe as describe_url
 from gateway.platform.database.schema import check_schema
+from gateway.platform.redis_client import connect
 from gateway.platform.settings import Settings, load_settings
 from gateway.records.errors import StartupError
 
@@ -118,7 +123,10 @@ def command(track: str | None, **urls: str | None) -> None:
             return responsive and not intake.is_stuck(SILENT_SECONDS)
 
         stack.enter_context(serving_health(settings, is_working))
-        status = run_worker(app, runners, intake)
+        engine = create_engine(settings.database_url.get_secret_value(), None)
+        tracks_ = f"tracks {', '.join(each.name.lower() for each in tracks)}"
+        facts = (tracks_, *_facts(settings), describe_url(engine.url))
+        status = run_worker(app, runners, intake, partial(log_ready, "sluice jobs", *facts))
         stop_all(runners.values())
         if Track.LEDGER in runners:
             # Drain the settlements of stopped gateways, so that none stay in Redis.
@@ -141,4 +149,13 @@ def beat(redis_url: str | None) -> None:
     registry = bare_registry()
     registry.register(telemetry.WAITING_RUNS)
     with serving_health(settings, heartbeat.is_recent, registry=registry):
-        run_beat(app, heartbeat)
+        run_beat(app, heartbeat, partial(log_ready, "sluice beat", *_facts(settings)))
+
+
+def _facts(settings: Settings) -> Iterator[str]:
+    """Yield the addresses of the process and its stores, without passwords."""
+    port = settings.metrics_port
+    yield f"checks at http://{settings.metrics_host}:{port}" if port else "no port for checks"
+    yield describe(connect(settings.redis_url, max_connections=1))
+    if (broker := settings.celery_broker_url) is not None:
+        yield f"broker: {describe(connect(broker, max_connections=1))}"

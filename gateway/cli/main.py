@@ -43,6 +43,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "plans": (".resources:plans", "Create, change and list plans: limits of groups of tenants."),
     "prices": (".resources:prices", "Add, list and remove model prices."),
     "credits": (".resources:credits_", "Grant, adjust and show prepaid credits."),
+    "invoices": (".resources:invoices", "Show the statement of a tenant's month."),
     "webhooks": (".resources:webhooks", "Register, list, test and remove a tenant's webhooks."),
     "files": (".resources:files", "List and delete a tenant's files."),
     "batches": (".resources:batches", "List, show and cancel a tenant's batches."),
@@ -51,6 +52,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "exports": (".resources:exports", "List, pause and repair exports to billing systems."),
     "audit": (".records:audit", "List changes and verify the audit log."),
     "capacity": (".capacity", "Compute the machines for a load, from measured costs."),
+    "check": (".check", "Check a deployment from the place of a process."),
     "db": (".db", "Create or upgrade the database's schema."),
 }
 """For each command, its module relative to `gateway.cli`, with its name there unless it is

@@ -43,7 +43,7 @@ usage = Calls(
   sluice usage show --tenant acme --group-by model
   sluice usage show --bucket month --start 2026-01-01 --group-by tenant
   sluice usage requests --tenant acme --limit 20
-  sluice usage export --tenant acme --month 2026-11           writes acme-2026-11.csv
+  sluice usage export --tenant acme --month 2026-11 --output .    writes acme-2026-11.csv
   sluice usage reconcile
 """)
 
@@ -80,8 +80,12 @@ async def _export(client: AdminClient, *, tenant: str, month: str, output: str |
     asked = {"tenant": tenant, "start": f"{month}-01", "end": end, "format": "csv"}
     await client.send("GET /admin/tenants/{tenant}", {"tenant": tenant})
     name = _file_name(output or ("." if sys.stdout.isatty() else "-"), f"{tenant}-{month}.csv")
-    with click.open_file(name, "w", encoding="utf-8", atomic=name != "-") as file:
-        rows = await _write_requests(client, asked, csv.writer(file))
+    try:
+        with click.open_file(name, "w", encoding="utf-8", atomic=name != "-") as file:
+            rows = await _write_requests(client, asked, csv.writer(file))
+    except OSError as error:
+        reason = f"{name} cannot be written ({error.strerror})"
+        raise click.ClickException(f"--output: {reason}.") from None
     click.echo(f"Requests: {rows}{'' if name == '-' else f', in {name}'}.", err=True)
 
 

@@ -16,13 +16,14 @@ from gateway.cli.terminal import (
     argument,
     columns,
     option,
+    print_columns,
     print_table,
     show,
 )
 from gateway.records.aliases import read_weights
 from gateway.records.errors import shown
 from gateway.records.limits import LimitScope
-from gateway.records.money import Dollars
+from gateway.records.money import Dollars, show_dollars
 from gateway.records.records import MAX_AMOUNT_MICROS
 
 _TENANT: Final = "/admin/tenants/{tenant_id}"
@@ -44,7 +45,7 @@ def _deletion_of(path: str, name: str) -> Call:
 tenants = Calls(
     "tenants", "gateway.accounts.tenants.routes", _TENANT,
     "ID=id NAME=name WEIGHT=weight STATUS=status DIALECT=dialect STRICT=strict_parameters "
-    "DEFAULT_MODEL=default_model PLAN=plan_id BILLING=billing TIER=service_tier "
+    "DEFAULT_MODEL=default_model PLAN=plan_id LIMITS=limits BILLING=billing TIER=service_tier "
     "CREATED=created_at",
     "create NAME, set, list, show, suspend, activate",
     f"""\
@@ -95,7 +96,7 @@ spend_limits.add("lift", "Lifted {id} until {raised_until}.", call="POST /{limit
 keys = Calls(
     "keys", "gateway.accounts.keys.routes", f"{_TENANT}/keys/{{key_id}}",
     "ID=id PREFIX=prefix NAME=name SCOPES=scopes MODELS=models DIALECT=dialect "
-    "PROJECT=project_id EXPIRES=expires_at REVOKED=revoked_at:no",
+    "PROJECT=project_id LIMITS=limits EXPIRES=expires_at REVOKED=revoked_at:no",
     "list",
     f"""\
   sluice keys create --tenant acme --name "web site"
@@ -200,6 +201,24 @@ credits_.add("balance",
                      "BALANCE=balance_micros"),
              call="GET", send=_balance,
              text="Show the balance. Usage is included a few seconds after it ends.")
+
+invoices = Calls(
+    "invoices", "gateway.billing.invoices", f"{_TENANT}/invoices/{{month}}",
+    "MODEL=model TIER=service_tier REQUESTS=requests FAILED=failed_requests PROMPT=prompt_tokens "
+    "CACHED=cached_tokens COMPLETION=completion_tokens AUDIO=audio_seconds COST=cost_micros", "",
+    """\
+  sluice invoices show --tenant acme 2026-11
+""")
+
+
+def _print_invoice(invoice: Entity) -> None:
+    state = "open, so the amounts grow" if invoice["is_open"] else "ended"
+    click.echo(f"{invoice['tenant_name']} ({invoice['tenant']}), {invoice['month']} ({state})")
+    print_columns(invoices.table, invoice["lines"])
+    click.echo(f"Total: {show_dollars(invoice['total_micros'])}")
+
+
+invoices.add("show", _print_invoice)
 
 _STATES: Final = ("pending", "held", "rejected", "uncertain")
 

@@ -228,8 +228,7 @@ def argument(name: str, **settings: Any) -> click.Argument:
 
 DATABASE: Final = option(
     "--database-url URL",
-    "sqlite+aiosqlite:///FILE or postgresql+asyncpg://USER:PASSWORD@HOST/NAME.  "
-    "[SLUICE_DATABASE_URL]",
+    "sqlite+aiosqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME.  [SLUICE_DATABASE_URL]",
 )
 REDIS: Final = option("--redis-url URL", "Redis server of the gateways.  [SLUICE_REDIS_URL]")
 JSON: Final = option("--json as_json", "Print JSON instead of a table.", is_flag=True)

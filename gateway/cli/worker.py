@@ -30,4 +30,7 @@ def program_command(name: str, program: tuple[str, ...]) -> click.Command:
 
 
 command = program_command("worker", PROGRAM)
+
 host = program_command("host", (*PROGRAM[:-1], "worker.hosting"))
+CHECK = (*PROGRAM[:-1], "worker.check")
+"""The program that checks a deployment from the place of a worker."""

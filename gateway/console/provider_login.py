@@ -115,7 +115,8 @@ async def choose_account(
     """Let a person choose one of several accounts, with which the session continues."""
     login, form = _person_of(session), Form.of_request(request)
     person = services[Authenticator].person(login.issuer, login.subject)
-    memberships = await services.make(MemberService).of_person(person)
+    roles = _provider_of(services).roles(login.role_values)
+    memberships = await services.make(MemberService).of_person(person, roles)
     if not form.is_sent:
         return page(
             request,
@@ -127,7 +128,7 @@ async def choose_account(
             following=safe_page(following),
         )
     wanted = form["tenant"]
-    if wanted not in {member.tenant_id for member, _ in memberships}:
+    if wanted not in {tenant_id for tenant_id, *_ in memberships}:
         raise PermissionDeniedError(f"You are not a member of the account {shown(wanted)}.")
     token = request.cookies[cookie_name(request, session.audience)]
     await sessions_of(services).choose(
@@ -195,6 +196,7 @@ async def _begin_session(
         subject=identity.subject,
         name=identity.email or identity.subject,
         operator_values=identity.operator_values,
+        role_values=identity.role_values,
     )
     if attempt.audience is Audience.OPERATORS:
         if not identity.operator_values:
@@ -226,7 +228,8 @@ async def _customer(
     Raises PermissionDeniedError for a person without one.
     """
     person = services[Authenticator].person(login.issuer, login.subject)
-    found = await services.make(MemberService).log_in(person, identity.email)
+    roles = _provider_of(services).roles(login.role_values)
+    found = await services.make(MemberService).log_in(person, identity.email, roles)
     if not found:
         email = "no verified e-mail" if identity.email is None else f"the e-mail {identity.email}"
         raise PermissionDeniedError(
@@ -235,7 +238,7 @@ async def _customer(
         )
     if len(found) > 1:
         return login, True
-    return msgspec.structs.replace(login, tenant_id=found[0][0].tenant_id), False
+    return msgspec.structs.replace(login, tenant_id=found[0][0]), False
 
 
 def _person_of(session: Session) -> PersonLogin:

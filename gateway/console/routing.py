@@ -220,7 +220,8 @@ async def principal_of(
     if audience is Audience.OPERATORS:
         return provider.operator(login.subject, login.operator_values)
     person = services[Authenticator].person(login.issuer, login.subject)
-    return await services[Authenticator].principal_of_member(login.tenant_id, person)
+    role = provider.roles(login.role_values).get(login.tenant_id)
+    return await services[Authenticator].principal_of_member(login.tenant_id, person, role=role)
 
 
 def require_key_login(services: Services) -> None:

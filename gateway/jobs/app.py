@@ -6,14 +6,14 @@ that are not documented.
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Never
 from urllib.parse import quote, urlsplit
 
 import redis
 from celery import Celery
 from celery.beat import Scheduler, SchedulingError
-from celery.signals import setup_logging
+from celery.signals import setup_logging, worker_ready
 from celery.worker.consumer import Consumer
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -125,8 +125,15 @@ class Intake:
             return False
 
 
-def run_worker(app: Celery, runners: Mapping[Track, TrackRunner], intake: Intake) -> int:
+def run_worker(
+    app: Celery,
+    runners: Mapping[Track, TrackRunner],
+    intake: Intake,
+    on_ready: Callable[[], None],
+) -> int:
     """Start due jobs of these tracks until SIGTERM or SIGINT. Return the exit status.
+
+    `on_ready` is called when runs are taken from the broker.
 
     The only thread of the pool starts a job without waiting for it, so that no run delays another.
     """
@@ -148,6 +155,7 @@ def run_worker(app: Celery, runners: Mapping[Track, TrackRunner], intake: Intake
         without_mingle=True,
         without_heartbeat=True,
     )
+    worker_ready.connect(lambda **_details: on_ready(), weak=False)
     worker.start()
     return int(worker.exitcode or 0)
 
@@ -163,12 +171,20 @@ class SchedulerTick:
         return time.monotonic() - self.at < SILENT_SECONDS
 
 
-def run_beat(app: Celery, heartbeat: SchedulerTick) -> Never:
-    """Send due jobs to workers until a signal ends the process."""
+def run_beat(app: Celery, heartbeat: SchedulerTick, on_ready: Callable[[], None]) -> Never:
+    """Send due jobs to workers until a signal ends the process.
+
+    `on_ready` is called when the broker has taken the first run.
+    """
     scheduler = BoundedScheduler(app)
+    is_ready = False
     while True:
         heartbeat.at = time.monotonic()
-        time.sleep(scheduler.tick())
+        pause = scheduler.tick()
+        if scheduler.has_sent and not is_ready:
+            is_ready = True
+            on_ready()
+        time.sleep(pause)
 
 
 class PatientConsumer(Consumer):  # type: ignore[misc]
@@ -209,6 +225,8 @@ class BoundedScheduler(Scheduler):  # type: ignore[misc]
     def __init__(self, app: Celery, **options: Any) -> None:
         self._broker = blocking_redis_client(app.conf.sluice_broker, socket_timeout=BROKER_SECONDS)
         self._is_away = False
+        self.has_sent = False
+        """Whether the broker has taken a run."""
         super().__init__(app, **options)
 
     @override
@@ -230,7 +248,7 @@ class BoundedScheduler(Scheduler):  # type: ignore[misc]
             self._is_away = True
             telemetry.WAITING_RUNS.clear()
             return None
-        self._is_away = False
+        self._is_away, self.has_sent = False, True
         return sent
 
 

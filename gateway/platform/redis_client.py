@@ -19,7 +19,7 @@ from typing_extensions import override
 from common.metrics import UNKNOWN
 from common.redis_cluster import slot_map_of
 from common.redis_private import transport_of
-from common.redis_url import redis_client
+from common.redis_url import address_of, describe, redis_client
 from contract.scripts import LuaScript
 from contract.scripts.cluster import ClusterConnection
 from contract.scripts.cluster import shared_connection as shared
@@ -28,7 +28,6 @@ from gateway.platform import store_telemetry
 from gateway.platform.store_errors import cause_of
 from gateway.records.errors import StoreUnavailableError
 
-REDIS_PORT: Final = 6379
 CONNECT_TIMEOUT_SECONDS: Final = 1.0
 COMMAND_TIMEOUT_SECONDS: Final = 5.0
 SHARED_TIMEOUT_SECONDS: Final = 1.5
@@ -63,27 +62,11 @@ def connect(url: str, *, max_connections: int) -> "Redis":
     )
 
 
-def describe(client: "Redis") -> str:
-    """Return the address of the server, or of its sentinels or cluster, without a password."""
-    if (slots := slot_map_of(client)) is not None:
-        servers = (f"{host}:{port}" for host, port in slots.masters or slots.seeds)
-        return f"Redis Cluster of {', '.join(servers)}"
-    pool: Any = client.connection_pool
-    if isinstance(pool, SentinelConnectionPool):
-        sentinels = (_address(each.connection_pool) for each in pool.sentinel_manager.sentinels)
-        return f"Redis {pool.service_name} of the sentinels {', '.join(sentinels)}"
-    return f"Redis at {_address(pool)}"
-
-
 def server_name(client: "Redis") -> str:
     """Return the address of a server, or the sentinels' name of the master, for metrics."""
     pool: Any = client.connection_pool
-    name: str = pool.service_name if isinstance(pool, SentinelConnectionPool) else _address(pool)
+    name: str = pool.service_name if isinstance(pool, SentinelConnectionPool) else address_of(pool)
     return name
-
-
-def _address(pool: Any) -> str:
-    return f"{pool.connection_kwargs['host']}:{pool.connection_kwargs.get('port', REDIS_PORT)}"
 
 
 @contextmanager

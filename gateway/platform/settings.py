@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from decimal import Decimal
 from enum import StrEnum
+from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 from urllib.parse import urlsplit
@@ -26,11 +27,13 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from common.logs import LogFormat
 from common.object_store import NO_STORE
-from common.redis_url import check_redis_url
+from common.redis_url import check_redis_url, require_files
 from contract.dialect import Dialect
 from gateway.platform.env_file import LiveEnvFile
 from gateway.platform.outbound.addresses import HostPattern, parse_host_pattern
 from gateway.records.checks import read_origins
+from gateway.records.errors import StartupError
+from gateway.records.scopes import Role
 
 LOCAL_FOLDER = Path(".sluice")
 """Folder of `sluice up` in the current folder."""
@@ -48,6 +51,7 @@ MAX_ISSUER_CHARACTERS = 255
 MIN_CACHE_SALT_CHARACTERS = 16
 MIN_AUDIT_KEY_CHARACTERS = 32
 AUDIT_LOG_SINK = "log"
+_FINGERPRINT = b"sluice check"
 _WINDOW = re.compile(r"[1-9][0-9]{0,3}[mhd]")
 SCOPE_CLAIMS = ("scope", "scp", "scopes", "permissions")
 """Claims of a token that restrict its rights, under the names of several identity providers."""
@@ -254,8 +258,8 @@ class Settings(BaseSettings):
 
     redis_url: Annotated[RedisUrl, Field(repr=False)] = "redis://127.0.0.1:6379/0"
     database_url: SecretStr = SecretStr("sqlite+aiosqlite:///.sluice/sluice.db")
-    """SQLAlchemy URL: `sqlite+aiosqlite:///FILE` or
-    `postgresql+asyncpg://USER:PASSWORD@HOST/NAME`."""
+    """`sqlite+aiosqlite:///FILE`, or `postgresql://USER:PASSWORD@HOST/NAME` with parameters of
+    libpq."""
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8080
@@ -475,6 +479,13 @@ class Settings(BaseSettings):
     """Comma-separated claim values, or entries of its list, that grant the scope `admin`."""
     oidc_operator_reader_values: CommaSeparated[tuple[str, ...]] = ()
     """Comma-separated claim values, or entries of its list, that grant the scope `admin:read`."""
+    oidc_role_claim: str | None = None
+    """Claim with groups of `oidc_roles`; none by default."""
+    oidc_roles: dict[str, dict[str, Role]] = {}
+    """JSON: by value of that claim, or entry of its list, a role in each of some tenants."""
+    oidc_email_tenants: CommaSeparated[tuple[str, ...]] = ()
+    """Comma-separated directories of Microsoft Entra (claim `tid`) whose e-mails count as verified,
+    since Entra sends no `email_verified`; none by default."""
 
     dashboard_url: Annotated[str, AfterValidator(_link())] | None = None
     """Link from the operators' console to a dashboard of the deployment."""
@@ -595,14 +606,32 @@ class Settings(BaseSettings):
                 "SLUICE_OIDC_OPERATOR_CLAIM is required with SLUICE_OIDC_OPERATOR_VALUES or "
                 "SLUICE_OIDC_OPERATOR_READER_VALUES, and needs one of them"
             )
+        if bool(self.oidc_roles) != (self.oidc_role_claim is not None):
+            raise ValueError("SLUICE_OIDC_ROLE_CLAIM and SLUICE_OIDC_ROLES require each other")
+        values += (*self.oidc_roles, *self.oidc_email_tenants)
         if self.oidc_issuer is None and (values or not self.console_key_login):
             raise ValueError(
-                "SLUICE_OIDC_ISSUER is required with SLUICE_OIDC_OPERATOR_CLAIM and with "
-                "SLUICE_CONSOLE_KEY_LOGIN=false"
+                "SLUICE_OIDC_ISSUER is required with SLUICE_OIDC_OPERATOR_CLAIM, "
+                "SLUICE_OIDC_ROLES, SLUICE_OIDC_EMAIL_TENANTS and SLUICE_CONSOLE_KEY_LOGIN=false"
             )
         if "openid" not in self.oidc_scopes:
             raise ValueError("SLUICE_OIDC_SCOPES must contain openid")
         return self
+
+    @property
+    def fingerprints(self) -> str:
+        """`NAME=DIGEST` of the secrets that all gateways share, too short to reveal anything."""
+        values = {
+            "SLUICE_CACHE_SALT_SECRET": self.cache_salt_secret.get_secret_value(),
+            "SLUICE_ENCRYPTION_KEYS": ",".join(self.plain_encryption_keys()),
+            "SLUICE_JWT_SECRET": ""
+            if self.jwt_secret is None
+            else self.jwt_secret.get_secret_value(),
+        }
+        return " ".join(
+            f"{name}={blake2b(value.encode(), digest_size=4, key=_FINGERPRINT).hexdigest()}"
+            for name, value in values.items()
+        )
 
     @property
     def keeps_responses(self) -> bool:
@@ -616,9 +645,19 @@ class Settings(BaseSettings):
 
 
 def load_settings(**given: str | None) -> Settings:
-    """Return the settings from the environment, overridden by command-line options."""
+    """Return the settings from the environment, overridden by command-line options.
+
+    Raises ValidationError, and StartupError for a file of Redis's TLS that cannot be read.
+    """
     overrides: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    return Settings(**overrides)
+    settings = Settings(**overrides)
+    urls = {"REDIS_URL": settings.redis_url, "CELERY_BROKER_URL": settings.celery_broker_url}
+    for name, url in urls.items():
+        try:
+            require_files(url or "redis://")
+        except ValueError as error:
+            raise StartupError(f"SLUICE_{name}: {error}.") from None
+    return settings
 
 
 def load_command_settings(**given: str | None) -> tuple[Settings, Path | None]:

@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Iterator
 from typing import Final
 
+from asyncpg.exceptions import ClientConfigurationError
 from redis.asyncio.sentinel import MasterNotFoundError
 from redis.exceptions import AuthenticationError, NoPermissionError, ReadOnlyError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -63,6 +64,8 @@ def _known_cause(error: BaseException) -> str | None:
     match error:
         case ssl.SSLError():
             return f"TLS failed ({getattr(error, 'verify_message', None) or error.reason})"
+        case ClientConfigurationError():
+            return _text(error)  # It names the file, unlike the error of the system below it.
         case NoPermissionError():
             return f"missing permission ({_text(error)})"
         case OSError() if (found := _ERRNO.search(str(error))) is not None:

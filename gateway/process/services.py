@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from common.redis_url import describe
 from common.tasks import end_task
 from contract import keys
 from contract.scripts import CommandExecutor
@@ -65,7 +66,7 @@ from gateway.platform.concurrency.fair_turns import LoopTurns
 from gateway.platform.concurrency.large_work import LargeWork
 from gateway.platform.database.engine import Database
 from gateway.platform.database.schema import require_current_schema
-from gateway.platform.redis_client import connect, describe, shared_connection
+from gateway.platform.redis_client import connect, shared_connection
 from gateway.platform.settings import Settings
 from gateway.platform.store_errors import cause_of
 from gateway.process.heartbeat import Heartbeat
@@ -172,6 +173,7 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> Services:
         queue_timeout_seconds=settings.queue_timeout.total_seconds(),
         resume_after_seconds=settings.resume_after.total_seconds(),
     )
+    dispatcher.presence.fingerprints = settings.fingerprints
     # Always accept a single body of the maximum size.
     most_held = max(settings.max_held_bytes_of_tenant, settings.max_body_bytes)
     large_work = LargeWork(most_waiting_bytes=most_held, processes=settings.processes)

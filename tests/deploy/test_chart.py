@@ -812,5 +812,5 @@ def test_servers_accept_exactly_the_pods_that_need_them() -> None:
         (expression,) = peer["podSelector"]["matchExpressions"]
         return set(expression["values"])
 
-    assert let_in("redis") == {"gateway", "worker", "jobs", "beat"}
-    assert let_in("postgresql") == {"gateway", "jobs", "migration"}
+    assert let_in("redis") == {"gateway", "worker", "jobs", "beat", "test"}
+    assert let_in("postgresql") == {"gateway", "jobs", "migration", "test"}

@@ -179,7 +179,7 @@ def test_release_serves_completions(cluster: Cluster) -> None:
     assert http_status(f"{cluster.url}/metrics") == 404
 
     # `helm test`, as its pod runs it.
-    (test,) = cluster.pod("test").containers
+    test, check = cluster.pod("test").containers
     script, _ = test["args"]
     completed = subprocess.run(
         [sys.executable, *test["command"][1:], script, cluster.url],
@@ -190,6 +190,10 @@ def test_release_serves_completions(cluster: Cluster) -> None:
     )
     assert completed.returncode == 0, completed.stderr
     assert completed.stdout == "The gateway is ready, and asks for a key.\n"
+    checked = cluster.run(check)
+    assert checked.exit_code == 0, checked.output
+    assert "OK       secrets: of 1 gateways\n" in checked.stdout
+    assert "OK       Redis TLS: verified\n" in checked.stdout
 
     # The commands of NOTES, in the gateway's container.
     (container,) = gateway.spec["containers"]

@@ -194,5 +194,5 @@ def test_tick_of_the_scheduler_renews_the_heartbeat_of_beat(
     assert not heartbeat.is_recent()
     monkeypatch.setattr(BoundedScheduler, "tick", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        run_beat(create_app(load_settings()), heartbeat)
+        run_beat(create_app(load_settings()), heartbeat, lambda: None)
     assert heartbeat.is_recent()

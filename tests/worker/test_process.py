@@ -241,7 +241,7 @@ async def test_no_prompt_text_in_the_log(
         assert await ended(process) == 0
     text = log.read_text()
     assert "Loading model demo" in text
-    assert "Ready: demo with scripted" in text
+    assert "is ready: demo with scripted; " in text
     assert "secretstop" not in text
     assert "987654321" not in text
 

@@ -36,6 +36,8 @@ class Presence:
     def __init__(self, gateway: str, client: "Redis", *, resume_after_seconds: float) -> None:
         """Create the presence; processes announce themselves within `resume_after_seconds`."""
         self.gateway = gateway
+        self.fingerprints = ""
+        """Of the gateway's secrets, for `sluice check` to compare."""
         self.outages = 0
         """Outages and restarts of Redis that were detected."""
         self._announced_at = float("-inf")
@@ -120,7 +122,7 @@ class Presence:
             await pipeline.execute()
 
     def _sign_of_life(self) -> tuple[str | int, ...]:
-        return "SET", keys.gateway_alive(self.gateway), 1, "EX", ALIVE_SECONDS
+        return "SET", keys.gateway_alive(self.gateway), self.fingerprints, "EX", ALIVE_SECONDS
 
 
 async def new_gateway(client: "Redis") -> str:

@@ -115,7 +115,6 @@ async def read_health(services: Services) -> Health:
 async def _read(services: Services) -> _Numbers:
     now, redis, database = utc_now(), services[Redis], services[Database]
     last_day = Span(hour_of(now) - (HOURS - 1) * HOUR, now)
-    done: Any = redis.hgetall(keys.JOBS_DONE)
     history, latency, refused, waits, workers = await asyncio.gather(
         services[ServiceHistory].get(),
         services.make(UsageService).latency(UsageFilter(tenant_id=None), last_day),
@@ -123,6 +122,7 @@ async def _read(services: Services) -> _Numbers:
         services[LongestWaits].of_last_day(),
         all_workers(services),
     )
+    done: Any = redis.hgetall(keys.JOBS_DONE)
     gateways, pending, jobs, expiring_keys = await asyncio.gather(
         known_gateways(redis),
         pending_usage(redis),

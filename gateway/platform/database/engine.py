@@ -15,7 +15,6 @@ from sqlalchemy.exc import (
     ArgumentError,
     DBAPIError,
     IntegrityError,
-    NoSuchModuleError,
     ProgrammingError,
 )
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -23,6 +22,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
 from gateway.platform import store_telemetry
+from gateway.platform.database.postgresql_url import (
+    POSTGRESQL_PORT,
+    SCHEMES,
+    connect_arguments,
+    with_hosts_in_query,
+)
 from gateway.platform.store_errors import cause_of, lacks_permission
 from gateway.records.errors import InvalidParameterError, StoreUnavailableError
 
@@ -32,7 +37,13 @@ MOST_CONNECTIONS: Final = 2 * POOL_SIZE
 """Connections of a gateway."""
 TIMEOUT_SECONDS: Final = 5.0
 """Timeout for taking a connection, for waiting for a lock, and for one statement."""
-POSTGRESQL_PORT: Final = 5432
+_WITHOUT_PREPARED_STATEMENTS: Final = {
+    "statement_cache_size": 0,
+    "prepared_statement_cache_size": 0,
+    "prepared_statement_name_func": str,
+}
+"""A pooler in transaction mode gives each transaction another server process, which has none of
+the statements that another one has prepared. Without a name, each is prepared where it runs."""
 _LOOK_SECONDS: Final = 0.01
 """Pause between two looks at open transactions when the database is closed."""
 
@@ -93,7 +104,11 @@ class Database:
         try:
             yield
         except (DBAPIError, PoolTimeoutError, OSError, TimeoutError) as error:
-            is_of_statement = isinstance(error, (IntegrityError, ProgrammingError))
+            # Without a statement, the server has rejected a parameter of the connection.
+            is_of_statement = (
+                isinstance(error, (IntegrityError, ProgrammingError))
+                and error.statement is not None
+            )
             if is_of_statement and not lacks_permission(error):
                 raise
             raise StoreUnavailableError(
@@ -146,22 +161,23 @@ def create_engine(
 ) -> AsyncEngine:
     """Return an engine that is not connected yet.
 
-    The URL is `sqlite+aiosqlite:///FILE` or `postgresql+asyncpg://...`.
+    The URL is `sqlite+aiosqlite:///FILE` or `postgresql://...`.
     """
     parsed = parse_url(url)
     if parsed.get_backend_name() == "sqlite":
         return _create_sqlite_engine(parsed, most_connections)
+    plain, arguments = connect_arguments(parsed, most_seconds=TIMEOUT_SECONDS)
     return create_async_engine(
-        parsed,
+        plain,
         pool_size=POOL_SIZE,
         max_overflow=most_connections - POOL_SIZE,
         pool_timeout=TIMEOUT_SECONDS,
         pool_pre_ping=True,
         hide_parameters=True,
         connect_args={
-            "timeout": TIMEOUT_SECONDS,
+            **arguments,
             "command_timeout": statement_timeout_seconds,
-            "server_settings": {"application_name": "sluice"},
+            **_WITHOUT_PREPARED_STATEMENTS,
         },
     )
 
@@ -172,14 +188,13 @@ def parse_url(url: str) -> URL:
     The error for an invalid URL omits it, as it may contain a password.
     """
     try:
-        parsed = make_url(url)
-        parsed.get_dialect()
-    except (ArgumentError, NoSuchModuleError, ValueError):
+        parsed = make_url(with_hosts_in_query(url))
+    except (ArgumentError, ValueError):
         parsed = None
-    if parsed is None or parsed.drivername not in ("sqlite+aiosqlite", "postgresql+asyncpg"):
+    if parsed is None or parsed.drivername not in ("sqlite+aiosqlite", *SCHEMES):
         raise InvalidParameterError(
             "The database URL must have the form sqlite+aiosqlite:///FILE or "
-            "postgresql+asyncpg://USER:PASSWORD@HOST/NAME.",
+            "postgresql://USER:PASSWORD@HOST/NAME.",
             param="database_url",
         )
     return parsed
@@ -262,9 +277,13 @@ def _fail(failure: ExceptionContext) -> None:
         store_telemetry.SQL_ERRORS.labels(operation_of(failure.statement)).inc()
 
 
+def tls_of(driver: Any) -> Any:
+    """Return the TLS object of a connection of asyncpg; None if it is not encrypted."""
+    return driver._transport.get_extra_info("ssl_object")  # noqa: SLF001 - no public API
+
+
 def _record_certificate(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None:
-    driver: Any = connection.driver_connection
-    encrypted = driver._transport.get_extra_info("ssl_object")  # noqa: SLF001 - no public API
+    encrypted = tls_of(connection.driver_connection)
     if encrypted is None:
         return
     certificate = encrypted.getpeercert(binary_form=True)

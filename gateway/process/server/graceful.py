@@ -13,14 +13,20 @@ from typing import Final
 
 import uvicorn
 from fastapi import FastAPI
+from redis.asyncio import Redis
 from typing_extensions import override
 
+from common.logs import log_ready
+from common.redis_url import describe
 from contract.outcomes import FailureCode
 from gateway.completions.queue.dispatcher import Dispatcher
 from gateway.completions.stored.service import Responses
 from gateway.http.draining import Draining
 from gateway.http.services import Services
 from gateway.limits.reservations import Reservations
+from gateway.models.catalogue import Catalogue
+from gateway.platform.database import engine
+from gateway.platform.database.engine import Database
 from gateway.platform.settings import Settings
 from gateway.process.supervision.processes import OneOfMany, inherited
 
@@ -94,8 +100,19 @@ class GracefulServer(uvicorn.Server):
         await super().startup(sockets)
         if self._operators is not None:
             await self._start_operators(self._operators)
+        if self.started:
+            log_ready("sluice gateway", *self._facts())
         if self._one is not None:
             self._one.report()
+
+    def _facts(self) -> Iterator[str]:
+        services: Services = self._app.state.services
+        yield f"API at {_addresses(self)}"
+        if self._operators is not None:
+            yield f"operators' API at {_addresses(self._operators)}"
+        yield describe(services[Redis])
+        yield engine.describe(services[Database].engine.url)
+        yield f"models: {', '.join(sorted(services[Catalogue].names)) or 'none yet'}"
 
     async def _start_operators(self, operators: uvicorn.Server) -> None:
         config = operators.config
@@ -165,3 +182,11 @@ class GracefulServer(uvicorn.Server):
             await self.on_tick(0)  # Updates the Date header.
             await asyncio.sleep(POLL_SECONDS)
         return True
+
+
+def _addresses(server: uvicorn.Server) -> str:
+    """Return the URLs at which a server listens."""
+    names = (each.getsockname() for listener in server.servers for each in listener.sockets)
+    return ", ".join(
+        f"http://{f'[{host}]' if ':' in host else host}:{port}" for host, port, *_ in names
+    )

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -27,13 +28,18 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
         pytest.skip("redis-server of the system (Debian's redis-server package) is not installed")
     with ExitStack() as stacks:
 
-        def start(login: str, options: str, lifetime: timedelta = timedelta(hours=1)) -> Stack:
+        def start(
+            login: str,
+            options: str,
+            lifetime: timedelta = timedelta(hours=1),
+            host: str = "localhost",
+        ) -> Stack:
             self_signed("localhost", tmp_path, lifetime=lifetime)
             encryption = Encryption(free_port(), tmp_path / "server.pem")
             server = RedisServer(str(SYSTEM), options=encryption.options)
             stack = stacks.enter_context(running_stack(redis=server))
             query = options.format(file=encryption.file)
-            url = f"rediss://{login}localhost:{encryption.port}/0?{query}"
+            url = f"rediss://{login}{host}:{encryption.port}/0?{query}"
             stack.environment["SLUICE_REDIS_URL"] = url
             # Celery has no cluster.
             stack.environment["SLUICE_CELERY_BROKER_URL"] = url.replace("cluster=true", "")
@@ -58,17 +64,18 @@ def _has_received(stack: Stack, command: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("options", "lifetime", "cause"),
+    ("options", "lifetime", "host", "cause"),
     [
-        ("", timedelta(hours=1), "self-signed certificate"),
-        ("ssl_ca_certs={file}", timedelta(minutes=-1), "certificate has expired"),
-        ("cluster=true", timedelta(hours=1), "self-signed certificate"),
+        ("", timedelta(hours=1), "localhost", "self-signed certificate"),
+        ("ssl_ca_certs={file}", timedelta(minutes=-1), "localhost", "certificate has expired"),
+        ("ssl_ca_certs={file}", timedelta(hours=1), "127.0.0.1", "IP address mismatch"),
+        ("cluster=true", timedelta(hours=1), "localhost", "self-signed certificate"),
     ],
 )
 def test_no_role_sends_its_password_to_a_server_that_it_cannot_verify(
-    launch: Launch, options: str, lifetime: timedelta, cause: str
+    launch: Launch, options: str, lifetime: timedelta, host: str, cause: str
 ) -> None:
-    stack = launch(LOGIN, options, lifetime)
+    stack = launch(LOGIN, options, lifetime, host)
     for role in ROLES:
         _await_line(stack, role, cause)
     assert not _has_received(stack, "hello")
@@ -79,5 +86,9 @@ def test_every_role_warns_of_a_server_that_the_operator_lets_it_trust(launch: La
     stack = launch("", "ssl_cert_reqs=none")
     for role in ROLES:
         _await_line(stack, role, "ssl_cert_reqs=none: Redis at localhost:")
+    for role in ROLES[:-1]:
+        _await_line(stack, role, f"sluice.ready: sluice {role} {version('sluice')} is ready: ")
+        (line,) = (each for each in stack.log(role).splitlines() if " is ready: " in each)
+        assert "; Redis at localhost:" in line
     for command in ("lpush", "brpop"):  # The scheduler sends runs, and the worker takes them.
         wait_until(partial(_has_received, stack, command), what=f"{command} of Celery")

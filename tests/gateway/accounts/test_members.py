@@ -173,15 +173,24 @@ async def test_invitation_is_accepted_by_one_person_once(members: MemberService)
     invited = await members.add("acme", email="Ada@Acme.example", role=Role.OWNER)
     with pytest.raises(ConflictError, match="is already a member"):
         await members.add("acme", email=email, role=Role.VIEWER)
-    assert await members.log_in(ada, None) == []
-    both = await asyncio.gather(members.log_in(ada, email), members.log_in(eve, email))
-    [[(joined, tenant)]] = [found for found in both if found]
-    assert (joined.id, joined.email, tenant) == (invited.id, email, "Acme")
-    assert joined.issuer == "https://login.example"
+    assert await members.log_in(ada, None, {}) == []
+    both = await asyncio.gather(members.log_in(ada, email, {}), members.log_in(eve, email, {}))
+    assert [found for found in both if found] == [[("acme", "Acme", Role.OWNER)]]
+    joined = await members.get("acme", invited.id)
+    assert (joined.email, joined.issuer) == (email, "https://login.example")
     # Who is a member already does not become a second one.
     await members.add("acme", email="other@acme.example", role=Role.VIEWER)
     person = ada if joined.subject == "ada" else eve
-    assert [each for each, _ in await members.log_in(person, "other@acme.example")] == [joined]
+    found = await members.log_in(person, "other@acme.example", {})
+    assert found == [("acme", "Acme", Role.OWNER)]
+    # Groups replace the role of a member, and need none.
+    assert await members.log_in(person, None, {"acme": Role.VIEWER, "none": Role.OWNER}) == [
+        ("acme", "Acme", Role.VIEWER)
+    ]
+    other = Person("https://login.example", "gus", False)
+    assert await members.of_person(other, {"acme": Role.BILLING}) == [
+        ("acme", "Acme", Role.BILLING)
+    ]
     for wrong in ("", "ada", "ada@", "a da@acme.example", "\N{KELVIN SIGN}im@acme.example"):
         with pytest.raises(InvalidParameterError, match="'email' must be an address"):
             await members.add("acme", email=wrong, role=Role.VIEWER)

@@ -118,7 +118,7 @@ def test_tenant_is_created_listed_suspended_and_activated(sluice: Sluice) -> Non
     heading, row = sluice("tenants", "list").stdout.splitlines()
     assert heading.split() == [
         *("ID", "NAME", "WEIGHT", "STATUS", "DIALECT", "STRICT", "DEFAULT", "MODEL"),
-        *("PLAN", "BILLING", "TIER", "CREATED"),
+        *("PLAN", "LIMITS", "BILLING", "TIER", "CREATED"),
     ]
     assert row.startswith("acme  Acme Inc.  2.5     active  -        no      -  ")
     assert row.endswith(" UTC")

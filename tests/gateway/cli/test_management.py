@@ -60,7 +60,8 @@ def test_tenant_is_set_shown_and_its_limits_merged(sluice: Sluice) -> None:
     again = ("--limit", "requests_per_minute=plan", "--limit", "tokens_per_day=5")
     removed = ("--no-show-cost", "--cors-origin", "none")
     table = sluice("tenants", "set", "acme", *again, *removed).stdout.splitlines()
-    assert table[1].split()[7:10] == ["-", "prepaid", "flex"]
+    set_limits = "budget=none,tokens_per_day=5"
+    assert table[1].split()[7:11] == ["-", set_limits, "prepaid", "flex"]
     assert _json(sluice("tenants", "show", "acme", "--json"))["limits"] == {
         "budget_micros": None,
         "tokens_per_day": 5,

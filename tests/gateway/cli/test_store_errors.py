@@ -72,6 +72,11 @@ def _error(sluice: Sluice, *arguments: str) -> str:
 def test_cause_of_a_failure_of_redis(
     sluice: Sluice, redis_server: RedisServer, limited: str, frozen_redis_is_left: None
 ) -> None:
+    missing = "rediss://127.0.0.1?ssl_ca_certs=/no/ca.pem"
+    assert _error(sluice, "models", "list", "--redis-url", missing) == (
+        "Error: SLUICE_REDIS_URL: ssl_ca_certs: the file /no/ca.pem cannot be read "
+        "(No such file or directory)."
+    )
     wrong, closed = limited.replace(PASSWORD, "hidden2"), free_port()
     with _listening(b"") as silent, _listening(b"-ERR\r\n") as plain:
         for url, cause in (

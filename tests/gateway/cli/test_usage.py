@@ -19,6 +19,7 @@ from contract import keys
 from gateway.accounts.audit.log import AuditLog, HeadSigner, SignedHead
 from gateway.limits.accounts import FIELD, AccountNumbers
 from gateway.platform.database.engine import Database
+from gateway.records.money import show_dollars
 from gateway.records.usage_record import Outcome, UsageRecord, encode_usage
 from tests.gateway.billing.ledger_rows import NOON, add, record
 from tests.support.cases import case
@@ -112,8 +113,24 @@ def test_month_is_exported_as_csv_that_runs_no_formula(
     named = sluice("usage", "export", "--tenant", "acme", "--month", "2026-11", "--output", ".")
     assert named.stderr == "Requests: 3, in acme-2026-11.csv.\n"
     assert Path("acme-2026-11.csv").read_bytes() == file.read_bytes()
+    nowhere = ("usage", "export", "--tenant", "acme", "--month", "2026-11", "--output", "no/x.csv")
+    refused = sluice(*nowhere)
+    assert (refused.exit_code, refused.stderr) == (
+        *(1, "Error: --output: no/x.csv cannot be written (No such file or directory).\n"),
+    )
     nothing = sluice("usage", "export", "--tenant", "acme", "--month", "2026-12").stdout
     assert len(nothing.splitlines()) == 1
+
+
+def test_invoice_equals_the_records(sluice: Sluice, records: list[UsageRecord]) -> None:
+    lines = sluice("invoices", "show", "--tenant", "acme", "2026-11").stdout.splitlines()
+    assert lines[0].startswith("Acme (acme), 2026-11 (")
+    assert lines[1].split()[:4] == ["MODEL", "TIER", "REQUESTS", "FAILED"]
+    of_month = {"cmpl-1", "cmpl-2", "cmpl-3"}
+    total = sum(each.cost_micros for each in records if each.request_id in of_month)
+    assert lines[-1] == f"Total: {show_dollars(total)}"
+    found = shown(sluice("invoices", "show", "--tenant", "acme", "2026-11", "--json"))
+    assert (found["object"], found["total_micros"]) == ("invoice", total)
 
 
 WRONG = [

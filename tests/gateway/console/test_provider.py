@@ -41,6 +41,7 @@ ACCOUNTS: Final[dict[str, dict[str, Any]]] = {
     "ron": {"groups": ["people", "auditors"]},
     "sue": {"groups": ["staff"]},
     "sam": {},
+    "gus": {"groups": ["acme-viewers", "acme-admins"]},
 }
 
 
@@ -77,6 +78,14 @@ def provided(stack: Stack) -> Iterator[Provided]:
         "SLUICE_OIDC_OPERATOR_CLAIM": "groups",
         "SLUICE_OIDC_OPERATOR_VALUES": "staff,admins",
         "SLUICE_OIDC_OPERATOR_READER_VALUES": "auditors",
+        "SLUICE_OIDC_ROLE_CLAIM": "groups",
+        "SLUICE_OIDC_ROLES": json.dumps(
+            {
+                "acme-viewers": {TENANT: "viewer", OTHER: "billing"},
+                "acme-admins": {TENANT: "admin"},
+            }
+        ),
+        "SLUICE_OIDC_EMAIL_TENANTS": "directory-1",
     }
     names = ("provided", "provided-too")
     urls = [
@@ -188,6 +197,50 @@ async def test_verified_email_makes_an_invited_person_a_member_once(
         async with asyncio.timeout(30):
             while (await ada.get("/console")).status_code != 303:
                 await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("login", "claims", "is_verified"),
+    [
+        # The provider's userinfo says that this address of Ada is verified.
+        ("ada", {"email": ADA}, True),
+        ("ada", {"email": "other@acme.example"}, False),
+        ("ada", {"email": ADA, "email_verified": False}, False),
+        # Microsoft Entra never says so.
+        ("sam", {"email": ADA, "tid": "directory-1"}, True),
+        ("sam", {"email": ADA, "tid": "directory-2"}, False),
+        ("sam", {"email": ADA, "tid": "directory-1", "email_verified": "false"}, False),
+    ],
+)
+async def test_address_is_verified_by_userinfo_or_a_trusted_directory(
+    provided: Provided,
+    members: MemberService,
+    login: str,
+    claims: dict[str, Any],
+    is_verified: bool,
+) -> None:
+    for email in (ADA, "other@acme.example"):
+        await members.add(TENANT, email=email, role=Role.VIEWER)
+    await provided.tamper(**claims)
+    async with anonymous(provided.url) as client:
+        entered = await _enter(client, login)
+        assert entered.status_code == (303 if is_verified else 403), entered.text
+
+
+async def test_groups_give_roles_without_members(
+    provided: Provided, members: MemberService
+) -> None:
+    async with anonymous(provided.url) as client:
+        entered = await _enter(client, "gus")
+        assert entered.headers["location"].startswith("/console/accounts")
+        page = (await client.get("/console/accounts")).text
+        assert re.findall(r'<td class="mono">(.*?)</td><td>(.*?)</td>', page) == [
+            *sorted([(TENANT, "admin"), (OTHER, "billing")])
+        ]
+        chosen = {"csrf": CSRF.findall(page)[0], "tenant": TENANT}
+        await client.post("/console/accounts", data=chosen)
+        assert (await client.get("/console/keys")).status_code == 200
+        assert (await client.get("/console/members")).status_code == 403
 
 
 async def test_subject_of_another_issuer_is_another_person(

@@ -106,13 +106,15 @@ def test_long_job_delays_no_other_job_and_a_stuck_one_no_job_of_the_ledger(
         assert {ends.get(timeout=PATIENCE_SECONDS) for _ in some} == {job.name for job in some}
 
     with running(settings, Track.LONG) as long:
-        tracks = {Track.LEDGER: runner, Track.LONG: long}
-        worker = threading.Thread(target=run_worker, args=(app, tracks, Intake(app, tracks)))
+        tracks, ready = {Track.LEDGER: runner, Track.LONG: long}, threading.Event()
+        intake = Intake(app, tracks)
+        worker = threading.Thread(target=run_worker, args=(app, tracks, intake, ready.set))
         worker.start()
         try:
             all_begin([job for job in jobs if job.name != "stuck"])
             all_begin(jobs[-1:])
             all_begin([job for job in jobs if job.track is Track.LEDGER])
+            assert ready.is_set()
             assert runner.is_responsive()
             monkeypatch.setattr(runner_module, "RESPONSE_SECONDS", 0.1)
             assert not long.is_responsive()

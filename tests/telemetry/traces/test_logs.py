@@ -123,8 +123,8 @@ def test_every_line_of_gateway_and_worker_is_json(stack: Stack) -> None:
     reply = ask(stack, stream=True, headers={"x-request-id": "req_logged"})
     assert reply.chunks
     assert lines_of(stack.log("gateway")) == lines_of(stack.log("gateway"))
-    ready = [line for line in lines_of(stack.log("worker")) if "Ready" in line["message"]]
-    assert ready[0]["logger"] == "worker.main"
+    ready = [line for line in lines_of(stack.log("worker")) if " is ready: " in line["message"]]
+    assert ready[0]["logger"] == "sluice.ready"
     assert scan_for_secrets({n: stack.log(n) for n in ("gateway", "worker")}, stack.keys) == []
 
 

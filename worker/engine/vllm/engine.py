@@ -97,6 +97,25 @@ def _has_bfloat16() -> bool:
     return str(torch.backends.cpu.get_cpu_capability()) != "AVX2"
 
 
+def read_arguments(settings: WorkerSettings) -> tuple[Any, bool]:
+    """Return vLLM's engine arguments, and whether it uses a CPU. Imports vLLM.
+
+    Raises ValueError for arguments that cannot be used.
+    """
+    is_cpu = _begin(settings)
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.platforms import current_platform
+
+    arguments = engine_arguments(
+        settings,
+        AsyncEngineArgs,
+        is_cpu=is_cpu,
+        can_sleep=current_platform.is_sleep_mode_available(),
+        has_bfloat16=_has_bfloat16(),
+    )
+    return arguments, is_cpu
+
+
 class VllmEngine:
     """vLLM in separate processes, on the device of this machine."""
 
@@ -274,18 +293,16 @@ class VllmEngine:
     # --- starting ------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        is_cpu = _begin(self._settings)
+        arguments, is_cpu = read_arguments(self._settings)
         import vllm
         import zmq
         from vllm.config.kv_events import KVEventsConfig
         from vllm.config.reasoning import ReasoningConfig
         from vllm.distributed.kv_events import KVEventBatch
-        from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.inputs import tokens_input
         from vllm.lora.request import LoRARequest
         from vllm.model_executor.model_loader import get_model_cls
         from vllm.model_executor.models.interfaces import supports_score_template
-        from vllm.platforms import current_platform
         from vllm.renderers.hf import resolve_chat_template
         from vllm.renderers.inputs.preprocess import parse_model_prompt
         from vllm.tokenizers import cached_tokenizer_from_config
@@ -295,13 +312,6 @@ class VllmEngine:
         from vllm.v1.metrics import stats
         from vllm.v1.structured_output.backend_guidance import GuidanceBackend
 
-        arguments = engine_arguments(
-            self._settings,
-            AsyncEngineArgs,
-            is_cpu=is_cpu,
-            can_sleep=current_platform.is_sleep_mode_available(),
-            has_bfloat16=_has_bfloat16(),
-        )
         _set_compiler(is_used=not (is_cpu and arguments.enforce_eager))
         parsers = parser_format(
             self._settings,

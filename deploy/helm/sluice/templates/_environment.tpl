@@ -299,6 +299,18 @@ nothing. Takes the root.
 - name: SLUICE_OIDC_OPERATOR_READER_VALUES
   value: {{ join "," . | quote }}
 {{- end }}
+{{- with $oidc.roleClaim }}
+- name: SLUICE_OIDC_ROLE_CLAIM
+  value: {{ . | quote }}
+{{- end }}
+{{- with $oidc.roles }}
+- name: SLUICE_OIDC_ROLES
+  value: {{ toJson . | quote }}
+{{- end }}
+{{- with $oidc.emailTenants }}
+- name: SLUICE_OIDC_EMAIL_TENANTS
+  value: {{ join "," . | quote }}
+{{- end }}
 - name: SLUICE_CONSOLE_KEY_LOGIN
   value: {{ $oidc.keyLogin | quote }}
 {{- if $oidc.existingSecret }}
@@ -561,5 +573,38 @@ Ingress or the HTTPRoute without a wildcard; empty without one. Takes the root.
 {{- if and .Values.tracing.enabled .Values.tracing.existingSecret }}
 - name: OTEL_EXPORTER_OTLP_HEADERS
   {{- include "sluice.secretKeyRef" (dict "secret" .Values.tracing.existingSecret "secretKey" .Values.tracing.existingSecretKey) | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* The volumes of gateways and of their check, and the mounts. They take the root. */}}
+{{- define "sluice.gatewayMounts" -}}
+{{- include "sluice.temporaryMount" . }}
+{{- include "sluice.filesMount" . | nindent 0 }}
+{{- include "sluice.redisTrustMount" . | nindent 0 }}
+{{- include "sluice.databaseTrustMount" . | nindent 0 }}
+{{- if include "sluice.usesJwks" . }}
+- name: jwt
+  mountPath: {{ include "sluice.jwksFolder" . }}
+  readOnly: true
+{{- end }}
+{{- with .Values.gateway.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+{{- define "sluice.gatewayVolumes" -}}
+{{- include "sluice.temporaryVolume" . }}
+{{- include "sluice.filesVolume" . | nindent 0 }}
+{{- include "sluice.redisTrustVolume" . | nindent 0 }}
+{{- include "sluice.databaseTrustVolume" . | nindent 0 }}
+{{- if include "sluice.usesJwks" . }}
+- name: jwt
+  secret:
+    secretName: {{ .Values.jwt.existingSecret }}
+    items:
+      - key: {{ .Values.jwt.existingSecretJwksKey }}
+        path: {{ .Values.jwt.existingSecretJwksKey }}
+{{- end }}
+{{- with .Values.gateway.extraVolumes }}
+{{ toYaml . }}
 {{- end }}
 {{- end -}}

@@ -182,5 +182,5 @@ async def test_unreachable_database_is_a_store_error(tmp_path: Path) -> None:
 def test_other_databases_are_refused_without_repeating_the_url(url: str) -> None:
     with pytest.raises(InvalidParameterError) as caught:
         Database(url)
-    assert "postgresql+asyncpg" in caught.value.message
+    assert "postgresql://USER" in caught.value.message
     assert "secret" not in caught.value.message
