@@ -25,7 +25,6 @@ from gateway.batches.files.routes import (
 )
 from gateway.batches.files.service import FileService, Owner, is_id, read_retention
 from gateway.batches.lines import ENDPOINTS_BY_PATH
-from gateway.batches.principals import JWT_PREFIX
 from gateway.batches.store import OPEN, BatchStore
 from gateway.dialects.profile_choice import DIALECT_HEADER, choose_profile
 from gateway.http.bounded_route import BoundedRoute
@@ -44,7 +43,7 @@ from gateway.records.errors import (
     must,
     shown,
 )
-from gateway.records.principal import Principal
+from gateway.records.principal import JWT_PREFIX, Principal
 from gateway.records.times import utc_now
 from gateway.records.usage_record import MICRO
 
