@@ -38,6 +38,7 @@ from gateway.records.batches import Batch, BatchStatus, FilePurpose
 from gateway.records.checks import is_storable
 from gateway.records.errors import (
     NotFoundError,
+    PermissionDeniedError,
     StateConflictError,
     TenantQueueFullError,
     must,
@@ -155,7 +156,15 @@ class BatchService:
 
 
 def new_batch(prefix: str, principal: Principal, **values: Any) -> Batch:
-    """Return a batch of a principal whose id begins with a prefix, with further `values`."""
+    """Return a batch of a principal whose id begins with a prefix, with further `values`.
+
+    Raises PermissionDeniedError if nothing of the tenant's requests may be kept.
+    """
+    if principal.zero_retention:
+        raise PermissionDeniedError(
+            "Batches keep requests and their results, which the account's 'zero_retention' does "
+            "not allow."
+        )
     is_token = principal.credential_id.startswith(JWT_PREFIX)
     models = principal.allowed_models if is_token else None
     now = utc_now()

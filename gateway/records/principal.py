@@ -52,6 +52,8 @@ class Principal:
     """Service tier for requests without a tier."""
     shows_cost: bool = False
     """Whether responses contain their cost."""
+    zero_retention: bool = False
+    """Whether nothing of the tenant's requests is kept after their end, but usage records."""
     cors_origins: tuple[str, ...] = ()
     """Origins of web pages that may use the tenant's keys, or `*`."""
     is_operator: bool = False
