@@ -223,7 +223,7 @@ class RequestReader:
         if body.get("model") is None and isinstance(names, list) and names:
             body["model"] = names[0]
         call = await self._in_dialect(request, principal, body, beside)
-        if takes_models:
+        if takes_models and (call.choice.alias or body.get("models") is not None):
             fallbacks = await self._models.fallbacks(principal, body, call.choice)
             call = msgspec.structs.replace(call, fallbacks=fallbacks) if fallbacks else call
         if authorized is None:
