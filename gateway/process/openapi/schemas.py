@@ -401,6 +401,9 @@ _BodyHeaders
   +_RequestHeaders
   X-Include-Cost?: "true" | "false"
     # Whether the response includes its cost. Default: the account's setting.
+  X-Zero-Retention?: "true" | "false"
+    # Whether nothing of the request is kept after its end, but its usage record. Default: the
+    # account's setting, which only `true` can change.
 _CreationHeaders
   +_BodyHeaders
   Idempotency-Key?: match("^[!-~]{1,255}$")
