@@ -1,6 +1,6 @@
 """Aliases of models: defined, replaced and removed by operators (`/admin/aliases`)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal
@@ -24,6 +24,8 @@ from gateway.records.times import in_utc, utc_now
 
 MAX_MODELS: Final = 32
 """Models of one alias: a request computes a digest for each."""
+MAX_FALLBACKS: Final = 8
+"""Models to try after the fallback of an alias."""
 
 
 class AliasService(Service):
@@ -36,6 +38,7 @@ class AliasService(Service):
         weights: Mapping[str, int],
         sticky: Sticky = Sticky.TENANT,
         fallback: str | None = None,
+        fallbacks: Sequence[str] = (),
         sunset_at: datetime | None = None,
         replacement: str | None = None,
         actor: str = SYSTEM,
@@ -44,7 +47,9 @@ class AliasService(Service):
 
         It hides a model of the same name.
         """
-        _check(name, weights, fallback=fallback, replacement=replacement)
+        named = {"fallback": fallback, "replacement": replacement}
+        named |= {f"fallbacks[{index}]": each for index, each in enumerate(fallbacks)}
+        _check(name, weights, named)
         now = utc_now()
         sunset_at = None if sunset_at is None else in_utc(sunset_at, param="sunset_at")
         async with changing(self._database, actor=actor) as change:
@@ -55,6 +60,7 @@ class AliasService(Service):
                 weights=dict(weights),
                 sticky=sticky,
                 fallback=fallback,
+                fallbacks=[*fallbacks],
                 sunset_at=sunset_at,
                 deprecated_at=None if sunset_at is None else deprecated_at or now,
                 replacement=replacement or max(weights, key=weights.__getitem__),
@@ -84,9 +90,7 @@ class AliasService(Service):
             return await list_records(transaction, AliasRow, order=["name"])
 
 
-def _check(
-    name: str, weights: Mapping[str, int], *, fallback: str | None, replacement: str | None
-) -> None:
+def _check(name: str, weights: Mapping[str, int], named: Mapping[str, str | None]) -> None:
     check_name(name)
     if name == DEFAULT_MODEL:
         raise InvalidParameterError(
@@ -107,7 +111,9 @@ def _check(
         raise InvalidParameterError(
             "'weights' must have a weight greater than 0. Given: only 0.", param="weights"
         )
-    for param, value in (("fallback", fallback), ("replacement", replacement)):
+    if len(named) > 2 + MAX_FALLBACKS:
+        raise must("fallbacks", f"have at most {MAX_FALLBACKS} models", len(named) - 2)
+    for param, value in named.items():
         if value is not None:
             check_name(value, param=param)
 
@@ -124,6 +130,7 @@ def _details(alias: Alias) -> dict[str, Any]:
         "weights": dict(alias.weights),
         "sticky": alias.sticky,
         "fallback": alias.fallback,
+        "fallbacks": list(alias.fallbacks),
         "sunset_at": alias.sunset_at,
         "replacement": alias.replacement,
     }
@@ -149,7 +156,14 @@ class AliasDefinition(RequestBody):
         description="Whose requests go to the same model: the tenant's, or those of each `user`.",
     )
     fallback: Name | None = Field(
-        None, description="Model of requests whose own model has no worker."
+        None,
+        description="Model of requests that their own model cannot run: it has no worker, its "
+        "queue is full, or its context window is too short.",
+    )
+    fallbacks: list[Name] = Field(
+        [],
+        max_length=MAX_FALLBACKS,
+        description="Models to try after `fallback`, in order.",
     )
     sunset_at: AwareDatetime | None = Field(
         None, description="When requests for the alias begin to fail."
@@ -169,6 +183,7 @@ class AliasBody(RecordBody):
     weights: dict[str, int]
     sticky: Sticky
     fallback: str | None
+    fallbacks: list[str]
     sunset_at: datetime | None
     deprecated_at: datetime | None = Field(description="When the alias got its `sunset_at`.")
     replacement: str

@@ -366,6 +366,7 @@ def _principal(tenant: Tenant, **others: Any) -> Principal:
         is_prepaid=tenant.billing is Billing.PREPAID,
         service_tier=tenant.service_tier,
         shows_cost=tenant.shows_cost,
+        zero_retention=tenant.zero_retention,
         cors_origins=tenant.cors_origins,
         **others,
     )

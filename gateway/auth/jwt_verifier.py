@@ -116,6 +116,8 @@ class JwksUrl:
         self._trust = httpx.create_ssl_context()
         self._keys: Mapping[str, jwt.PyJWK] = {}
         self._fetched_at = float("-inf")
+        self._is_read = False
+        """Whether the latest response was usable."""
         self._fetching: asyncio.Task[None] | None = None
 
     def get(self, kid: str) -> jwt.PyJWK | None:
@@ -125,7 +127,7 @@ class JwksUrl:
     async def refresh(self, kid: str) -> None:
         """Request the keys if they are old or lack this one, unless they were requested lately.
 
-        Raises ServiceUnavailableError if there has been no usable response.
+        Raises ServiceUnavailableError if it is unknown whether the issuer has this one.
         """
         least = FRESH_SECONDS if kid in self._keys else AGAIN_SECONDS
         if self._monotonic() - self._fetched_at >= least:
@@ -133,8 +135,11 @@ class JwksUrl:
                 # A task, because others wait for it if this client disconnects.
                 self._fetching = asyncio.create_task(self._fetch())
             await asyncio.shield(self._fetching)
-        if not self._keys:
-            raise ServiceUnavailableError("The keys of the token's issuer cannot be read. Retry.")
+        if kid not in self._keys and not self._is_read:
+            raise ServiceUnavailableError(
+                "The keys of the token's issuer cannot be read. Retry.",
+                retry_after_seconds=AGAIN_SECONDS,
+            )
 
     async def _fetch(self) -> None:
         try:
@@ -144,7 +149,9 @@ class JwksUrl:
             ):
                 response = (await http.get(self._url)).raise_for_status()
             self._keys = _usable(response.content, f"The JWKS of {self._url}")
+            self._is_read = True
         except (httpx.HTTPError, TimeoutError, JwksError) as error:
+            self._is_read = False
             logger.warning("cannot read the JWKS, its previous keys remain in use: %.200r", error)
         finally:
             self._fetched_at = self._monotonic()

@@ -200,13 +200,14 @@ async def make_link(redis: "Redis", login: KeyLogin) -> str:
     return f"{LINK_PATH}?token={token}"
 
 
-async def use_link(redis: "Redis", token: str) -> KeyLogin | None:
+async def use_link(redis: "Redis", token: str, *, ends: bool = True) -> KeyLogin | None:
     """Return what the token of a link stands for, and end it; None for a used or expired one.
 
     Raises StoreUnavailableError.
     """
     with converting_errors(redis):
-        content: Any = await redis.getdel(keys.console_link(_digest(token)))
+        take = redis.getdel if ends else redis.get
+        content: Any = await take(keys.console_link(_digest(token)))
     return None if content is None else msgspec.msgpack.decode(content, type=KeyLogin)
 
 

@@ -7,12 +7,12 @@ import msgspec
 
 from common.present import present
 from gateway.completions.rendering.completion import Usage
-from gateway.dialects.endpoint import EMBEDDINGS, ENDPOINTS, Endpoint
+from gateway.dialects.endpoint import BATCH_ENDPOINTS, Endpoint
 from gateway.records.errors import ApiError, ErrorStyle
 
 MAX_CUSTOM_ID_CHARACTERS: Final = 512
 ENDPOINTS_BY_PATH: Final[dict[str, Endpoint]] = {
-    each.path: each for each in (*ENDPOINTS, EMBEDDINGS)
+    each.path: each for each in BATCH_ENDPOINTS.values()
 }
 
 

@@ -7,7 +7,7 @@ from gateway.auth.authenticator import Authenticator
 from gateway.auth.jwt_verifier import TokenClaims
 from gateway.records.batches import Batch
 from gateway.records.limits import LimitName, Limits, SubjectLimits
-from gateway.records.principal import Principal
+from gateway.records.principal import JWT_PREFIX, Principal
 from gateway.records.scopes import Scope
 
 _LINE_LIMITS: Final = (
@@ -17,7 +17,6 @@ _LINE_LIMITS: Final = (
     LimitName.STORED_BYTES,
     LimitName.MODEL_SHARE,
 )
-JWT_PREFIX: Final = "jwt:"
 
 
 async def principal_of(authenticator: Authenticator, batch: Batch) -> Principal:

@@ -25,7 +25,6 @@ from gateway.batches.files.routes import (
 )
 from gateway.batches.files.service import FileService, Owner, is_id, read_retention
 from gateway.batches.lines import ENDPOINTS_BY_PATH
-from gateway.batches.principals import JWT_PREFIX
 from gateway.batches.store import OPEN, BatchStore
 from gateway.dialects.profile_choice import DIALECT_HEADER, choose_profile
 from gateway.http.bounded_route import BoundedRoute
@@ -39,12 +38,13 @@ from gateway.records.batches import Batch, BatchStatus, FilePurpose
 from gateway.records.checks import is_storable
 from gateway.records.errors import (
     NotFoundError,
+    PermissionDeniedError,
     StateConflictError,
     TenantQueueFullError,
     must,
     shown,
 )
-from gateway.records.principal import Principal
+from gateway.records.principal import JWT_PREFIX, Principal
 from gateway.records.times import utc_now
 from gateway.records.usage_record import MICRO
 
@@ -156,7 +156,15 @@ class BatchService:
 
 
 def new_batch(prefix: str, principal: Principal, **values: Any) -> Batch:
-    """Return a batch of a principal whose id begins with a prefix, with further `values`."""
+    """Return a batch of a principal whose id begins with a prefix, with further `values`.
+
+    Raises PermissionDeniedError if nothing of the tenant's requests may be kept.
+    """
+    if principal.zero_retention:
+        raise PermissionDeniedError(
+            "Batches keep requests and their results, which the account's 'zero_retention' does "
+            "not allow."
+        )
     is_token = principal.credential_id.startswith(JWT_PREFIX)
     models = principal.allowed_models if is_token else None
     now = utc_now()

@@ -55,7 +55,8 @@ tenants = Calls(
   sluice tenants set acme --billing prepaid --service-tier priority --show-cost
 
 {LIMITS_HELP}""",
-    "strict_parameters=--strict/--no-strict shows_cost=--show-cost/--no-show-cost")
+    "strict_parameters=--strict/--no-strict shows_cost=--show-cost/--no-show-cost "
+    "zero_retention=--zero-retention/--no-zero-retention")
 
 projects = Calls(
     "projects", "gateway.accounts.projects.routes", f"{_TENANT}/projects/{{project_id}}",
@@ -316,7 +317,7 @@ aliases = Calls(
   sluice aliases set chat llama-8b=50 llama-8b-v2=50 --sticky user --fallback llama-8b
   sluice aliases set chat-2025 llama-8b --sunset 2027-01-01 --replacement chat
 """,
-    "name=ALIAS sunset_at=--sunset",
+    "name=ALIAS sunset_at=--sunset fallbacks=--further-fallback",
     models=lambda alias: " ".join(f"{model}={of}" for model, of in alias["weights"].items()))
 
 

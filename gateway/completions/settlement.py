@@ -156,6 +156,8 @@ class SettlementService:
         """Work that outlives its request: settlements, and writes of stored responses."""
         self._sliced: dict[Settlement, Slices] = {}
         self._to_drop: defaultdict[str, list[str]] = defaultdict(list)
+        self.trims_replies = False
+        """Whether a request has ended whose replies may not stay in Redis."""
 
     def open(
         self,
@@ -221,6 +223,8 @@ class Settlement:
         # The settlement belongs to the trace of the request, whatever task ends it.
         self._trace = tracing.here()
         self._first_token_ms = 0
+        self.leaves_replies = True
+        """Whether its replies may stay in Redis for a while after its end."""
         self.has_ended = False
         """Whether it is settled, or being settled."""
         self.is_finished = False
@@ -412,6 +416,7 @@ class Settlement:
             preempted=self.generation.preempted,
             classes=[[name for name, _ in each] for each in self.generation.classes.values()],
         )
+        self._service.trims_replies |= not self.leaves_replies
         telemetry.used(
             record.model,
             record.tenant_id,

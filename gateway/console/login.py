@@ -84,8 +84,10 @@ def login_router(audience: Audience) -> APIRouter:
     ) -> Response:
         """Log in with a link that is valid once."""
         services = services_of(request)
-        login = await use_link(services[Redis], token)
-        if login is None:
+        login = await use_link(services[Redis], token, ends=False)
+        # Before the link ends: a database that is away must not use it up.
+        principal = None if login is None else await principal_of(request, login, audience)
+        if principal is None or (login := await use_link(services[Redis], token)) is None:
             # Such as the second load of the page by a browser that has logged in with the link.
             token = request.cookies.get(cookie_name(request, audience), "")
             if await sessions_of(services).find(token, audience) is not None:
@@ -95,7 +97,6 @@ def login_router(audience: Audience) -> APIRouter:
                 "`sluice console link` where Sluice runs: it prints new links."
             )
             return login_page(request, audience, following=HOME, error=error)
-        principal = await principal_of(request, login, audience)
         subject = admitted_principal(principal, audience).actor
         return await begin(request, audience, login, subject, following=HOME)
 

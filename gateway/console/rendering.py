@@ -106,7 +106,8 @@ def page(
     )
     if status is None:
         status = 200 if error is None else error.status
-    headers = {**SECURITY_HEADERS, "content-security-policy": policy(nonce)}
+    headers = {} if error is None else {**error.headers()}
+    headers |= {**SECURITY_HEADERS, "content-security-policy": policy(nonce)}
     return HTMLResponse(content, status_code=status, headers=headers)
 
 

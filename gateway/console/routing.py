@@ -351,10 +351,7 @@ def error_page(request: Request, error: Exception) -> Response:
     """Return an error as a page."""
     failure = as_api_error(error)
     status = failure.status_for(ErrorStyle.OPENAI)
-    response = page(request, "error.html", status=status, error=failure)
-    for name, value in failure.headers().items():
-        response.headers.setdefault(name, value)
-    return response
+    return page(request, "error.html", status=status, error=failure)
 
 
 async def no_page(request: Request) -> Response:

@@ -1,12 +1,14 @@
 """Parameters and checks that completion and chat bodies share."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
 
 import msgspec
+from pydantic import Field
 
 from contract.sampling import MAX_STOP_TOKEN_IDS, SamplingSpec
 from gateway.dialects.choices import SharedChoiceParameters, read_prompt_logprobs
-from gateway.dialects.fields import given_or, read_token_ids
+from gateway.dialects.fields import given_or, read_strings, read_token_ids
 from gateway.dialects.lengths import (
     LengthParameters,
     name_of_max_tokens,
@@ -46,6 +48,15 @@ from gateway.dialects.structured.structures import (
 )
 from gateway.records.errors import MissingParameterError, invalid, must
 
+MOST_MODELS: Final = 8
+"""Models that one request may name in `models`."""
+_MOST_CHARACTERS: Final = 256
+
+ModelNames = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=_MOST_CHARACTERS)]],
+    Field(max_length=MOST_MODELS),
+]
+
 
 class SharedParameters(
     DeliveryParameters,
@@ -61,6 +72,10 @@ class SharedParameters(
     model: str | None = None
     """The model, from `GET /v1/models`. Required in dialects openai, fireworks and omlx; in others,
     the account's default model is used if absent."""
+    models: ModelNames | None = None
+    """Models to try in order if `model` has no worker, its queue is full, or its context window is
+    too short. Without `model`, the first of them is tried first. The response names the one that
+    ran. Default: none."""
     safe_tokenization: bool | None = None
     """Whether the text of a special token in a prompt or in messages is text, and not that token.
     Default: true in chats, false in completions."""
@@ -75,6 +90,11 @@ def read_model(value: object, profile: Profile) -> str | None:
     if not isinstance(value, str):
         raise must("model", "be a string", value)
     return value
+
+
+def read_models(body: Mapping[str, Any]) -> list[str]:
+    """Return the models that a body names in `models`. Raises InvalidParameterError."""
+    return read_strings(body.get("models"), "models", most=MOST_MODELS, longest=_MOST_CHARACTERS)
 
 
 def require_model(body: dict[str, Any], profile: Profile) -> str | None:

@@ -59,6 +59,8 @@ class Endpoint:
     """Whether it exists only in dialects that have llama.cpp's own paths."""
     takes_file: bool = False
     """Whether its bodies are forms with a file."""
+    takes_models: bool = False
+    """Whether a body may name fallbacks of its model."""
     takes_chats: bool = False
     """Whether a body with `messages` is a chat."""
 
@@ -97,10 +99,20 @@ def _read_chat(body: dict[str, Any], profile: Profile, *, max_prompts: int) -> G
 
 
 COMPLETIONS: Final = Endpoint(
-    "completions", "/v1/completions", "cmpl-", "text_completion", read_completion
+    "completions",
+    "/v1/completions",
+    "cmpl-",
+    "text_completion",
+    read_completion,
+    takes_models=True,
 )
 CHATS: Final = Endpoint(
-    "chat.completions", "/v1/chat/completions", "chatcmpl-", "chat.completion", _read_chat
+    "chat.completions",
+    "/v1/chat/completions",
+    "chatcmpl-",
+    "chat.completion",
+    _read_chat,
+    takes_models=True,
 )
 
 MESSAGES: Final = Endpoint(
@@ -111,6 +123,7 @@ MESSAGES: Final = Endpoint(
     read=read_message,
     form=ResponseForm.MESSAGES,
     error_style=ErrorStyle.ANTHROPIC,
+    takes_models=True,
 )
 
 COUNTED_MESSAGES: Final = replace(
@@ -129,6 +142,7 @@ RESPONSES: Final = Endpoint(
     read=read_response,
     form=ResponseForm.RESPONSES,
     error_style=ErrorStyle.OPENAI,
+    takes_models=True,
 )
 
 ENDPOINTS: Final = (COMPLETIONS, CHATS, MESSAGES, RESPONSES)
@@ -167,6 +181,8 @@ POOLING_ENDPOINTS: Final = (
 )
 """The endpoints of pooling models, each at all of its paths."""
 
+BATCH_ENDPOINTS: Final = {each.name: each for each in (*ENDPOINTS, EMBEDDINGS)}
+"""The endpoints whose requests can be lines of batches, by name."""
 
 TRANSCRIPTIONS: Final = Endpoint(
     name="audio.transcriptions",

@@ -173,7 +173,7 @@ both: min_new_tokens=0
   = Use 'min_tokens'.
 both: max_dynamic_patch min_dynamic_patch mm_payload mm_processor_kwargs use_audio_in_video
   = Only the model's operator configures its image processor.
-both: max_price models preset provider
+both: max_price preset provider
   = One request runs one model of this server. Name it as 'model'.
 both: moderation safety_model
   = Texts are not moderated. Moderate them in another service.

@@ -1,6 +1,7 @@
 """Stream options, timings, service tier and cache parameters of a request."""
 
-from typing import Annotated, Final
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
 
 from pydantic import Field
 
@@ -95,6 +96,12 @@ def read_stream_options(body: DeliveryParameters, profile: Profile) -> StreamOpt
     if not profile.allows_stream_options_without_stream:
         raise invalid("stream_options", "is only allowed when 'stream' is true.")
     return NO_OPTIONS
+
+
+def asked_tier(body: Mapping[str, Any]) -> ServiceTier | None:
+    """Return the tier that a body names, before it is read; None without a valid one."""
+    name = body.get("service_tier")
+    return TIERS.get(name) if isinstance(name, str) else None
 
 
 def read_service_tier(body: AccountParameters) -> str | None:

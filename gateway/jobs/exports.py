@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
@@ -28,6 +28,7 @@ from gateway.platform.database.claims import (
 from gateway.platform.database.engine import Database
 from gateway.platform.database.tables import LATE, ExportBatchRow, ExportSinkRow, LedgerRow
 from gateway.platform.settings import STRIPE_URL, ExportKind, ExportSink, Settings
+from gateway.records.errors import printable
 from gateway.records.times import EPOCH, to_ms, utc_now
 from gateway.records.usage_record import Counts
 
@@ -47,7 +48,10 @@ _PATHS: Final = {
     ExportKind.OPENMETER: "/api/v1/events",
     ExportKind.CLOUDEVENTS: "",
     ExportKind.STRIPE: "/v1/billing/meter_events",
+    ExportKind.OTLP: "/v1/logs",
 }
+_INFO: Final = 9
+"""Number of the severity in OTLP."""
 _DUPLICATE: Final = b"An event already exists with identifier"
 """Stripe responds with 400 to an identifier that it has stored."""
 
@@ -71,6 +75,10 @@ class Exporter(Slots[tuple[ExportSinkRow, Claim]]):
         self._database = database
         self._tokens = settings.tokens_of_sinks
         self._outbound = Outbound(allows_private=True, timeout_seconds=TIMEOUT_SECONDS)
+        # Its receiver is the tenant's.
+        self._tenants_outbound = Outbound(
+            allows_private=settings.webhook_allow_private, timeout_seconds=TIMEOUT_SECONDS
+        )
         self._due = set[str]()
         self._seconds = 0.0
 
@@ -159,7 +167,7 @@ class Exporter(Slots[tuple[ExportSinkRow, Claim]]):
                     batch_id,
                     sink.name,
                 )
-            return await store.take(sink.name, now, AT_ONCE)
+            return await store.take(sink.name, now, AT_ONCE, tenant_id=sink.tenant)
 
     async def _note(self, claim: Claim, results: Sequence[Failure | None]) -> None:
         """Store the pause of a sink after a pass, whose failures count once: they have one cause.
@@ -178,6 +186,11 @@ class Exporter(Slots[tuple[ExportSinkRow, Claim]]):
 
     async def _send(self, sink: ExportSink, batch: ExportBatch) -> Failure | None:
         """Send a batch and record the outcome. Return a failure that concerns the sink."""
+        if sink.tenant and not batch.requests:
+            await self._delivered(sink, batch)
+            return None
+        is_otlp = sink.kind is ExportKind.OTLP
+        outbound = self._tenants_outbound if is_otlp else self._outbound
         try:
             body, content_type = _body(sink, batch)
         except Exception:
@@ -189,13 +202,17 @@ class Exporter(Slots[tuple[ExportSinkRow, Claim]]):
             headers["authorization"] = f"Bearer {token}"
         url = (sink.url or STRIPE_URL).rstrip("/") + _PATHS[sink.kind]
         try:
-            reply = await self._outbound.exchange(url, body, headers, error_bytes=ERROR_BYTES)
+            reply = await outbound.exchange(
+                url, body, headers, error_bytes=ERROR_BYTES, bytes_=ERROR_BYTES * is_otlp
+            )
         except DeliveryError as error:
             return await self._failed(sink, batch, str(error), is_certain=not error.was_sent)
         if 200 <= reply.status < 300 or _is_duplicate(sink, reply):
+            if is_otlp:
+                _note_partial_success(sink, reply)
             await self._delivered(sink, batch)
         elif reply.status in REJECTIONS:
-            reason = reply.error.decode(errors="replace").replace("\0", "")
+            reason = reply.content.decode(errors="replace").replace("\0", "")
             await self._rejected(sink, batch, f"{reply.status}: {reason}")
         else:
             return await self._failed(
@@ -255,6 +272,8 @@ def _body(sink: ExportSink, batch: ExportBatch) -> tuple[bytes, str]:
         }
         return urlencode(fields).encode(), "application/x-www-form-urlencoded"
     events = [_event(sink, row) for row in batch.requests]
+    if sink.kind is ExportKind.OTLP:
+        return msgspec.json.encode(_logs(sink, batch.requests, events)), "application/json"
     return msgspec.json.encode(events), "application/cloudevents-batch+json"
 
 
@@ -285,13 +304,71 @@ def _event(sink: ExportSink, row: LedgerRow) -> dict[str, Any]:
     }
 
 
+def _logs(
+    sink: ExportSink, rows: Sequence[LedgerRow], events: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """Return a request of OTLP/HTTP in JSON, with a log record for each event."""
+    records = [
+        {
+            "timeUnixNano": str(1_000_000 * to_ms(row.created_at)),
+            "observedTimeUnixNano": str(1_000_000 * to_ms(row.ended_at)),
+            "severityNumber": _INFO,
+            "severityText": "INFO",
+            "eventName": sink.event,
+            "body": {"stringValue": row.request_id},
+            "attributes": _attributes(
+                {"request_id": row.request_id, "tenant": row.tenant_id, **event["data"]}
+            ),
+        }
+        for row, event in zip(rows, events, strict=True)
+    ]
+    resource = {"attributes": [_attribute("service.name", sink.source)]}
+    scope = {"name": "sluice.usage", "version": "1"}
+    scopes = [{"scope": scope, "logRecords": records}]
+    return {"resourceLogs": [{"resource": resource, "scopeLogs": scopes}]}
+
+
+def _attributes(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [_attribute(f"sluice.{name}", each) for name, each in data.items() if each is not None]
+
+
+def _attribute(name: str, value: str | int) -> dict[str, Any]:
+    if isinstance(value, bool):
+        return {"key": name, "value": {"boolValue": value}}
+    # OTLP has integers as texts: they may have 64 bits.
+    kind = "intValue" if isinstance(value, int) else "stringValue"
+    return {"key": name, "value": {kind: str(value)}}
+
+
+def _note_partial_success(sink: ExportSink, reply: HttpReply) -> None:
+    """Count the records that a receiver has dropped of a request, which must not be repeated."""
+    try:
+        found = msgspec.json.decode(reply.content or b"{}", type=_Reply).partialSuccess
+        dropped = int(found.rejectedLogRecords) if found is not None else 0
+    except (ValueError, msgspec.MsgspecError):
+        return  # Such as a text, or protobuf.
+    if found is not None and dropped > 0:
+        reason = printable(found.errorMessage)[:MAX_ERROR_CHARACTERS]
+        logger.warning("the sink %s has dropped %d records: %s", sink.name, dropped, reason)
+        telemetry.EXPORTED.labels(sink.name, "rejected").inc(dropped)
+
+
+class _PartialSuccess(msgspec.Struct):
+    rejectedLogRecords: int | str = 0  # noqa: N815 - the name in OTLP.
+    errorMessage: str = ""  # noqa: N815
+
+
+class _Reply(msgspec.Struct):
+    partialSuccess: _PartialSuccess | None = None  # noqa: N815
+
+
 def _rfc3339(moment: datetime) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _is_duplicate(sink: ExportSink, reply: HttpReply) -> bool:
     is_stripes = sink.kind is ExportKind.STRIPE and reply.status == REJECTIONS[0]
-    return is_stripes and _DUPLICATE in reply.error
+    return is_stripes and _DUPLICATE in reply.content
 
 
 def _seconds(retry_after: str) -> timedelta:

@@ -35,8 +35,8 @@ class HttpReply:
 
     status: int
     headers: httpx.Headers
-    error: bytes
-    """The beginning of the body, if the status is 400 or more and it was requested."""
+    content: bytes
+    """The beginning of the body, as much as was requested of this status."""
 
 
 class Outbound:
@@ -73,15 +73,21 @@ class Outbound:
             raise DeliveryError(f"responded with status {status}")
 
     async def exchange(
-        self, url: str, body: bytes, headers: Mapping[str, str], *, error_bytes: int = 0
+        self,
+        url: str,
+        body: bytes,
+        headers: Mapping[str, str],
+        *,
+        error_bytes: int = 0,
+        bytes_: int = 0,
     ) -> HttpReply:
-        """Send `body` and return the response, with so many bytes of the body of an error.
+        """Send `body` and return the response, with so many bytes of its body or of an error's.
 
         Raises DeliveryError if there is no response.
         """
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                return await self._post(httpx.URL(url), body, headers, error_bytes)
+                return await self._post(httpx.URL(url), body, headers, error_bytes, bytes_)
         except TimeoutError:
             raise DeliveryError("no response in time", was_sent=True) from None
         except OutboundError as error:
@@ -96,18 +102,23 @@ class Outbound:
             ) from None
 
     async def _post(
-        self, url: httpx.URL, body: bytes, headers: Mapping[str, str], error_bytes: int
+        self,
+        url: httpx.URL,
+        body: bytes,
+        headers: Mapping[str, str],
+        error_bytes: int,
+        other_bytes: int,
     ) -> HttpReply:
         if not url.host:
             raise DeliveryError("is not a URL")
         if url.scheme != "https" and not (self._allows_private and url.scheme == "http"):
             raise DeliveryError("is not an https URL")
         async with self._client.stream("POST", url, headers=headers, content=body) as reply:
-            error = b""
+            content, most = b"", error_bytes if reply.status >= 400 else other_bytes
             # The rest of the body is not read, however long it is.
-            if reply.status >= 400 and error_bytes:
+            if most:
                 async for piece in reply.pieces:
-                    error += piece
-                    if len(error) >= error_bytes:
+                    content += piece
+                    if len(content) >= most:
                         break
-            return HttpReply(reply.status, reply.headers, error[:error_bytes])
+            return HttpReply(reply.status, reply.headers, content[:most])

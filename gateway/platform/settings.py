@@ -180,6 +180,7 @@ class ExportKind(StrEnum):
     OPENMETER = "openmeter"
     CLOUDEVENTS = "cloudevents"
     STRIPE = "stripe"
+    OTLP = "otlp"
 
 
 STRIPE_URL = "https://api.stripe.com"
@@ -188,6 +189,7 @@ EXPORT_RETRIES = {
     ExportKind.STRIPE: timedelta(hours=23),
     ExportKind.OPENMETER: timedelta(days=30),
     ExportKind.CLOUDEVENTS: timedelta(days=30),
+    ExportKind.OTLP: timedelta(days=30),
 }
 
 
@@ -215,7 +217,9 @@ class ExportSink(BaseModel):
     name: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,32}$")]
     kind: ExportKind
     url: str = ""
-    """Server of OpenMeter or Stripe; for `cloudevents` the URL that receives the events."""
+    """Server of OpenMeter, Stripe or OTLP; for `cloudevents` the URL that receives the events."""
+    tenant: Annotated[str, Field(max_length=63)] = ""
+    """The tenant whose requests are exported; empty: all. Required for `otlp`."""
     event: Annotated[str, Field(min_length=1, max_length=100)] = "sluice.usage"
     """`type` of the events; for Stripe the event name of the meter."""
     source: Annotated[str, Field(min_length=1, max_length=200)] = "sluice"
@@ -235,6 +239,10 @@ class ExportSink(BaseModel):
         parts = urlsplit(self.url or (STRIPE_URL if self.kind is ExportKind.STRIPE else ""))
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"the sink '{self.name}' needs an http or https 'url'")
+        if self.kind is ExportKind.OTLP and not self.tenant:
+            raise ValueError(f"the sink '{self.name}' of the kind otlp needs a 'tenant'")
+        if self.kind is ExportKind.STRIPE and self.tenant:
+            raise ValueError(f"the sink '{self.name}' of the kind stripe takes no 'tenant'")
         return self
 
     @property

@@ -30,6 +30,7 @@ from gateway.billing import invoices, live, prices
 from gateway.billing.credits import routes as credit
 from gateway.billing.exports import routes as exports
 from gateway.billing.status import routes as status
+from gateway.billing.usage import organization
 from gateway.billing.usage import routes as usage
 from gateway.completions.endpoints import generation, models, native, stored, tokenize
 from gateway.console import routers as console
@@ -62,7 +63,7 @@ for resource in (keys, projects, members, spend_limits, webhooks, invoices):
     operators.include_router(
         resource.router, prefix="/tenants/{tenant_id}", dependencies=[Depends(any_tenant)]
     )
-for own in (limits, usage, audit):
+for own in (limits, usage, organization, audit):
     customers.include_router(own.router)
 customers.include_router(spend_limits.organization)
 

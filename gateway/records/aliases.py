@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from email.utils import format_datetime
@@ -31,7 +31,9 @@ class Alias:
     """Weights by model, in the operator's order; at least one is positive."""
     sticky: Sticky
     fallback: str | None
-    """The model of requests whose own has no worker."""
+    """The model that is tried next if the one that the weights choose cannot run a request."""
+    fallbacks: Sequence[str] = ()
+    """Models that are tried after it, in order."""
     sunset_at: datetime | None
     """When requests for the alias begin to fail."""
     deprecated_at: datetime | None
@@ -43,8 +45,13 @@ class Alias:
     @property
     def models(self) -> list[str]:
         """Every model that may run a request for the alias."""
-        models = [model for model, weight in self.weights.items() if weight]
-        return models if self.fallback in (None, *models) else [*models, str(self.fallback)]
+        weighted = (model for model, weight in self.weights.items() if weight)
+        return [*dict.fromkeys((*weighted, *self.later_models))]
+
+    @property
+    def later_models(self) -> Sequence[str]:
+        """The models to try after the one that the weights choose, in order."""
+        return self.fallbacks if self.fallback is None else (self.fallback, *self.fallbacks)
 
     @property
     def is_pattern(self) -> bool:
@@ -78,6 +85,10 @@ class Alias:
     def is_allowed(self, allows: Callable[[str], bool]) -> bool:
         """Whether a caller may use the alias, given whether it may use each name."""
         return allows(self.name) or all(map(allows, self.models))
+
+    def order(self, tenant_id: str, user: str) -> list[str]:
+        """Return the models to try for a request, the one that the weights choose first."""
+        return [*dict.fromkeys((self.choose(tenant_id, user), *self.later_models))]
 
     def choose(self, tenant_id: str, user: str) -> str:
         """Return the model of a caller; `user` is empty if the request has none.

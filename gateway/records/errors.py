@@ -137,6 +137,20 @@ class StartupError(Exception):
     """The process cannot start; the message gives the operator the reason. Not an API response."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Availability:
+    """Why a model cannot run a request now, and when it may, as named in the error body."""
+
+    reason: str
+    """The code of the error, or what it means of a queue: `queue_full` or `wait_too_long`."""
+    model: str
+    tier: str
+    position: int | None = None
+    """The place in the queue that the request would have got, counted from 1; None without one."""
+    estimated_wait_seconds: float | None = None
+    """None if it is unknown."""
+
+
 class ApiError(Exception):
     """Base class of all error responses of the API."""
 
@@ -151,6 +165,8 @@ class ApiError(Exception):
     """Whether a usage record has the failure of the request."""
     more_headers: Mapping[str, str] = MappingProxyType({})
     """Headers besides those about a retry."""
+    availability: Availability | None = None
+    """Of the model of a refused request, if it may run later."""
 
     @override
     def __init_subclass__(
@@ -192,8 +208,23 @@ class ApiError(Exception):
             return _NO_MONEY[1]
         return _OVERLOADED if self.status == ServiceUnavailableError.status else self.status
 
+    def concerns(self, model: str, tier: str) -> None:
+        """Describe the availability of the model that refuses a request, if it may run later."""
+        is_temporary = self.status in (RateLimitError.status, ServiceUnavailableError.status)
+        if is_temporary and self.should_retry is not False and self.availability is None:
+            wait = self.retry_after_seconds
+            self.availability = Availability(
+                reason=self.code, model=model, tier=tier, estimated_wait_seconds=wait
+            )
+
     def body(self, style: ErrorStyle = ErrorStyle.OPENAI) -> dict[str, Any]:
         """Return the error envelope, in OpenAI's style by default."""
+        body = self._envelope(style)
+        if self.availability is not None:
+            body["error"]["availability"] = asdict(self.availability)
+        return body
+
+    def _envelope(self, style: ErrorStyle) -> dict[str, Any]:
         described: dict[str, Any]
         match style:
             case ErrorStyle.OPENAI | ErrorStyle.MISTRALRS:

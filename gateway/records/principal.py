@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from datetime import datetime
 from ipaddress import ip_address
+from typing import Final
 
 from contract.dialect import Dialect
 from contract.tier import ServiceTier
@@ -12,6 +13,9 @@ from gateway.records.limits import Limits, LimitScope, SpendScope, SubjectLimits
 from gateway.records.records import Network
 from gateway.records.scopes import TENANT_SCOPES, Scope
 from gateway.records.spending import SpendLimit
+
+JWT_PREFIX: Final = "jwt:"
+"""Before the subject of a token, in the id of a credential."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +52,8 @@ class Principal:
     """Service tier for requests without a tier."""
     shows_cost: bool = False
     """Whether responses contain their cost."""
+    zero_retention: bool = False
+    """Whether nothing of the tenant's requests is kept after their end, but usage records."""
     cors_origins: tuple[str, ...] = ()
     """Origins of web pages that may use the tenant's keys, or `*`."""
     is_operator: bool = False

@@ -67,6 +67,8 @@ class Tenant:
     """Service tier of requests without a tier."""
     shows_cost: bool = False
     """Whether responses contain their cost."""
+    zero_retention: bool = False
+    """Whether nothing of a request is kept after its end, but its usage record."""
     cors_origins: tuple[str, ...] = ()
     """Origins of web pages that may use the tenant's keys, or `*`."""
     stripe_customer_id: str | None = None
@@ -89,6 +91,7 @@ class TenantOptions(TypedDict, total=False):
     billing: Billing
     service_tier: ServiceTier
     shows_cost: bool
+    zero_retention: bool
     cors_origins: tuple[str, ...]
     stripe_customer_id: str | None
     time_zone: str

@@ -30,7 +30,7 @@ def message_of(
     body = response.json()
     assert list(body) == ["error"]
     error = body["error"]
-    assert set(error) == {"message", "type", "param", "code"}
+    assert set(error) - {"availability"} == {"message", "type", "param", "code"}
     assert (error["type"], error["code"], error["param"]) == (kind, code, param)
     assert error["message"].endswith(".")
     return str(error["message"])

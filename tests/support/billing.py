@@ -61,7 +61,8 @@ class Billing:
         headers = {k.lower(): v for k, _, v in (line.partition(": ") for line in lines)}
         body = await reader.readexactly(int(headers["content-length"]))
         self.requests.append((first, headers))
-        events = _stripes(body) if "meter_events" in first else _cloud_events(body)
+        read = _log_records if "/v1/logs" in first else _cloud_events
+        events = _stripes(body) if "meter_events" in first else read(body)
         is_stored, status, more = self.fates.popleft() if self.fates else OK
         self.received.update(event["id"] for event in events)
         if status == OK[1] and (bad := [e["id"] for e in events if e["id"] in self.poison]):
@@ -145,6 +146,18 @@ def billing_in_thread() -> Iterator[Billing]:
 def _cloud_events(body: bytes) -> list[dict[str, Any]]:
     events: list[dict[str, Any]] = json.loads(body)
     return [{**event, "cost": event["data"]["cost_micros"]} for event in events]
+
+
+def _log_records(body: bytes) -> list[dict[str, Any]]:
+    [resource] = json.loads(body)["resourceLogs"]
+    [scope] = resource["scopeLogs"]
+    events = []
+    for each in scope["logRecords"]:
+        data = {one["key"]: one["value"] for one in each.pop("attributes")}
+        texts = {key: str(*value.values()) for key, value in data.items()}
+        more = {"id": texts["sluice.request_id"], "cost": texts["sluice.cost_micros"]}
+        events.append(each | texts | more)
+    return events
 
 
 def _stripes(body: bytes) -> list[dict[str, Any]]:

@@ -100,6 +100,11 @@ class TenantCreation(_TenantOptions):
     shows_cost: bool = Field(
         default=False, strict=True, description="Whether responses include their cost."
     )
+    zero_retention: bool = Field(
+        default=False,
+        strict=True,
+        description="Whether nothing of a request is kept after its end, but its usage record.",
+    )
 
 
 class TenantChange(_TenantOptions):
@@ -111,6 +116,7 @@ class TenantChange(_TenantOptions):
     billing: Billing = Field(default_factory=lambda: Billing.POSTPAID)
     service_tier: RequestTier = Field(default_factory=lambda: ServiceTier.DEFAULT)
     shows_cost: bool = Field(default_factory=bool, strict=True)
+    zero_retention: bool = Field(default_factory=bool, strict=True)
 
 
 class TenantBody(RecordBody):
@@ -129,6 +135,7 @@ class TenantBody(RecordBody):
     billing: Billing
     service_tier: ServiceTier
     shows_cost: bool
+    zero_retention: bool
     cors_origins: list[str]
     stripe_customer_id: str | None
     time_zone: str

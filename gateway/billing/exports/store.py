@@ -178,10 +178,12 @@ class ExportStore:
         )
         return list(stopped)
 
-    async def take(self, name: str, now: datetime, limit: int) -> list[ExportBatch]:
+    async def take(
+        self, name: str, now: datetime, limit: int, *, tenant_id: str = ""
+    ) -> list[ExportBatch]:
         """Return the pending batches that were sent least often, at most one for each customer.
 
-        From now on the sink may have stored them.
+        From now on the sink may have stored them. With a tenant, they have only its requests.
         """
         rows = await self._transaction.scalars(
             select(ExportBatchRow)
@@ -195,7 +197,9 @@ class ExportStore:
             was_uncertain = row.uncertain_since is not None
             row.attempts += 1
             row.uncertain_since = row.uncertain_since or now
-            requests = await self._requests(row) if row.cost_micros is None else ()
+            requests: Sequence[LedgerRow] = ()
+            if row.cost_micros is None:
+                requests = await self._requests(row, tenant_id)
             found.append(ExportBatch(row, requests, was_uncertain))
         await self._transaction.flush()
         return found
@@ -381,15 +385,16 @@ class ExportStore:
         )
         return list(found)
 
-    async def _requests(self, row: ExportBatchRow) -> list[LedgerRow]:
-        found = await self._transaction.scalars(
+    async def _requests(self, row: ExportBatchRow, tenant_id: str) -> list[LedgerRow]:
+        query = (
             select(LedgerRow)
             .select_from(PositionRow)
             .join(LedgerRow, _IS_ROW)
             .where(_inside(LedgerSpan(row.after, row.upto)))
-            .order_by(PositionRow.position)
         )
-        return list(found)
+        if tenant_id:
+            query = query.where(LedgerRow.tenant_id == tenant_id)
+        return list(await self._transaction.scalars(query.order_by(PositionRow.position)))
 
     async def _oldest_end(self, span: LedgerSpan) -> datetime:
         """Return the end of the request at the first of these positions."""

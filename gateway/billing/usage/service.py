@@ -1,7 +1,7 @@
 """Usage reports: sums by time, key, model and so on, and single requests."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple
 
@@ -76,8 +76,8 @@ class ReportRequest:
     bucket: Bucket
     dimensions: tuple[Dimension, ...] = ()
     """Dimensions to group by, in this order."""
-    values: tuple[str, ...] | None = None
-    """Only these values of the first dimension; None means all."""
+    only: Mapping[Dimension, Sequence[str]] = field(default_factory=dict)
+    """Only these values of some dimensions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +182,8 @@ class UsageStore:
                 self._part(source, bucket=asked.bucket, names=names).where(
                     *_conditions(source.table, asked.wanted),
                     *(
-                        _text(source.table, name).in_(asked.values)
-                        for name in names[:1]
-                        if asked.values is not None
+                        _text(source.table, COLUMNS[dimension]).in_(values)
+                        for dimension, values in asked.only.items()
                     ),
                 )
                 for source in _sources(sources)
@@ -417,7 +416,7 @@ class UsageService:
             span=span,
             bucket=Bucket.TOTAL,
             dimensions=(Dimension.KEY,),
-            values=tuple(key_ids),
+            only={Dimension.KEY: key_ids},
         )
         report = await self.report(by_key, after=None, limit=len(key_ids))
         return {each.values[Dimension.KEY]: each.sums for each in report.slices}

@@ -1,14 +1,15 @@
 """Read a request of the generation API: its caller, body, model and dialect."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 from fastapi import Request
 
 from contract.tier import ServiceTier
-from gateway.completions.admission.model_choice import ModelChoice, Models
+from gateway.completions.admission.model_choice import Fallback, ModelChoice, Models
 from gateway.dialects.bodies import require_model
 from gateway.dialects.profile import Profile
 from gateway.dialects.profile_choice import DIALECT_HEADER
@@ -20,12 +21,26 @@ from gateway.http.error_handlers import route_hint
 from gateway.http.exchange import exchange_of
 from gateway.http.query import ignored_query
 from gateway.platform.concurrency.large_work import Beside, LargeWork
-from gateway.records.errors import NotFoundError
+from gateway.records.errors import (
+    ApiError,
+    BadRequestError,
+    ContextLengthExceededError,
+    NotFoundError,
+    OverloadedError,
+    TenantQueueFullError,
+    UnservedModelError,
+    invalid,
+    invalid_header,
+)
 from gateway.records.principal import Principal
 from gateway.records.scopes import Scope
 
+RETENTION_HEADER: Final = "x-zero-retention"
+"""`true`: nothing of this request is kept after its end, but its usage record."""
 MOST_CHARACTERS: Final = 1024
 """Maximum characters of the name of a session or agent; the rest does not count."""
+
+IDEMPOTENCY_HEADER: Final = "Idempotency-Key"
 
 _FIRST: Final = (b"x-session-affinity", b"x-claude-code-session-id")
 _LATER: Final = (b"session_id", b"session-id", b"conversation_id", b"conversation-id")
@@ -104,11 +119,55 @@ class Call(msgspec.Struct, frozen=True):
     """Parameters of the query, and `store`, if they have no effect."""
     line: BatchLine | None = None
     """Set for a line of a batch."""
+    fallbacks: tuple[Fallback, ...] = ()
+    """What is tried in order if the chosen model cannot run the request."""
+    is_kept: bool = True
+    """Whether anything of the request may be kept after its end, besides its usage record."""
+
+    @property
+    def next(self) -> "Call | None":
+        """The same request for the first of its fallbacks; None without one."""
+        if not self.fallbacks:
+            return None
+        (name, choice), *rest = self.fallbacks
+        body = self.body | {"model": name}
+        return msgspec.structs.replace(self, choice=choice, body=body, fallbacks=tuple(rest))
 
     def require_model(self) -> None:
         """Raise a BadRequestError or the choice's refusal if the request cannot have its model."""
         require_model(self.body, self.profile)
         self.choice.require()
+
+
+T = TypeVar("T")
+
+_CANNOT_RUN: Final = (
+    UnservedModelError,
+    OverloadedError,
+    TenantQueueFullError,
+    ContextLengthExceededError,
+)
+
+
+async def with_fallbacks(call: Call, attempt: Callable[[Call], Awaitable[T]]) -> T:
+    """Return the result of `attempt` for the first model of a request that can run it.
+
+    A fallback that lacks what the request needs is passed over, too. Raises the error of the first
+    model that is only unavailable for now, else of the first one.
+    """
+    errors, candidate = list[ApiError](), call
+    while True:
+        try:
+            return await attempt(candidate)
+        except _CANNOT_RUN as error:
+            errors.append(error)
+        except (BadRequestError, NotFoundError) as error:
+            if not errors:
+                raise
+            errors.append(error)
+        if (following := candidate.next) is None:
+            raise max(errors, key=lambda each: each.status)
+        candidate = following
 
 
 @dataclass(eq=False)
@@ -133,6 +192,7 @@ class RequestReader:
         is_paid: bool = False,
         has_native_path: bool = False,
         takes_file: bool = False,
+        takes_models: bool = False,
         authorized: Principal | None = None,
     ) -> Call:
         """Authorize the caller, unless it is `authorized`, read the body, and choose the dialect.
@@ -141,8 +201,8 @@ class RequestReader:
 
         Unless it `is_paid`, the request counts as unpaid; a paid request counts as unpaid only if
         it fails. A request that `has_native_path` is in one of llama.cpp's dialects. The body of
-        one that `takes_file` is a form. After this call, errors have the style of the client's
-        dialect.
+        one that `takes_file` is a form; one that `takes_models` may name fallbacks. After this
+        call, errors have the style of the client's dialect.
         """
         principal = authorized
         if principal is None:
@@ -159,7 +219,13 @@ class RequestReader:
             content = await self._bodies.read_counted(request, principal.tenant_id)
             beside = self._large_work.of(principal.tenant_id, size=len(content))
             body = await beside(partial(parse_object, content))
+        names = body.get("models") if takes_models else None
+        if body.get("model") is None and isinstance(names, list) and names:
+            body["model"] = names[0]
         call = await self._in_dialect(request, principal, body, beside)
+        if takes_models and (call.choice.alias or body.get("models") is not None):
+            fallbacks = await self._models.fallbacks(principal, body, call.choice)
+            call = msgspec.structs.replace(call, fallbacks=fallbacks) if fallbacks else call
         if authorized is None:
             require_header_of(request, call.profile)
         if has_native_path:
@@ -193,7 +259,28 @@ class RequestReader:
         exchange = exchange_of(request.scope)
         exchange.error_style = exchange.error_style or profile.error_style
         session, ignored = session_of(request, body), ignored_query(request)
-        return Call(principal, profile, choice, body, beside, session, ignored)
+        is_kept = not _asks_for_zero_retention(request, principal)
+        if not is_kept:
+            _require_unkept(request, body)
+        return Call(principal, profile, choice, body, beside, session, ignored, is_kept=is_kept)
+
+
+def _asks_for_zero_retention(request: Request, principal: Principal) -> bool:
+    given = request.headers.get(RETENTION_HEADER, "").lower()
+    if given not in ("", "true", "false"):
+        raise invalid_header(RETENTION_HEADER, "be true or false", given)
+    if principal.zero_retention and given == "false":
+        raise invalid_header(RETENTION_HEADER, "be true for this account, or absent", given)
+    return principal.zero_retention or given == "true"
+
+
+def _require_unkept(request: Request, body: dict[str, Any]) -> None:
+    """Raise InvalidParameterError if a request with zero retention asks to keep something."""
+    names = [name for name in ("background", "store") if body.get(name) is True]
+    if IDEMPOTENCY_HEADER in request.headers:
+        names.append(IDEMPOTENCY_HEADER)
+    if names:
+        raise invalid(names[0], "keeps the response, which zero retention does not allow.")
 
 
 def require_native_paths(request: Request, profile: Profile) -> None:

@@ -1,6 +1,6 @@
 """Check a request before its usage is reserved: parameters, model, prompt, grammar and size."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -234,7 +234,7 @@ class RequestChecker:
             ignored = {*request.ignored_parameters, *call.ignored_query}
             request = msgspec.structs.replace(request, ignored_parameters=tuple(sorted(ignored)))
         if call.line is not None:
-            request = _of_line(request)
+            request = _of_line(request, call.body)
         if choice.alias is not None:
             # The response names the model that runs.
             request = msgspec.structs.replace(request, model=None)
@@ -501,13 +501,15 @@ async def with_images(
     return msgspec.structs.replace(checked, request=request)
 
 
-def _of_line(request: GenerationRequest) -> GenerationRequest:
+def _of_line(request: GenerationRequest, body: Mapping[str, Any]) -> GenerationRequest:
     """Return the request of a line of a batch, which runs without a client.
 
     Raises InvalidParameterError.
     """
     if request.stream:
         raise invalid("stream", "must be false in a batch.")
+    if body.get("models"):
+        raise must("models", "be absent in a batch", body["models"])
     if request.service_tier not in (None, AUTO_TIER):
         raise must("service_tier", "be absent or auto in a batch", request.service_tier)
     return msgspec.structs.replace(request, is_background=True)

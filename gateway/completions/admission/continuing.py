@@ -48,7 +48,8 @@ class Continuations:
             return call
         keeps, store = self._settings.keeps_responses, call.body.get("store")
         # The result of a line is in a file.
-        if (call.line is not None or not keeps) and (store is None or store is True):
+        is_unkept = call.line is not None or not keeps or not call.is_kept
+        if is_unkept and (store is None or store is True):
             asks = store and call.line is None and not call.body.get("background")
             ignored = (*call.ignored_query, "store") if asks else call.ignored_query
             body = call.body | {"store": False}

@@ -63,6 +63,10 @@ class CacheDiagnostics:
         """
         request, execute = checked.request, self._executor.execute_command
         diagnosis = CacheDiagnosis(CacheMiss.UNAVAILABLE)
+        if not call.is_kept:
+            shown = diagnosis if request.compared_id else None
+            request = msgspec.structs.replace(request, cache_diagnosis=shown)
+            return msgspec.structs.replace(checked, request=request)
         with suppress(RedisError, StoreUnavailableError, RateLimitError, msgspec.MsgspecError):
             stored = await execute("GET", _key(call, present(request.compared_id)))
             compare = partial(_compare, checked, job, salt, stored)

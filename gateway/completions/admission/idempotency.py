@@ -16,6 +16,7 @@ from fastapi import Request
 from redis.exceptions import RedisError
 
 from contract import keys
+from gateway.completions.admission.call import IDEMPOTENCY_HEADER as HEADER
 from gateway.completions.admission.call import Call
 from gateway.completions.stored.service import Responses
 from gateway.completions.stored.store import StoredResponse
@@ -32,7 +33,6 @@ from gateway.records.errors import (
     shown,
 )
 
-HEADER: Final = "Idempotency-Key"
 REPLAYED_HEADER: Final = "idempotent-replayed"
 
 ADMISSION_SECONDS: Final = 60.0

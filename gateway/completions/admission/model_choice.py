@@ -1,11 +1,12 @@
 """Choose the model and the dialect of a request, among those that its caller may use."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from redis.exceptions import RedisError
 
+from gateway.dialects.bodies import read_models
 from gateway.dialects.profile import Profile
 from gateway.dialects.profile_choice import choose_model, choose_profile
 from gateway.models.access import allows_served, find_adapter
@@ -19,6 +20,7 @@ from gateway.records.errors import (
     MissingParameterError,
     ModelNotFoundError,
     ModelRetiredError,
+    queue_unavailable,
 )
 from gateway.records.principal import Principal
 from gateway.records.times import utc_now
@@ -27,7 +29,7 @@ _EMPTY: Final[Mapping[str, Any]] = {}
 
 
 class ModelChoice(NamedTuple):
-    """The model of a request."""
+    """One model that may run a request."""
 
     model: str
     """Name of the model, or an alias that its workers announce; the base model of an adapter."""
@@ -51,6 +53,12 @@ class ModelChoice(NamedTuple):
         is_visible = self.refusal is None or isinstance(self.refusal, ModelRetiredError)
         return self.served.card.dialect if self.served is not None and is_visible else ""
 
+    @property
+    def names(self) -> Sequence[str]:
+        """What may have a price: the adapter, then the model by its own name."""
+        model = self.model if self.served is None else self.served.card.model
+        return (model,) if self.adapter is None else (self.adapter.id, model)
+
     def require(self) -> None:
         """Raise MissingParameterError, ModelNotFoundError or ModelRetiredError if it is refused."""
         if self.refusal is not None:
@@ -64,6 +72,14 @@ def end_user_of(body: Mapping[str, Any]) -> str:
     if user is None and isinstance(metadata, dict):
         user = metadata.get("user_id")
     return user if isinstance(user, str) else ""
+
+
+class Fallback(NamedTuple):
+    """A model that is tried if those before it in the request or in its alias cannot run it."""
+
+    name: str
+    """The name that the request has for it."""
+    choice: ModelChoice
 
 
 @dataclass(eq=False)
@@ -105,6 +121,37 @@ class Models:
                 choice = ModelChoice(usable[0], self._catalogue.known(usable[0]))
         return choice, profile
 
+    async def fallbacks(
+        self, principal: Principal, body: Mapping[str, Any], choice: ModelChoice
+    ) -> tuple[Fallback, ...]:
+        """Return what follows the first choice: the rest of its alias, then `models` of the body.
+
+        Raises InvalidParameterError, and ModelNotFoundError or ModelRetiredError, which names the
+        position of a model that the principal cannot use.
+        """
+        asked = body.get("model")
+        name = asked if isinstance(asked, str) else choice.model
+        found = [Fallback(name, each) for each in self._rest(principal, body, choice)]
+        for index, name in enumerate(read_models(body)):
+            other = self._choose(principal, name, body)
+            if other.is_unknown and other.refusal is None:
+                try:
+                    await self._catalogue.look_up(name)
+                except RedisError:
+                    raise queue_unavailable() from None
+                other = self._choose(principal, name, body)
+            refusal = other.refusal or (ModelNotFoundError(name) if other.is_unknown else None)
+            if refusal is not None:
+                refusal.param = f"models[{index}]"
+                refusal.message = f"'{refusal.param}': {refusal.message}"
+                raise refusal
+            found += [Fallback(name, each) for each in (other, *self._rest(principal, body, other))]
+        others = dict[Sequence[str], Fallback]()
+        for each in found:
+            others.setdefault(each.choice.names, each)
+        others.pop(choice.names, None)
+        return tuple(others.values())
+
     async def find(self, choice: ModelChoice) -> ServedModel:
         """Return the chosen model, which is ready or asleep.
 
@@ -125,11 +172,22 @@ class Models:
 
         It may depend on `user` in the body, or on Anthropic's `metadata.user_id`.
         """
-        model = alias.choose(principal.tenant_id, end_user_of(body))
-        fallback = alias.fallback
-        if fallback is None or self._is_ready(model) or not self._is_ready(fallback):
-            return model
-        return fallback
+        models = self._order(principal, alias, body)
+        return next(filter(self._is_ready, models), models[0])
+
+    def _order(self, principal: Principal, alias: Alias, body: Mapping[str, Any]) -> list[str]:
+        return alias.order(principal.tenant_id, end_user_of(body))
+
+    def _rest(
+        self, principal: Principal, body: Mapping[str, Any], choice: ModelChoice
+    ) -> list[ModelChoice]:
+        """Return the choices after that of an alias; empty for others."""
+        alias = choice.alias
+        if alias is None or not alias.later_models or choice.refusal is not None:
+            return []
+        models = self._order(principal, alias, body)
+        later = models[models.index(choice.model) + 1 :]
+        return [ModelChoice(each, self._catalogue.known(each), alias) for each in later]
 
     def _choose(
         self, principal: Principal, name: str | None, body: Mapping[str, Any]

@@ -72,6 +72,7 @@ from gateway.records.errors import (
 )
 from gateway.records.limits import SubjectLimits, model_share_of
 from gateway.records.principal import Principal
+from gateway.records.records import Price
 from gateway.records.spending import applied
 from gateway.records.times import utc_now
 from gateway.records.usage_record import Counts, UsageRecord
@@ -143,7 +144,7 @@ class RequestSubmitter:
         subjects = _subjects(call, checked)
         record = self.draft(call, checked, request_id, subjects)
         is_idempotent = idempotent is not None
-        retention = _retention(self._settings, checked, is_idempotent=is_idempotent)
+        retention = _retention(self._settings, call, checked, is_idempotent=is_idempotent)
         kept = self._kept(principal, checked, retention, idempotent) if retention else None
         response = None
         reserving = self._reserving(call, checked, record, subjects, generation, kept)
@@ -152,6 +153,7 @@ class RequestSubmitter:
             # others.
             checked = await with_images(checked, self._images, tenant_id=principal.tenant_id)
             whole, names = await self._jobs(call, checked, completion_id=request_id)
+            names = names if call.is_kept else []
             jobs = await self._chunks.put(whole, names, checked.card, principal.limits)
             # A response that is readable for longer would outlive its chunks.
             stored = whole if retention > self._settings.answer_retention else jobs
@@ -217,10 +219,7 @@ class RequestSubmitter:
         principal, model = call.principal, checked.card.model
         prices, tier, adapter = self._prices, checked.service_tier, checked.adapter
         request = checked.request
-        if adapter is None:
-            price = prices.find(model, tier, utc_now())
-        else:
-            price = prices.find_first((adapter.id, model), tier, utc_now())
+        price = prices.find_first((adapter.id, model) if adapter else (model,), tier, utc_now())
         record = UsageRecord(
             request_id=request_id,
             tenant_id=principal.tenant_id,
@@ -242,15 +241,19 @@ class RequestSubmitter:
             end_user=end_user_of(call.body) if principal.limits_users else "",
             spend_limits=tuple(each.subject for each in subjects if each.spending is not None),
         )
-        if price is None:
-            return record
-        return msgspec.structs.replace(
-            record,
-            prompt_price=price.prompt_micros,
-            cached_price=price.cached_micros,
-            completion_price=price.completion_micros,
-            audio_price=price.audio_micros,
-        )
+        return record if price is None else _priced(record, price)
+
+    def most_micros(self, call: Call, record: UsageRecord, most: Counts) -> int:
+        """Return what a request of so many tokens costs at most: at the dearest of its prices.
+
+        Raises StoreUnavailableError while prices are unknown.
+        """
+        found = [record]
+        for each in call.fallbacks:
+            price = self._prices.find_first(each.choice.names, record.service_tier, utc_now())
+            found += [] if price is None else [_priced(record, price)]
+        uncached = most._replace(cached_tokens=0)
+        return max(each.cost_of(*uncached) for each in found)
 
     def _kept(
         self,
@@ -312,6 +315,7 @@ class RequestSubmitter:
             telemetry.ALIAS_REQUESTS.labels(checked.alias.name, record.model).inc()
             self._counts.alias_admitted(checked.alias.name, record.model)
         settlement = self._settlements.open(record, admission, generation, kept=kept)
+        settlement.leaves_replies = call.is_kept
         if slices is not None:
             self._settlements.reserve_in_slices(settlement, slices)
         try:
@@ -335,10 +339,15 @@ class RequestSubmitter:
         kept: Kept | None = None,
     ) -> Admission:
         principal = call.principal
+        request = ReservationRequest.of(record, subjects, most, kept=kept)
+        if call.fallbacks:
+            # Its fallbacks must not fail for lack of money.
+            cost_micros = self.most_micros(call, record, most)
+            request = msgspec.structs.replace(request, cost_micros=cost_micros)
         try:
             with tracing.span(RESERVE):
                 return await self._reservations.reserve(
-                    ReservationRequest.of(record, subjects, most, kept=kept),
+                    request,
                     is_openai=call.profile.name is Dialect.OPENAI,
                     is_anthropic=checked.endpoint.error_style is ErrorStyle.ANTHROPIC,
                     max_tokens_param=checked.request.max_tokens_param,
@@ -480,6 +489,16 @@ def _subjects(call: Call, checked: CheckedRequest) -> tuple[SubjectLimits, ...]:
     return (*principal.limits, *spending)
 
 
+def _priced(record: UsageRecord, price: Price) -> UsageRecord:
+    return msgspec.structs.replace(
+        record,
+        prompt_price=price.prompt_micros,
+        cached_price=price.cached_micros,
+        completion_price=price.completion_micros,
+        audio_price=price.audio_micros,
+    )
+
+
 def _job_bytes(jobs: list[GenerationJob]) -> int:
     """Return the bytes of jobs in the queue. Only their prompts differ, so one is encoded."""
     shared = len(encode_job(jobs[0])) - _prompt_bytes(jobs[0])
@@ -492,8 +511,12 @@ def _prompt_bytes(job: GenerationJob) -> int:
     return _TOKEN_BYTES * len(job.rest) + len(job.chunks) + len(job.affinity) + media
 
 
-def _retention(settings: Settings, checked: CheckedRequest, *, is_idempotent: bool) -> timedelta:
+def _retention(
+    settings: Settings, call: Call, checked: CheckedRequest, *, is_idempotent: bool
+) -> timedelta:
     """Return how long the response stays readable after its end; zero if it is not stored."""
+    if not call.is_kept:
+        return timedelta(0)
     if is_idempotent or checked.request.is_background:
         return settings.idempotency_retention
     return settings.answer_retention if checked.request.stream else timedelta(0)

@@ -3,7 +3,8 @@
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -12,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 from common import logs
 from common import tracing as names
 from common.tracing import PLAN
-from gateway.completions.admission.call import Call, RequestReader, Session
+from gateway.completions.admission.call import Call, RequestReader, Session, with_fallbacks
 from gateway.completions.admission.check import CheckedRequest, RequestChecker
 from gateway.completions.admission.continuing import Continuations
 from gateway.completions.admission.idempotency import (
@@ -44,6 +45,7 @@ from gateway.dialects.endpoint import (
 )
 from gateway.dialects.parameters import ignored_header
 from gateway.dialects.request import GenerationRequest, ResponseForm
+from gateway.dialects.stream_options import asked_tier
 from gateway.http.allowances import UnpaidRequests
 from gateway.http.exchange import exchange_of
 from gateway.http.query import ignores_other_query
@@ -96,21 +98,28 @@ class Completions:
         self, request: Request, endpoint: Endpoint, *, authorized: Principal | None = None
     ) -> Response:
         """Estimate a request without running it."""
-        call = await self._reader.read(request, authorized=authorized)
+        call = await self._reader.read(
+            request, takes_models=endpoint.takes_models, authorized=authorized
+        )
         call = await self._continuations.continued(call, endpoint)
-        checked = await self._checker.check(call, endpoint)
+        call, checked = await with_fallbacks(call, partial(self._estimated, endpoint=endpoint))
         return Response(
             msgspec.json.encode(self._estimate(call, checked)),
             media_type="application/json",
             headers=_applied_headers(checked),
         )
 
+    async def _estimated(self, call: Call, *, endpoint: Endpoint) -> tuple[Call, CheckedRequest]:
+        return call, await self._checker.check(call, endpoint)
+
     async def count(self, request: Request, endpoint: Endpoint) -> Response:
         """Return the tokens of a request's prompt."""
         exchange = exchange_of(request.scope)
         exchange.error_style = exchange.error_style or endpoint.error_style
-        call = await self._continuations.continued(await self._reader.read(request), endpoint)
-        tokens, ignored = await self._checker.prompt_tokens(call, endpoint)
+        call = await self._reader.read(request, takes_models=endpoint.takes_models)
+        call = await self._continuations.continued(call, endpoint)
+        count = partial(self._checker.prompt_tokens, endpoint=endpoint)
+        tokens, ignored = await with_fallbacks(call, count)
         counted: dict[str, Any] = {"input_tokens": tokens}
         if endpoint.form is ResponseForm.RESPONSES:
             counted = {"object": "response.input_tokens", **counted}
@@ -133,6 +142,7 @@ class Completions:
             is_paid=True,
             has_native_path=endpoint.has_native_path,
             takes_file=endpoint.takes_file,
+            takes_models=endpoint.takes_models,
             authorized=authorized,
         )
         if endpoint.form is ResponseForm.RESPONSES and call.body.get("stream") is True:
@@ -143,19 +153,58 @@ class Completions:
         # These clients may read the response again, so they need a position in it.
         may_resume = idempotent is not None or call.body.get("background") is True
         has_ids = read_event_ids(request, default=may_resume)
+        is_streamed = call.body.get("stream") is True
+        recipient = Recipient(request, measure, is_streamed=is_streamed, has_ids=has_ids)
+        return await with_fallbacks(
+            call, partial(self._run, endpoint, recipient, idempotent=idempotent)
+        )
+
+    async def _run(
+        self,
+        endpoint: Endpoint,
+        recipient: Recipient,
+        call: Call,
+        *,
+        idempotent: IdempotentRequest | None,
+    ) -> Response:
+        """Run a request on its model. After an ApiError, the client has received nothing."""
+        exchange = exchange_of(recipient.request.scope)
+        tier = asked_tier(call.body) or call.principal.service_tier
+        try:
+            begun = await self._begin(endpoint, recipient, call, idempotent)
+            if isinstance(begun, StoredResponse):
+                self._unpaid.count(exchange, is_fault=True)
+                return await self._replay(endpoint, begun, recipient, {REPLAYED_HEADER: "true"})
+            tier = begun.checked.service_tier
+            recipient = replace(recipient, is_streamed=begun.checked.request.stream)
+            recipient.measure.accepted(begun.checked.card.model)
+            # Each paid request allows one more failure.
+            self._unpaid.use(exchange.caller, -1)
+            return await self._respond(
+                endpoint, begun, recipient, is_idempotent=idempotent is not None
+            )
+        except ApiError as error:
+            error.concerns(call.choice.names[-1], tier)
+            raise
+
+    async def _begin(
+        self,
+        endpoint: Endpoint,
+        recipient: Recipient,
+        call: Call,
+        idempotent: IdempotentRequest | None,
+    ) -> Submission | StoredResponse:
+        """Submit a request, unless its Idempotency-Key stands for an earlier response."""
         request_id = endpoint.new_id()
         if idempotent is not None:
             # Do not replay a stored response to a caller that may not use its model.
             call.require_model()
             earlier = await self._earlier.find(call, idempotent, request_id)
             if earlier is not None:
-                self._unpaid.count(exchange, is_fault=True)
-                is_streamed = call.body.get("stream") is True
-                recipient = Recipient(request, measure, is_streamed=is_streamed, has_ids=has_ids)
-                return await self._replay(endpoint, earlier, recipient, {REPLAYED_HEADER: "true"})
+                return earlier
         try:
             submission = await self._submit(
-                request, call, endpoint, measure, request_id, idempotent=idempotent
+                call, endpoint, recipient, request_id, idempotent=idempotent
             )
             if idempotent is not None and submission.checked.request.stream:
                 await self._require_stored(submission)
@@ -164,21 +213,13 @@ class Completions:
                 # The client may repeat the request under its key.
                 await self._earlier.release(idempotent, request_id)
             raise
-        measure.accepted(submission.checked.card.model)
-        # Each paid request allows one more failure.
-        self._unpaid.use(exchange.caller, -1)
-        is_streamed = submission.checked.request.stream
-        recipient = Recipient(request, measure, is_streamed=is_streamed, has_ids=has_ids)
-        return await self._respond(
-            endpoint, submission, recipient, is_idempotent=idempotent is not None
-        )
+        return submission
 
     async def _submit(
         self,
-        request: Request,
         call: Call,
         endpoint: Endpoint,
-        measure: RequestMeasure,
+        recipient: Recipient,
         request_id: str,
         *,
         idempotent: IdempotentRequest | None,
@@ -187,9 +228,9 @@ class Completions:
         call = await self._continuations.continued(call, endpoint)
         with tracing.span(PLAN):
             checked = await self._checker.check(call, endpoint)
-        measure.checked_model = checked.card.model
-        note_request(checked, request_id)
-        asked = request.headers.get(COST_HEADER, "").lower()
+        recipient.measure.checked_model = checked.card.model
+        note_request(checked, request_id, shows_content=call.is_kept)
+        asked = recipient.request.headers.get(COST_HEADER, "").lower()
         submission = await self._submitter.submit(
             call,
             checked,
@@ -279,7 +320,7 @@ class Completions:
         record, most = self._submitter.draft(call, checked, ""), checked.most
         return {
             "prompt_micros": record.cost_of(*most._replace(completion_tokens=0)),
-            "max_micros": record.cost_of(*most),
+            "max_micros": self._submitter.most_micros(call, record, most),
         }
 
 
@@ -294,7 +335,9 @@ def _applied_headers(checked: CheckedRequest) -> Mapping[str, str]:
     return headers | ignored_header(checked.request.ignored_parameters)
 
 
-def note_request(checked: CheckedRequest, completion_id: str) -> None:
+def note_request(
+    checked: CheckedRequest, completion_id: str, *, shows_content: bool = True
+) -> None:
     """Set the generation attributes of the current request's span."""
     if not tracing.is_on():
         return
@@ -309,7 +352,7 @@ def note_request(checked: CheckedRequest, completion_id: str) -> None:
         names.GEN_AI_RESPONSE_ID: completion_id,
         names.GEN_AI_RESPONSE_MODEL: checked.card.model,
     }
-    if tracing.shows_content():
+    if shows_content and tracing.shows_content():
         attributes[names.GEN_AI_INPUT] = json.dumps(_input(request))[: tracing.MOST_CONTENT]
     tracing.note(attributes)
 

@@ -14,14 +14,14 @@ from tokenizers import Tokenizer
 
 from contract.grammar import HERMES_PARSERS
 from contract.messages import Feature, PoolingSupport, PoolingTask, WorkerCard
-from contract.tier import ServiceTier
+from contract.tier import REQUEST_TIERS, ServiceTier
 from gateway.completions.admission.model_choice import Models
 from gateway.completions.prompt.infill import find_template
 from gateway.completions.prompt.tokenizers import TokenizerStore
 from gateway.completions.structure.tools import has_tool_calls
 from gateway.dialects.chat.request import ChatCompletionRequest
 from gateway.dialects.completions import CompletionRequest
-from gateway.dialects.endpoint import served_endpoints
+from gateway.dialects.endpoint import BATCH_ENDPOINTS, served_endpoints
 from gateway.dialects.parameters import (
     REJECTED,
     REJECTED_BY_CHATS,
@@ -175,6 +175,7 @@ class ModelList:
             "tool_parser": card.chat.tool_parser if card.chat else "",
             "endpoints": [*served_endpoints(card).values()],
             **(_parameters(card, tokenizer) if card.pooling is None else _pooling(card.pooling)),
+            "service_tiers": _tiers(card),
             "pricing": self._pricing(card.model),
             "ready": model.is_ready,
             "state": model.state,
@@ -337,7 +338,7 @@ def openrouter_body(
     Raises StoreUnavailableError while prices are unknown.
     """
     if body["pricing"] is None:
-        raise StoreUnavailableError("Prices are unknown at the moment.")
+        raise StoreUnavailableError("The prices cannot be read.", retry_after_seconds=1.0)
     prices, features = body["pricing"][ServiceTier.DEFAULT], body["features"]
     served = {*body["supported_chat_parameters"], *body["supported_parameters"]}
     return {
@@ -422,6 +423,12 @@ def _parameters(card: WorkerCard, tokenizer: Tokenizer | None) -> dict[str, Any]
         "unsupported_parameters": sorted(REJECTED),
         "unsupported_chat_parameters": sorted(REJECTED_BY_CHATS),
     }
+
+
+def _tiers(card: WorkerCard) -> list[ServiceTier]:
+    """Return the tiers in which requests for a model can run; batches have one of their own."""
+    has_batches = any(name in BATCH_ENDPOINTS for name in served_endpoints(card))
+    return [*REQUEST_TIERS, *[ServiceTier.BATCH] * has_batches]
 
 
 def _pooling(support: PoolingSupport) -> dict[str, Any]:

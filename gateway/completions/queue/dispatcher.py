@@ -34,7 +34,13 @@ from gateway.completions.queue.replies import Replies
 from gateway.completions.queue.ticket import RUNNING, Ticket
 from gateway.models.catalogue import Catalogue
 from gateway.platform import telemetry
-from gateway.records.errors import OverloadedError, TenantQueueFullError, queue_unavailable
+from gateway.records.errors import (
+    ApiError,
+    Availability,
+    OverloadedError,
+    TenantQueueFullError,
+    queue_unavailable,
+)
 
 HEARTBEAT_SECONDS = 2.0
 RECLAIM_SECONDS = 0.25
@@ -148,7 +154,7 @@ class Dispatcher:
             if report.shed:
                 telemetry.SHED_JOBS.labels(model).inc(len(report.shed))
                 in_background(notify_shed(self.client, self.gateway, report))
-            require_enqueued(report, model, self.max_waiting_jobs_of_tenant)
+            require_enqueued(report, model, jobs[0].service_tier, self.max_waiting_jobs_of_tenant)
             for ticket in tickets:
                 ticket.check_at = 0.0
         except RedisError:
@@ -250,32 +256,45 @@ class Dispatcher:
         self.notices.publish(frame)
 
 
-def require_enqueued(report: EnqueueReport, model: str, max_of_tenant: int) -> None:
+def require_enqueued(
+    report: EnqueueReport, model: str, tier: ServiceTier, max_of_tenant: int
+) -> None:
     """Raise OverloadedError or TenantQueueFullError if a request was rejected.
 
-    The error has a Retry-After.
+    The error has a Retry-After, and describes the queue.
     """
     if report.result in (EnqueueResult.ENQUEUED, EnqueueResult.DUPLICATE):
         # A duplicate is our own enqueue, retried because the first reply was lost.
         return
-    retry_after_seconds = _retry_after_seconds(report)
+    error: ApiError
+    reason, retry_after_seconds = "queue_full", _retry_after_seconds(report)
     match report.result:
         case EnqueueResult.MODEL_FULL:
-            raise OverloadedError(
+            error = OverloadedError(
                 f"The queue of the model '{model}' is full.",
                 retry_after_seconds=retry_after_seconds,
             )
         case EnqueueResult.TENANT_FULL:
-            raise TenantQueueFullError(
+            error = TenantQueueFullError(
                 "Too many prompts are waiting for this account: "
                 f"the limit is {max_of_tenant} for each model.",
                 retry_after_seconds=retry_after_seconds,
             )
+            reason = error.code
         case EnqueueResult.TOO_LATE:
-            raise OverloadedError(
+            error = OverloadedError(
                 f"The request would wait too long in the queue of the model '{model}'.",
                 retry_after_seconds=retry_after_seconds,
             )
+            reason = "wait_too_long"
+    error.availability = Availability(
+        reason=reason,
+        model=model,
+        tier=tier,
+        position=report.waiting_jobs + 1,
+        estimated_wait_seconds=report.retry_after_seconds,
+    )
+    raise error
 
 
 async def notify_shed(client: "Redis", sender: str, report: EnqueueReport) -> None:

@@ -178,9 +178,11 @@ class OwnedResponses:
             for response in responses:
                 response.end_if_abandoned(is_silent=True)
         read_bytes = self.dispatcher.reader.read_bytes
-        trims = read_bytes - self._trimmed_bytes > TRIM_BYTES and now > self._trims_after
+        is_due = self.settlements.trims_replies or read_bytes - self._trimmed_bytes > TRIM_BYTES
+        trims = is_due and now > self._trims_after
         await self._write([each for each in responses if trims or each.is_write_due(now)])
         if trims and now > self._trims_after:
+            self.settlements.trims_replies = False
             await self._trim()
             self._trimmed_bytes = read_bytes
 
@@ -191,10 +193,10 @@ class OwnedResponses:
     async def _trim(self) -> None:
         """Remove the replies that all journals have."""
         unwritten = [each.through for each in self.by_id.values() if each.needs_write]
+        milliseconds, number = entry_id_of(self.dispatcher.reader.last_entry)
+        following = b"%d-%d" % (milliseconds, number + 1)
         with tolerating_outage("trim the reply stream"):
-            await self.dispatcher.trim_replies(
-                min((self.dispatcher.reader.last_entry, *unwritten), key=entry_id_of)
-            )
+            await self.dispatcher.trim_replies(min((following, *unwritten), key=entry_id_of))
 
     async def write(self) -> None:
         """Write the new messages of all responses."""

@@ -25,7 +25,8 @@ FIELDS: Final = (
     Field("name", "Name", "An alias of this name is replaced.", is_required=True),
     Field("models", "Models", "MODEL=WEIGHT on each line.", "textarea", is_required=True),
     Field("sticky", "Same model for", options=STICKY),
-    Field("fallback", "Fallback", "Model of requests whose own has no worker; empty: none."),
+    Field("fallback", "Fallback", "Model of requests that their own cannot run; empty: none."),
+    Field("fallbacks", "Further fallbacks", "Tried in order, one on each line.", "textarea"),
     Field("sunset_at", "Requests fail from (UTC)", "Empty: never.", "datetime-local"),
     Field("replacement", "Replacement", "Named by that error; empty: the largest weight's model."),
 )
@@ -59,7 +60,10 @@ async def define(visitor: AnyVisitor, aliases: Aliases, name: Name = "") -> Resp
         shown = form or Form.of(known)
         title = f"Alias “{shown['name']}”" if shown["name"] else "New alias"
         return visitor.form_page(title, FIELDS, "Continue", values=shown)
-    values = values_of(FIELDS[2:], form) | {"weights": read_weights(form.words("models"))}
+    values = values_of(FIELDS[2:], form) | {
+        "weights": read_weights(form.words("models")),
+        "fallbacks": form.words("fallbacks"),
+    }
     body = checked(AliasDefinition, values)
     if not form.is_confirmed:
         return visitor.confirmation(
@@ -89,7 +93,7 @@ async def remove(visitor: AnyVisitor, aliases: Aliases, name: Name = "") -> Resp
 
 def _texts(alias: Alias) -> dict[str, str]:
     models = (f"{model}={weight}" for model, weight in alias.weights.items())
-    return texts_of(FIELDS, alias, models="\n".join(models))
+    return texts_of(FIELDS, alias, models="\n".join(models), fallbacks="\n".join(alias.fallbacks))
 
 
 def _facts(body: AliasDefinition) -> dict[str, str]:
@@ -97,7 +101,7 @@ def _facts(body: AliasDefinition) -> dict[str, str]:
     return {
         "Models": ", ".join(weights),
         "Same model for": dict(STICKY)[body.sticky.value],
-        "Fallback": body.fallback or "none",
+        "Fallback": ", ".join(filter(None, (body.fallback, *body.fallbacks))) or "none",
         "Requests fail from": "never"
         if body.sunset_at is None
         else f"{show_time(body.sunset_at)} UTC",

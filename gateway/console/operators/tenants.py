@@ -69,6 +69,7 @@ REQUEST_FIELDS: Final = (
     Field("anomaly_action", "After an anomaly", options=pairs(AnomalyAction), default="stop"),
     Field("strict_parameters", "Reject parameters without effect", type="checkbox"),
     Field("shows_cost", "Responses contain their cost", type="checkbox"),
+    Field("zero_retention", "Zero retention of requests", type="checkbox"),
 )
 LIMITS: Final = limit_group(LimitScope.TENANT, "Limits of its own")._replace(is_folded=True)
 

@@ -10,7 +10,7 @@ from contract import sampling
 from contract.dialect import Dialect
 from contract.sampling import MAX_STOP_CHARACTERS, MAX_STOP_STRINGS
 from contract.tier import ServiceTier
-from gateway.dialects.bodies import SharedParameters, read_shared, with_one_constraint
+from gateway.dialects.bodies import ModelNames, SharedParameters, read_shared, with_one_constraint
 from gateway.dialects.chat.template_arguments import TemplateParameters, read_template_arguments
 from gateway.dialects.chat.thinking import Thinking
 from gateway.dialects.fields import (
@@ -91,6 +91,8 @@ class MessageRequest(Parameters):
 
     model: str | None = None
     """The model, from `GET /v1/models`. Required."""
+    models: ModelNames | None = None
+    """Models to try in order if `model` cannot run the request, as in chats. Default: none."""
     max_tokens: Annotated[int, Field(ge=1, le=COUNT.maximum), INTEGRAL] | None = None
     """Maximum tokens to generate, including thinking. Required. More than fit into the context
     window are accepted; the response then ends with the window."""

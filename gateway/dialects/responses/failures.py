@@ -6,6 +6,7 @@ after `context_length_exceeded`, and stops after `insufficient_quota` and `inval
 
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, Final
 
 import msgspec
@@ -92,7 +93,10 @@ def failed_stream(error: ApiError, request_id: str, model: str) -> bytes | None:
         "service_tier": ServiceTier.DEFAULT,
         **DEFAULTS,
     }
-    failed = {**response, "status": "failed", "error": failure_of(error)}
+    described: dict[str, Any] = {**failure_of(error)}
+    if error.availability is not None:
+        described["availability"] = asdict(error.availability)
+    failed = {**response, "status": "failed", "error": described}
     return event("response.created", 0, {"response": response}) + event(
         "response.failed", 1, {"response": failed}
     )

@@ -254,7 +254,13 @@ Ranking
   id: match("^rerank-"); +_Pooled
   results: list[Rank]  # The best first.
   meta: dict  # The token counts, as in Cohere's API.
-_ErrorText = {"message": str, "type": str}
+AvailabilityInError  # Of a model that cannot run a request now.
+  reason: str  # The code of the error, `queue_full` or `wait_too_long`.
+  model: str; tier: tier
+  position: int | None  # The place in the queue that the request would have got.
+  estimated_wait_seconds: float | None  # Null if it is unknown.
+_ErrorText
+  message: str; type: str; availability?: AvailabilityInError
 OpenAIError
   +_ErrorText; param: str | None; code: str | None
   limit?: str  # Name of the limit that rejected the request.
@@ -312,6 +318,7 @@ Model
     # Parameters that `POST /v1/completions` rejects for every model.
   unsupported_chat_parameters: list[str]
     # Parameters that `POST /v1/chat/completions` rejects for every model.
+  service_tiers: list[tier]  # The tiers in which its requests can run; `batch`: in batches.
   pricing: dict | None
     # Micro-dollars per million tokens, by service tier: `prompt_micros`, `cached_micros`,
     # `completion_micros`.
@@ -394,6 +401,9 @@ _BodyHeaders
   +_RequestHeaders
   X-Include-Cost?: "true" | "false"
     # Whether the response includes its cost. Default: the account's setting.
+  X-Zero-Retention?: "true" | "false"
+    # Whether nothing of the request is kept after its end, but its usage record. Default: the
+    # account's setting, which only `true` can change.
 _CreationHeaders
   +_BodyHeaders
   Idempotency-Key?: match("^[!-~]{1,255}$")

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from tests.support.stack import MODEL
+
 GBNF = 'root ::= "a" | "b" root'
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA, "strict": True}}
@@ -116,6 +118,7 @@ SOUND: dict[str, tuple[Any, ...]] = {
     "timings_per_token": BOOLEANS,
     "perf_metrics_in_response": BOOLEANS,
     "cache_salt": ("salt",),
+    "models": ([MODEL], [MODEL, MODEL], []),
     "service_tier": ("auto", "flex", "default", "priority"),
     "prompt_cache_isolation_key": ("a", ""),
 }
@@ -198,6 +201,7 @@ ODD: dict[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (1, "false"),
     "stream_options": ({"include_usage": 1}, [], {"continuous_usage_stats": 1}),
     "cache_salt": ("x" * 1000, "@/\\", 5),
+    "models": (["nobody's"], [""], [5], "x", [MODEL] * 9),
     "service_tier": ("", "scale", "x" * 1000, 5, ["flex"]),
     "prompt_cache_isolation_key": ("x" * 10_000, 5),
     # Not parameters of the API, or refused.

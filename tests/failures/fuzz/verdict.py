@@ -22,7 +22,7 @@ _KEYS: dict[str, set[str]] = {
     "llamacpp": {"code", "message", "type"},
     "other": {"message", "type", "param", "code"},
 }
-_OPTIONAL = {"n_prompt_tokens", "n_ctx"}
+_OPTIONAL = {"n_prompt_tokens", "n_ctx", "availability"}
 
 
 def complaint(case: Case, response: httpx.Response) -> str:

@@ -176,6 +176,8 @@ async def test_higher_tier_displaces_lower_ones_which_are_refused_at_once(
             assert response.status_code == 503
             assert response.json()["error"]["code"] == "overloaded"
             assert "higher priority" in response.json()["error"]["message"]
+            availability = response.json()["error"]["availability"]
+            assert (availability["model"], availability["tier"]) == (FULL, "flex")
             assert int(response.headers["retry-after"]) >= 1
         assert (await queue.status()).waiting_jobs == MOST_WAITING
         assert {(await each).status_code for each in urgent} == {200}
@@ -208,6 +210,10 @@ async def test_request_that_would_time_out_in_the_queue_is_refused_at_once(
             assert (response.status_code, _code(response)) == (503, "overloaded")
             assert "would wait too long" in response.json()["error"]["message"]
             assert _retry_after(response) >= seconds / 2
+            availability = response.json()["error"]["availability"]
+            assert (availability["reason"], availability["model"]) == ("wait_too_long", LATE)
+            assert availability["position"] > LET_IN
+            assert availability["estimated_wait_seconds"] >= seconds / 2
         for claim in await worker.claim(LET_IN):
             await worker.conclude(claim, "served")
         assert {(await each).status_code for each in asking} == {200}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from gateway.accounts.aliases import MAX_MODELS, AliasService
+from gateway.accounts.aliases import MAX_FALLBACKS, MAX_MODELS, AliasService
 from gateway.accounts.audit.log import AuditLog
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
@@ -86,6 +86,9 @@ async def test_alias_is_defined_replaced_audited_and_removed(
     later = await aliases.put("b/c", weights={"z": 2}, sunset_at=soon + timedelta(days=1))
     assert (later.deprecated_at, later.created_at) == (dated.deprecated_at, first.created_at)
     assert (await aliases.put("b/c", weights={"z": 2})).deprecated_at is None
+    listed = await aliases.put("a", weights={"b/c": 1}, fallback="z", fallbacks=["y", "b/c"])
+    assert (await aliases.get("a")).order("acme", "") == ["b/c", "z", "y"]
+    assert listed.models == ["b/c", "z", "y"]
     await aliases.put("a", weights={"b/c": 1}, sticky=Sticky.USER, fallback="z")
     assert [alias.name for alias in await aliases.list_all()] == ["a", "b/c"]
     await aliases.remove("a", actor="key:k")
@@ -107,6 +110,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"weights": {"m": 0}}, "weights"),
     ({"weights": {"m\n": 1}}, "weights"),
     ({"fallback": ""}, "fallback"),
+    ({"fallbacks": ["m", ""]}, "fallbacks[1]"),
+    ({"fallbacks": ["m"] * (MAX_FALLBACKS + 1)}, "fallbacks"),
     ({"replacement": "\0"}, "replacement"),
 ]
 

@@ -41,6 +41,7 @@ async def test_tenant_is_created_and_changed_with_all_options(operator: httpx.As
         "billing": "prepaid",
         "service_tier": "priority",
         "shows_cost": True,
+        "zero_retention": True,
         "cors_origins": ["https://app.example.com"],
         "stripe_customer_id": "cus_1",
         "time_zone": "Asia/Kathmandu",

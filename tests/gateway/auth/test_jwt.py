@@ -466,6 +466,10 @@ async def test_keys_of_a_url_follow_a_rotation_with_few_requests(
         clock.seconds += FRESH_SECONDS
         assert (await tried(EC_KEY, "ES256", "ec")).tenant_id == "acme", "the former keys remain"
         assert statuses == [200, 200, 503]
+        # The issuer may have published this one meanwhile.
+        with pytest.raises(ServiceUnavailableError) as unread_key:
+            await tried(RSA_KEY, "RS256", "rsa")
+        assert unread_key.value.retry_after_seconds == AGAIN_SECONDS
         unread = JwksUrl(url, monotonic=clock)
         with pytest.raises(ServiceUnavailableError):
             await unread.refresh("ec")

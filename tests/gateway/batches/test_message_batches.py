@@ -77,6 +77,7 @@ def test_client_runs_a_batch_of_messages_at_half_price(stack: Stack, anthropic: 
     batches = anthropic.messages.batches
     bad: dict[str, dict[str, Any]] = {
         "hot": {"temperature": 9},
+        "listed": {"models": [MODEL]},
         "live": {"stream": True},
         "odd": {"stream": "no"},
         "unknown": {"model": "gpt-4"},
@@ -86,11 +87,11 @@ def test_client_runs_a_batch_of_messages_at_half_price(stack: Stack, anthropic: 
     requests += [asked(name, **params) for name, params in bad.items()]
     created = batches.create(requests=requests)
     assert created.processing_status == "in_progress"
-    counts(created, processing=45)
+    counts(created, processing=46)
     assert (created.expires_at - created.created_at).total_seconds() == 86_400
     assert (created.results_url, created.ended_at, created.cancel_initiated_at) == (None,) * 3
     ended = wait_for(anthropic, created.id)
-    counts(ended, succeeded=40, errored=5)
+    counts(ended, succeeded=40, errored=6)
     assert ended.ended_at is not None
     assert ended.ended_at > ended.created_at
 

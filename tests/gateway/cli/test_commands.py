@@ -107,6 +107,7 @@ def test_tenant_is_created_listed_suspended_and_activated(sluice: Sluice) -> Non
         "billing": "postpaid",
         "service_tier": "default",
         "shows_cost": False,
+        "zero_retention": False,
         "cors_origins": [],
         "stripe_customer_id": None,
         "time_zone": "UTC",

@@ -94,6 +94,7 @@ BY_HAND: dict[str, tuple[str, list[Any]]] = {
     "json_schema": ("a JSON schema: an object or a boolean", [5, []]),
     "logit_bias": ("an object or an array of pairs", ["5", 5, True]),
     "logprobs": ("an integer or a boolean", ["5", 1.5, [1], {}]),
+    "models": ("an array", ["m", 5, True, {}]),
     "response_format": ("an object", ["json", 5, []]),
     "stop": ("a string or an array of strings", [5, True, {}, ["a", 5]]),
     "stop_token_ids": ("an array", ["5", 5, {}]),

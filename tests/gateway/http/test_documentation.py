@@ -206,6 +206,13 @@ def test_refusal_by_a_limit_fits_its_description() -> None:
         "limit_value": 50,
         "used": 50,
         "reset_seconds": 12.25,
+        "availability": {
+            "reason": "requests",
+            "model": "m",
+            "tier": "default",
+            "position": None,
+            "estimated_wait_seconds": 12.25,
+        },
     }
     schema = {"$ref": "#/components/schemas/Error", "components": page()["components"]}
     validator = jsonschema.Draft202012Validator(schema)

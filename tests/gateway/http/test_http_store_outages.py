@@ -4,25 +4,43 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import httpx
+import jwt
 import pytest
 from pydantic import SecretStr
 from redis.asyncio import Redis
 from sqlalchemy import text
 
+from gateway.auth.api_key import ApiKey
+from gateway.auth.sessions import Audience, KeyLogin, Sessions, make_link
 from gateway.platform.database import engine
 from gateway.platform.settings import Settings
 from gateway.records.errors import StoreUnavailableError
 from gateway.records.scopes import Scope
 from tests.gateway.callers import caller, status_with
-from tests.gateway.conftest import assert_no_key_in_logs, eventually
+from tests.gateway.conftest import (
+    JWT_AUDIENCE,
+    JWT_ISSUER,
+    JWT_SECRET,
+    assert_no_key_in_logs,
+    eventually,
+    gateway_client,
+)
 from tests.gateway.http_calls import message_of
 from tests.gateway.management_api import running_management
 from tests.support.postgres_server import PostgresServer, running_postgres
 from tests.support.redis_server import RedisServer
 from tests.support.stack import Stack, running_stack
+
+JWT_SETTINGS = {
+    "SLUICE_JWT_ALGORITHMS": "HS256",
+    "SLUICE_JWT_SECRET": JWT_SECRET,
+    "SLUICE_JWT_ISSUER": JWT_ISSUER,
+    "SLUICE_JWT_AUDIENCE": JWT_AUDIENCE,
+}
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +77,58 @@ async def _answers(client: httpx.AsyncClient, operators: str) -> list[httpx.Resp
         await client.get(f"{operators}/admin/tenants"),
         await client.patch(f"{operators}/admin/tenants/acme", json={"name": "x"}),
     ]
+
+
+@pytest.mark.parametrize("store", ["database", "redis"])
+async def test_valid_credential_is_never_refused_as_invalid_while_a_store_is_away(
+    away: Stack, postgres: PostgresServer, store: str
+) -> None:
+    """Each pair of store and credential, at a gateway that has cached nothing."""
+    key = ApiKey.parse(await asyncio.to_thread(away.key, "acme", scopes=frozenset(Scope)))
+    claims = {"iss": JWT_ISSUER, "aud": JWT_AUDIENCE, "tenant": "acme", "exp": 2**40}
+    token = jwt.encode(claims, JWT_SECRET, "HS256")
+    login, hour = KeyLogin(key.prefix, key.digest()), timedelta(hours=1)
+    async with Redis.from_url(away.redis.url) as redis:
+        sessions = Sessions(redis, idle=hour, longest=hour)
+        session = await sessions.begin(Audience.CUSTOMERS, login, "key:k")
+        link = await make_link(redis, login)
+    url = await asyncio.to_thread(away.start_gateway, f"cold-{store}", **JWT_SETTINGS)
+    server = postgres if store == "database" else away.redis
+    await asyncio.to_thread(server.stop)
+    try:
+        for credential in (key.reveal(), token):
+            async with gateway_client(url, credential) as client:
+                responses = [
+                    await client.post("/v1/completions", json={"model": "m", "prompt": "a"})
+                ]
+                # The models are known without Redis.
+                responses += [await client.get("/v1/models")] if store == "database" else []
+            for response in responses:
+                kind, code = "service_unavailable", "store_unavailable"
+                message_of(response, status=503, kind=kind, code=code)
+                assert int(response.headers["retry-after"]) >= 1
+        async with httpx.AsyncClient(base_url=url, timeout=None) as browser:
+            page = await browser.get(link)
+            assert (page.status_code, int(page.headers["retry-after"]) >= 1) == (503, True)
+            await browser.get("/console/login")
+            form = {"key": key.reveal(), "csrf": browser.cookies["sluice-login-customers"]}
+            page = await browser.post("/console/login", data=form)
+            assert (page.status_code, int(page.headers["retry-after"]) >= 1) == (503, True)
+            browser.cookies.set("sluice", session)
+            page = await browser.get("/console")
+            assert (page.status_code, int(page.headers["retry-after"]) >= 1) == (503, True)
+    finally:
+        await asyncio.to_thread(server.start)
+    if store == "database":
+        async with httpx.AsyncClient(base_url=url, timeout=None) as browser:
+
+            async def is_let_in() -> bool:
+                # The outage has not used the link up.
+                return (await browser.get(link)).status_code == 303
+
+            await eventually(is_let_in, what="the login by the link")
+    away.gateways.remove(url)
+    await asyncio.to_thread(away.stop, f"cold-{store}")
 
 
 @pytest.mark.slow

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from pydantic import ValidationError
 from redis.asyncio import Redis
 from sqlalchemy import func, select, update
+from starlette.responses import JSONResponse
 
 from gateway.accounts.tenants.service import TenantService
 from gateway.billing.exports import store as store_module
@@ -30,10 +32,11 @@ from gateway.platform.database.tables import (
     LedgerRow,
     PositionRow,
 )
-from gateway.platform.settings import load_settings
+from gateway.platform.settings import ExportSink, load_settings
 from gateway.records.errors import NotFoundError
 from gateway.records.times import EPOCH, to_time, utc_now
 from gateway.records.usage_record import Outcome, UsageRecord
+from tests.gateway.http_calls import serving
 from tests.support.billing import Billing, Fate, running_billing
 from tests.support.cases import all_cases
 from tests.support.kinds import every_database
@@ -62,9 +65,20 @@ def _short_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exports_module, "TIMEOUT_SECONDS", 0.3)
 
 
-def _exporter(database: Database, billing: Billing, kind: str, **options: Any) -> Exporter:
+def _exporter(
+    database: Database,
+    billing: Billing,
+    kind: str,
+    *,
+    allows_private: bool = True,
+    **options: Any,
+) -> Exporter:
     sink = {"name": SINK, "kind": kind, "url": billing.url, **options}
-    settings = load_settings(export_sinks=[sink], export_tokens=f"{SINK}=token")  # type: ignore[arg-type]
+    settings = load_settings(
+        export_sinks=[sink],  # type: ignore[arg-type]
+        export_tokens=f"{SINK}=token",
+        webhook_allow_private=str(allows_private),
+    )
     return Exporter(settings, database)
 
 
@@ -181,6 +195,79 @@ async def test_events_equal_the_ledger_after_failures_and_deaths(
     assert event["data"]["cost_micros"] == 5000 - 1001
     requests = [billing.events[f"cmpl-000901{late}"]["data"]["requests"] for late in ("", ".late")]
     assert requests == [1, 0]
+
+
+@every_database
+async def test_log_records_of_a_tenant_equal_its_rows_of_the_ledger(
+    database: Database, billing: Billing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exporter = _exporter(database, billing, "otlp", tenant="acme", batch_size=5)
+    await _run(exporter)
+    billing.poison = {"cmpl-000012"}
+    rows = [usage_record(n, tenant_id=("acme", "other")[n % 2]) for n in range(20)]
+    billing.fates.extend(UNKNOWN)
+    await _insert(database, *rows, usage_record(100, tenant_id="other"))
+    await _die_before_the_acknowledgement(monkeypatch, database, exporter)
+    await _finish(database, exporter)
+    own = [each for each in rows if each.tenant_id == "acme"]
+    assert set(billing.events) == {each.request_id for each in own} - billing.poison
+    assert max(billing.received.values()) > 1
+    [rejected] = await ExportService(database).batches(SINK, ExportBatchState.REJECTED)
+    assert rejected.identifier == "cmpl-000012"
+    assert billing.cost() == sum(each.cost_micros for each in own) - rows[12].cost_micros
+    first, headers = billing.requests[0]
+    assert first == "POST /v1/logs HTTP/1.1"
+    assert headers["content-type"] == "application/json"
+    assert headers["authorization"] == "Bearer token"
+    event = billing.events["cmpl-000004"]
+    assert event["timeUnixNano"] == str(1_000_000 * rows[4].created_ms)
+    assert (event["eventName"], event["sluice.tenant"]) == ("sluice.usage", "acme")
+    assert event["sluice.prompt_tokens"] == str(rows[4].prompt_tokens)
+    async with database.reading() as transaction:
+        # The rejected one is left.
+        assert await transaction.scalar(select(func.count()).select_from(PositionRow)) == 1
+
+
+async def test_receiver_of_a_tenant_must_be_on_the_public_internet(
+    database: Database, billing: Billing
+) -> None:
+    exporter = _exporter(database, billing, "otlp", tenant="acme", allows_private=False)
+    await _run(exporter)
+    await _insert(database, usage_record(1))
+    await _run(exporter)
+    assert not billing.requests
+    assert (await _state(database)).last_error == "is not an https URL"
+
+
+async def test_records_that_a_receiver_drops_are_counted_and_not_sent_again(
+    database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(exports_module, "TIMEOUT_SECONDS", PATIENCE_SECONDS)
+    bodies = list[bytes]()
+
+    async def receiver(scope: Any, receive: Any, send: Any) -> None:
+        bodies.append((await receive())["body"])
+        partial = {"rejectedLogRecords": "2", "errorMessage": "too old\x1b"}
+        await JSONResponse({"partialSuccess": partial})(scope, receive, send)
+
+    async with serving(receiver) as url:
+        exporter = _exporter(database, Billing(), "otlp", tenant="acme", url=url)
+        await _run(exporter)
+        await _insert(database, *(usage_record(number) for number in range(3)))
+        await _finish(database, exporter)
+    assert len(bodies) == 1
+    assert "the sink billing has dropped 2 records: too old\\x1b" in caplog.text
+
+
+@all_cases(
+    ("kind", "tenant", "message"),
+    [("otlp", "", "needs a 'tenant'"), ("stripe", "acme", "takes no 'tenant'")],
+)
+def test_sink_names_the_tenant_that_its_kind_needs(kind: str, tenant: str, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        ExportSink.model_validate(
+            {"name": "x", "kind": kind, "url": "https://x.example", "tenant": tenant}
+        )
 
 
 async def test_a_rejected_event_is_put_aside_alone_and_can_be_retried(

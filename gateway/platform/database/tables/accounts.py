@@ -84,6 +84,7 @@ class TenantRow(Recorded[Tenant], Table):
     billing: Mapped[Billing] = mapped_column(server_default=Billing.POSTPAID.value)
     service_tier: Mapped[ServiceTier] = mapped_column(server_default=ServiceTier.DEFAULT.value)
     shows_cost: Mapped[bool] = mapped_column(server_default=false())
+    zero_retention: Mapped[bool] = mapped_column(server_default=false())
     cors_origins: Mapped[tuple[str, ...]] = mapped_column(OriginsColumn, nullable=True)
     stripe_customer_id: Mapped[str | None] = mapped_column(String(255))
     time_zone: Mapped[str] = mapped_column(String(63), server_default="UTC")

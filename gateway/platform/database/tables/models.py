@@ -53,6 +53,7 @@ class AliasRow(Recorded[Alias], Table):
     weights: Mapped[dict[str, int]]
     sticky: Mapped[Sticky]
     fallback: Mapped[str | None] = mapped_column(String(200))
+    fallbacks: Mapped[list[str]]
     sunset_at: Mapped[datetime | None]
     deprecated_at: Mapped[datetime | None]
     replacement: Mapped[str] = mapped_column(String(200))

@@ -98,6 +98,8 @@ async def test_fallback_runs_what_an_unserved_model_cannot(
 ) -> None:
     await aliases.define("safe", weights={ASLEEP: 1}, fallback=MODEL)
     assert (await complete(client, model="safe")).json()["model"] == MODEL
+    await aliases.define("listed", weights={ASLEEP: 1}, fallback="nobody's", fallbacks=[MODEL])
+    assert (await complete(client, model="listed")).json()["model"] == MODEL
     await aliases.define("unsafe", weights={ASLEEP: 1}, fallback="nobody's")
     response = await complete(client, model="unsafe")
     message_of(response, status=503, kind="service_unavailable", code="no_worker")

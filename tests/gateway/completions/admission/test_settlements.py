@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from contract import keys
-from contract.messages import Delta, JobFailed, ReturnReason
+from contract.messages import Delta, JobFailed, ReturnReason, WorkerState
 from contract.outcomes import FailureCode, FinishReason
 from contract.tier import ServiceTier
 from gateway.accounts.tenants.service import TenantService
@@ -213,6 +213,41 @@ async def test_tier_has_its_price_and_is_in_the_response(
     [record] = await customer.records(1)
     assert record.service_tier == tier
     assert record.cost_micros == cost_of(body["usage"], factor)
+
+
+async def test_hold_covers_the_dearest_of_a_list_and_the_price_is_that_of_the_model_that_ran(
+    customer: Customer, prices: None, store: "Redis"
+) -> None:
+    cheap = f"cheap-{secrets.token_hex(4)}"  # It has no price.
+    worker = await serve(store, cheap)
+    estimate = "/v1/completions:estimate"
+    dear = (await customer.client.post(estimate, json=asking())).json()["cost"]["max_micros"]
+    listed = asking(model=cheap, models=[MODEL])
+
+    async def covers_the_dearest() -> bool:
+        response = await customer.client.post(estimate, json=listed)
+        if response.is_error:
+            return False
+        found = response.json()
+        return bool(found["model"] == cheap and found["cost"]["max_micros"] == dear > 0)
+
+    await eventually(covers_the_dearest, what="the cheap model being served")
+    await customer.change(limits={LimitName.BUDGET: dear - 1})
+    refused = await customer.client.post("/v1/completions", json=listed)
+    assert refused.status_code in (402, 429), refused.text
+    await customer.change(limits={LimitName.BUDGET: dear})
+    await worker.announce(WorkerState.DRAINING)
+
+    async def is_left() -> bool:
+        page = await customer.client.get(f"/v1/models/{cheap}")
+        return not page.json()["ready"]
+
+    await eventually(is_left, what="the cheap model having no worker")
+    body = (await complete(customer.client, model=cheap, models=[MODEL])).json()
+    usage = body["usage"]
+    assert body["model"] == MODEL
+    [record] = await customer.records(1)
+    assert (record.model, record.cost_micros) == (MODEL, cost_of(usage))
 
 
 async def test_models_list_their_prices(customer: Customer, prices: None) -> None:

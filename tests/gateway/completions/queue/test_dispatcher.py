@@ -26,15 +26,31 @@ from contract.messages import (
     SequenceProgress,
 )
 from contract.outcomes import FailureCode, FinishReason
-from contract.queue import JOBS_AT_ONCE, EnqueueReport, JobClaim, JobQueue, LeaseReport
+from contract.queue import (
+    JOBS_AT_ONCE,
+    EnqueueReport,
+    EnqueueResult,
+    JobClaim,
+    JobQueue,
+    LeaseReport,
+)
+from contract.tier import ServiceTier
 from gateway.completions.queue import reader as reading
+from gateway.completions.queue.dispatcher import require_enqueued
 from gateway.completions.queue.generation import Generation
 from gateway.completions.queue.presence import FRESH_SECONDS, LEFT_SECONDS
 from gateway.completions.queue.ticket import MAX_REVIVALS
 from gateway.platform.redis_client import connect
-from gateway.records.errors import OverloadedError, StoreUnavailableError, TenantQueueFullError
+from gateway.records.errors import (
+    ApiError,
+    ErrorStyle,
+    OverloadedError,
+    StoreUnavailableError,
+    TenantQueueFullError,
+)
 from tests.gateway.conftest import eventually, nothing_left
 from tests.gateway.desk import GATEWAY, MODEL, Desk, begun, failure, take, texts
+from tests.support.cases import all_cases
 from tests.support.fake_worker import FakeWorker, delta
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.redis_server import RedisServer
@@ -420,3 +436,30 @@ async def test_no_connection_outlives_a_client_that_closes_at_once(
     # Enough for a connection that is still being opened.
     await asyncio.sleep(0.05)
     assert not any(each.is_connected for each in connections)
+
+
+@all_cases(
+    ("result", "status", "reason"),
+    [
+        (EnqueueResult.MODEL_FULL, 503, "queue_full"),
+        (EnqueueResult.TOO_LATE, 503, "wait_too_long"),
+        (EnqueueResult.TENANT_FULL, 429, "concurrency"),
+    ],
+)
+def test_refusal_by_a_queue_says_when_and_whose_it_is(
+    result: EnqueueResult, status: int, reason: str
+) -> None:
+    with pytest.raises(ApiError) as caught:
+        require_enqueued(EnqueueReport(result, 256, 90.5, []), "m", ServiceTier.FLEX, 9)
+    error = caught.value
+    error.concerns("another", "default")
+    # Clients of OpenAI ignore a longer Retry-After; the estimate has no bound.
+    assert (error.status, error.headers()["retry-after"]) == (status, "60")
+    for style in ErrorStyle:
+        assert error.body(style)["error"]["availability"] == {
+            "reason": reason,
+            "model": "m",
+            "tier": "flex",
+            "position": 257,
+            "estimated_wait_seconds": 90.5,
+        }
