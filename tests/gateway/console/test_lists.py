@@ -148,7 +148,7 @@ async def test_a_receipt_explains_its_error_and_shows_the_request(stack: Stack) 
         "endpoint": "messages",
     }
     await use(database, "explained", 0, credential_id=f"key_{owner[3:15]}", **found)  # type: ignore[arg-type]
-    await fail_adapter(database, "explained", "poet", state=AdapterState.READY, rank=1)
+    await fail_adapter(database, "explained", "verse", state=AdapterState.READY, rank=1)
     await database.aclose()
     async with visiting(stack.url, owner) as visit:
         listed = (await visit.get("/console/requests?outcome=failures")).text
@@ -166,7 +166,7 @@ async def test_a_receipt_explains_its_error_and_shows_the_request(stack: Stack) 
 
         async def is_offered() -> bool:
             page = (await visit.get("/console/usage")).text
-            return f'<option value="{MODEL}:poet">' in page
+            return f'<option value="{MODEL}:verse">' in page
 
         await eventually(is_offered, what="the adapter being offered")
         # The same thirty days as those of the overview.
