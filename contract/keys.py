@@ -155,6 +155,11 @@ workers = _Key("m", "workers")
 """Sorted set: worker that claims jobs -> expiry of its announcement in Unix milliseconds."""
 worker_card = _ModelKeys("worker")
 """String with expiry: the WorkerCard."""
+last_seen = _Key("m", "last-seen")
+"""Hash with expiry: worker -> Unix ms of its last announcement, a space, and its WorkerCard.
+
+A worker that stops removes itself; one that is killed or stuck stays for `queue.LISTED_MS`.
+"""
 watched_workers = _Key("m", "watched")
 """Sorted set: worker with heartbeats -> when its lease expires, in the server's Unix ms.
 
@@ -283,6 +288,11 @@ def refusals(tenant: str) -> str:
     return f"{bucket_prefix(bucket_of(tenant))}refusals:{tenant}"
 
 
+def rejected(tenant: str) -> str:
+    """List with expiry: the tenant's latest requests that were rejected otherwise, newest first."""
+    return f"{bucket_prefix(bucket_of(tenant))}rejected:{tenant}"
+
+
 def period_counts(series: str, period: str, number: int) -> str:
     """Sorted set with expiry: what was counted -> how often in one period.
 
@@ -296,6 +306,8 @@ console_session = _GlobalKeys("console:session")
 """String with expiry: a session of the console, by the digest of the cookie's token."""
 console_sessions = _GlobalKeys("console:sessions")
 """Sorted set with expiry: digests of the latest sessions of a person or key, by their begin."""
+console_kept = _GlobalKeys("console:kept")
+"""Hash with expiry: sealed pages that forms of a session got, by their numbers, and `next`."""
 console_signed_out = _GlobalKeys("console:signed-out")
 """String with expiry: when every session of a person or key was ended, in Unix ms."""
 console_attempt = _GlobalKeys("console:attempt")

@@ -85,6 +85,9 @@ MISSING_MS: Final = 200
 """Time for which a worker must be missing before it is gone: enough for heartbeats that waited
 while Redis paused, and for a worker that connects again."""
 
+LISTED_MS: Final = 3_600_000
+"""How long a worker that is silent is known, unless it has stopped."""
+
 _ENQUEUE = LuaScript("job_enqueue")
 _CLAIM = LuaScript("job_claim")
 _EXTEND = LuaScript("job_extend")
@@ -746,6 +749,10 @@ class JobQueue:
 
         Return how many digests Redis has of what it holds.
         """
+        encoded, seen = messages.encode(card), keys.last_seen(self.model)
+        execute = self._executor.execute_command
+        await execute("HSET", seen, card.id, b"%d %b" % (clock.now_ms(), encoded))
+        await execute("PEXPIRE", seen, LISTED_MS)
         held: int = await _ANNOUNCE.run(
             self._executor,
             workers=keys.workers(self.model),
@@ -753,11 +760,15 @@ class JobQueue:
             held=keys.held(self.model, card.id),
             doorbell=keys.doorbell(self.model),
             worker=card.id,
-            card=messages.encode(card),
+            card=encoded,
             ttl_ms=ttl_ms,
             is_claiming=int(card.state is WorkerState.READY),
         )
         return held
+
+    async def forget_worker(self, worker: str) -> None:
+        """Remove a worker that stops from the workers that were last seen."""
+        await self._executor.execute_command("HDEL", keys.last_seen(self.model), worker)
 
     async def hold(
         self,

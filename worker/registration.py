@@ -168,3 +168,4 @@ class Registration:
         """Remove the worker's card."""
         self.draining()
         await self._queue.announce(self._card, ttl_ms=1)
+        await self._queue.forget_worker(self._card.id)

@@ -18,7 +18,7 @@ from gateway.accounts.tenants.service import find_tenant
 from gateway.http.authorization import operators_router, requires
 from gateway.http.services import made
 from gateway.limits.accounts import DAY_MS, day_start_ms
-from gateway.limits.refusal_log import Period, PeriodCounts, Refusals
+from gateway.limits.refusal_log import Period, PeriodCounts, Refusal, Refusals
 from gateway.limits.replies import SubjectStatus
 from gateway.limits.seeding import Seeder
 from gateway.limits.storage import Storage
@@ -205,14 +205,19 @@ class LimitReports:
         )
 
     async def own_refusals(self, principal: Principal) -> list[RefusalBody]:
-        """Return the rejections that a credential may see."""
+        """Return the rejections by limits that a credential may see."""
+        found = await self.own_rejections(principal, by_limits=True)
+        return [RefusalBody.of(each) for each in found]
+
+    async def own_rejections(self, principal: Principal, *, by_limits: bool) -> list[Refusal]:
+        """Return the rejections by limits, or all others, that a credential may see."""
         sees_others = Scope.USAGE in principal.scopes
-        found = await self._refusals.latest(
+        return await self._refusals.latest(
             principal.tenant_id,
             credential_id=None if sees_others else principal.credential_id,
             project_id=principal.project_id,
+            by_limits=by_limits,
         )
-        return [RefusalBody.of(each) for each in found]
 
     async def own_limits(self, principal: Principal) -> LimitsReport:
         """Return the limits and usage that a credential may see."""

@@ -6,7 +6,7 @@ the monthly limits of a tenant and its projects.
 """
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Final, Literal, Self, Unpack
@@ -479,6 +479,7 @@ authorize_tenant = own_tenant(Scope.KEYS, of_tenant=True)
 
 SpendLimits = Annotated[SpendLimitService, made(SpendLimitService)]
 SpendLimitId = Annotated[str, Path(description="Id of the spend limit.")]
+ProjectId = Annotated[str, Path(description="Id of the project.")]
 
 
 @router.get("", summary="List spend limits")
@@ -582,51 +583,58 @@ def _openai_body(use: SpendLimitUse, project: str | None) -> dict[str, Any]:
     }
 
 
-@organization.get("/spend_limit", summary="Get the monthly spend limit (OpenAI)")
-@organization.get(
-    "/projects/{project}/spend_limit",
-    name="get_project_spend_limit",
-    summary="Get the monthly spend limit of a project (OpenAI)",
-)
-async def get_monthly(
-    limits: SpendLimits, caller: OfTenant, project: str | None = None
-) -> dict[str, Any]:
-    """Get the limit of a calendar month for all models. 404 without one."""
-    return _openai_body(await _monthly(limits, caller.tenant_id, project), project)
+async def _no_project() -> None:
+    """The limit of the whole account."""
 
 
-@organization.post("/spend_limit", summary="Set the monthly spend limit (OpenAI)")
-@organization.post(
-    "/projects/{project}/spend_limit",
-    name="set_project_spend_limit",
-    summary="Set the monthly spend limit of a project (OpenAI)",
-)
-async def set_monthly(
-    limits: SpendLimits, caller: OfTenant, body: OpenAiSpendLimit, project: str | None = None
-) -> dict[str, Any]:
-    """Set the limit of a calendar month for all models, in cents. It is a spend limit as others."""
-    tenant_id, amount = caller.tenant_id, body.threshold_amount * MICROS_OF_CENT
-    use = await limits.of_month(tenant_id, project)
-    if use is None:
-        scope = SpendScope.TENANT if project is None else SpendScope.PROJECT
-        given = {"scope": scope, "holder": project, "window": Window.MONTH, **caller.by}
-        await limits.add(tenant_id, amount_micros=amount, **given)
-    else:
-        await limits.update(tenant_id, use.limit.id, amount_micros=amount, **caller.by)
-    return _openai_body(await _monthly(limits, tenant_id, project), project)
+async def _project(project: ProjectId) -> str:
+    return project
 
 
-@organization.delete("/spend_limit", summary="Remove the monthly spend limit (OpenAI)")
-@organization.delete(
-    "/projects/{project}/spend_limit",
-    name="remove_project_spend_limit",
-    summary="Remove the monthly spend limit of a project (OpenAI)",
-)
-async def remove_monthly(
-    limits: SpendLimits, caller: OfTenant, project: str | None = None
-) -> dict[str, Any]:
-    """Remove the limit of a calendar month for all models."""
-    use = await _monthly(limits, caller.tenant_id, project)
-    await limits.remove(caller.tenant_id, use.limit.id, **caller.by)
-    kind = OF_ORGANIZATION if project is None else OF_PROJECT
-    return {"object": f"{kind}.deleted", "deleted": True}
+def _add_routes(path: str, of: Callable[..., Awaitable[str | None]], name: str, what: str) -> None:
+    """Add the routes of the monthly limit of what `of` returns."""
+
+    @organization.get(
+        path, name=f"get_{name}", summary=f"Get the monthly spend limit{what} (OpenAI)"
+    )
+    async def get(
+        limits: SpendLimits, caller: OfTenant, project: str | None = Depends(of)
+    ) -> dict[str, Any]:
+        """Get the limit of a calendar month for all models. 404 without one."""
+        return _openai_body(await _monthly(limits, caller.tenant_id, project), project)
+
+    @organization.post(
+        path, name=f"set_{name}", summary=f"Set the monthly spend limit{what} (OpenAI)"
+    )
+    async def set_(
+        limits: SpendLimits,
+        caller: OfTenant,
+        body: OpenAiSpendLimit,
+        project: str | None = Depends(of),
+    ) -> dict[str, Any]:
+        """Set the limit of a calendar month for all models, in cents."""
+        tenant_id, amount = caller.tenant_id, body.threshold_amount * MICROS_OF_CENT
+        use = await limits.of_month(tenant_id, project)
+        if use is None:
+            scope = SpendScope.TENANT if project is None else SpendScope.PROJECT
+            given = {"scope": scope, "holder": project, "window": Window.MONTH, **caller.by}
+            await limits.add(tenant_id, amount_micros=amount, **given)
+        else:
+            await limits.update(tenant_id, use.limit.id, amount_micros=amount, **caller.by)
+        return _openai_body(await _monthly(limits, tenant_id, project), project)
+
+    @organization.delete(
+        path, name=f"remove_{name}", summary=f"Remove the monthly spend limit{what} (OpenAI)"
+    )
+    async def remove(
+        limits: SpendLimits, caller: OfTenant, project: str | None = Depends(of)
+    ) -> dict[str, Any]:
+        """Remove the limit of a calendar month for all models."""
+        use = await _monthly(limits, caller.tenant_id, project)
+        await limits.remove(caller.tenant_id, use.limit.id, **caller.by)
+        kind = OF_ORGANIZATION if project is None else OF_PROJECT
+        return {"object": f"{kind}.deleted", "deleted": True}
+
+
+_add_routes("/spend_limit", _no_project, "spend_limit", "")
+_add_routes("/projects/{project}/spend_limit", _project, "project_spend_limit", " of a project")

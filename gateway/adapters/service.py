@@ -245,9 +245,9 @@ class AdapterService:
         """
         adapters = list(adapters)
         models = sorted({each.base_model for each in adapters})
-        cards = await asyncio.gather(*map(self._catalogue.workers, models))
+        seen = await asyncio.gather(*map(self._catalogue.workers, models))
         workers: defaultdict[str, list[str]] = defaultdict(list)
-        for card in (card for some in cards for card in some):
+        for card in (each.card for some in seen for each in some if not each.silent_ms):
             for digest in () if card.adapters is None else card.adapters.loaded:
                 workers[digest].append(card.id)
         return {each.id: workers.get(each.sha256, []) for each in adapters}

@@ -401,7 +401,11 @@ def _refusal(tenant: Tenant, project: Project | None) -> str:
 def _checked(known: _KnownKey) -> Principal:
     if known.expires_at_ms is not None and clock.now_ms() >= known.expires_at_ms:
         expired_at = datetime.fromtimestamp(known.expires_at_ms / 1000, UTC)
-        raise ExpiredCredentialError(f"The API key expired at {expired_at:%Y-%m-%d %H:%M:%S} UTC.")
+        error = ExpiredCredentialError(
+            f"The API key expired at {expired_at:%Y-%m-%d %H:%M:%S} UTC."
+        )
+        error.principal = known.principal
+        raise error
     _check(known.refusal)
     return known.principal
 

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import hmac
 import secrets
+import zlib
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Final
@@ -21,6 +22,9 @@ LINK_PATH: Final = "/console/enter"
 LINK_VALID: Final = timedelta(hours=1)
 MOST_SESSIONS: Final = 20
 """Sessions of one person or key. A new one ends the oldest, so that logins fill no memory."""
+MOST_KEPT: Final = 8
+"""Pages of one session that are kept, the latest ones."""
+KEPT_FOR: Final = timedelta(minutes=10)
 ATTEMPT_VALID: Final = timedelta(minutes=10)
 """How long a login at the identity provider may take."""
 
@@ -167,11 +171,33 @@ class Sessions:
                 xx=True,
             )
 
+    async def keep(self, token: str, page: bytes) -> int:
+        """Keep a page that only the browser with this token can read, for `KEPT_FOR`.
+
+        Return its number. Only the latest `MOST_KEPT` are kept.
+        """
+        key, sealed = keys.console_kept(_digest(token)), _box(token).encrypt(zlib.compress(page))
+        redis: Any = self._redis
+        with converting_errors(self._redis):
+            number: int = await redis.hincrby(key, "next", 1)
+            await redis.hset(key, str(number), sealed)
+            await redis.hdel(key, str(number - MOST_KEPT))
+            await redis.pexpire(key, KEPT_FOR)
+        return number
+
+    async def kept(self, token: str, number: str) -> bytes | None:
+        """Return a page that was kept; None if it is not any more."""
+        redis: Any = self._redis
+        with converting_errors(self._redis):
+            sealed = await redis.hget(keys.console_kept(_digest(token)), number)
+        return None if sealed is None else zlib.decompress(_box(token).decrypt(sealed))
+
     async def end(self, token: str) -> None:
         """End one session."""
         digest = _digest(token)
         with converting_errors(self._redis):
             session = _decode(await self._redis.getdel(keys.console_session(digest)))
+            await self._redis.delete(keys.console_kept(digest))
             if session is not None:
                 await self._redis.zrem(keys.console_sessions(session.subject), digest)
 

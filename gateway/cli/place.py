@@ -212,7 +212,7 @@ async def _models(stores: Stores) -> AsyncIterator[Finding]:
     remedy = f"sluice prices add {free[0] if free else 'MODEL'} --prompt 0.15 --completion 0.60"
     yield finding("prices", found, (bool(free), State.WARNING, f"{remedy}; else it is free."))
     for name in names:
-        for card in await stores.catalogue.workers(name):
+        for card in [each.card for each in await stores.catalogue.workers(name)]:
             if problem := card.last_failure or card.inexact:
                 remedy = "Read the worker's log; `sluice check --role worker` on its machine."
                 yield Finding(f"worker {card.id}", State.WARNING, problem, remedy)

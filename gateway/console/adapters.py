@@ -133,7 +133,12 @@ async def _page(
         *([tenant] if visitor.is_operator else []),
         Column("State", lambda each: Cell(each.state, kind=_CLASSES.get(each.state, "warn"))),
         Column("Rank", lambda each: each.rank or None, "num wide"),
-        Column("Size", lambda each: size(each.size) if each.size else None, "num wide"),
+        Column(
+            "Size",
+            lambda each: size(each.size) if each.size else None,
+            "num wide",
+            order=lambda each: each.size,
+        ),
         Column("Used by", lambda each: "every tenant" if each.is_shared else "its tenant", "wide"),
         Column("Loaded on", workers, "wide mono" if visitor.is_operator else "wide"),
         Column("Registered (UTC)", lambda each: each.created_at, "time wide"),

@@ -50,6 +50,7 @@ async def list_own(
         label="Changes",
         search=Search([ACTION], {"action": action}),
         after=found.next,
+        is_log=True,
     )
 
 
@@ -75,6 +76,7 @@ async def list_all(
         action=Action("Verify the chain", f"{HOME}/verify", is_post=True),
         search=Search(FIELDS, {"tenant": tenant, "actor": actor, "action": action}),
         after=to_list(found, found.entries).next,
+        is_log=True,
     )
 
 

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any, Final
 
+from markupsafe import Markup
 from msgspec import json
 
 from gateway.records.money import show_dollars
@@ -59,9 +60,12 @@ def show_time(value: datetime | None, missing: str = "-") -> str:
     return missing if value is None else value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def unix(seconds: int) -> str:
-    """Return a Unix time as UTC."""
-    return show_time(datetime.fromtimestamp(seconds, UTC))
+def moment(value: datetime, mark: str = " UTC") -> Markup:
+    """Return a time in UTC, which scripts show in the zone of the browser, as HTML."""
+    shown = show_time(value)
+    return Markup(
+        '<time class="local" datetime="{}" title="{} UTC">{}</time><span class="utc">{}</span>'
+    ).format(value.isoformat(), shown, shown, mark)
 
 
 def size(value: int) -> str:

@@ -1,6 +1,7 @@
 """Forms that pages send, within limits of size and time."""
 
 import asyncio
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Self, TypeVar
 from urllib.parse import parse_qs
@@ -191,6 +192,13 @@ def concerns(error: ApiError | None, name: str) -> bool:
         return False
     parts = {part.removeprefix("allowed_") for part in error.param.split(".")}
     return name in parts or name.removeprefix("limit_") in parts
+
+
+def named(error: ApiError, label: str) -> str:
+    """Return the message of an error about a field, with the name that the page has for it."""
+    whole = error.param or ""
+    names = "|".join(re.escape(name) for name in (whole, whole.rpartition(".")[2]))
+    return re.sub(f"'(?:{names})'", f"“{label}”", error.message)
 
 
 def checked(body: type[Body], values: Mapping[str, Any]) -> Body:

@@ -17,6 +17,7 @@ def _for_customers(principal: Principal) -> Iterator[tuple[str, str]]:
     if scopes & {Scope.COMPLETIONS, Scope.USAGE}:
         yield "/console/usage", "Usage"
         yield "/console/requests", "Requests"
+        yield "/console/rejected", "Rejected"
     if Scope.USAGE in scopes and is_whole:
         yield "/console/invoices", "Invoices"
         if principal.is_prepaid:

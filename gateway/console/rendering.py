@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from gateway.console import formats
 from gateway.console.assets import PATHS
-from gateway.console.forms import concerns
+from gateway.console.forms import concerns, named
 from gateway.console.limit_fields import LABELS, grouped, shown_limit
 from gateway.console.navigation import navigation
 from gateway.http.services import services_of
@@ -48,11 +48,11 @@ _environment.filters |= {
     "cents": formats.cents,
     "dollars": show_dollars,
     "duration": formats.duration,
+    "moment": formats.moment,
     "number": formats.number,
     "short": formats.shortened,
     "size": formats.size,
     "time": formats.show_time,
-    "unix": formats.unix,
     "until": formats.until,
 }
 _environment.globals |= {
@@ -60,6 +60,7 @@ _environment.globals |= {
     "concerns": concerns,
     "grouped": grouped,
     "limit_labels": LABELS,
+    "named": named,
     "navigation": navigation,
     "padding": formats.padding,
     "share": formats.share,

@@ -5,11 +5,12 @@ import secrets
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Final
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
+import msgspec
 from fastapi import Depends, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import RedirectResponse
+from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.routing import APIRoute
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -35,6 +36,7 @@ from gateway.records.errors import (
     InvalidParameterError,
     NotFoundError,
     PermissionDeniedError,
+    StoreUnavailableError,
     queue_unavailable,
     shown,
 )
@@ -45,6 +47,10 @@ from gateway.records.scopes import OPERATOR_SCOPES, TENANT_SCOPES, Scope
 LOGIN: Final = "/console/login"
 ACCOUNTS: Final = "/console/accounts"
 CSRF_HEADER: Final = "x-csrf-token"
+KEPT: Final = "shown"
+"""Parameter of a query: the number of a page that is the response to a form."""
+DRAFT: Final = "draft"
+"""Parameter of a query: whether the browser fills in what was sent without a session."""
 FORM: Final = ["GET", "POST"]
 """Methods of a page with a form. If the form has an error, the page shows both again."""
 _PLAIN_HOST: Final = re.compile(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
@@ -84,6 +90,17 @@ class PageRoute(APIRoute):
         return await handle(request)
 
 
+class _KeptPage(msgspec.Struct, frozen=True):
+    """The response to a form."""
+
+    path: str
+    csrf: str
+    """The token of the session then; a session of another account has another one."""
+    status: int
+    policy: str
+    content: bytes
+
+
 class _SessionRoute(PageRoute):
     """A route for those who are logged in; without a session it redirects to the login page."""
 
@@ -92,6 +109,17 @@ class _SessionRoute(PageRoute):
     """Whether the page needs a credential with rights; otherwise only a session."""
     reads_form: ClassVar[bool] = True
     """Whether forms with files are refused, so that no page has to check their tokens."""
+    keeps_answers: ClassVar[bool] = True
+    """Whether the browser gets the response to a form by GET, so that it can be loaded again."""
+
+    @override
+    def get_route_handler(self) -> Handler:
+        handle = super().get_route_handler()
+
+        async def handle_form(request: Request) -> Response:
+            return await self._to_load_again(request, await handle(request))
+
+        return handle_form
 
     @override
     async def admitted(self, request: Request, handle: Handler) -> Response:
@@ -100,20 +128,16 @@ class _SessionRoute(PageRoute):
             require_same_origin(request)
         session = await _find_session(request, self.audience)
         if session is None:
-            return _to_login(request)
+            return self._to_login(request)
         request.state.session = session
         visitor = None
         if self.needs_rights:
             if _lacks_account(session):
                 return redirect(ACCOUNTS)
             try:
-                visitor = await _find_visitor(request, session)
+                visitor = await self._visitor(request, session)
             except AuthenticationError:
-                return _to_login(request)
-            request.state.visitor = visitor
-            own_tenant = visitor.principal.tenant_id
-            exchange_of(request.scope).tenant_id = own_tenant
-            await services_of(request)[LoopTurns].enter(own_tenant)
+                return self._to_login(request)
         if not is_safe:
             if self.reads_form or not _has_file(request):
                 await _require_token(request, session)
@@ -122,7 +146,73 @@ class _SessionRoute(PageRoute):
         if visitor is not None and (tenant_id := request.path_params.get("tenant_id")):
             tenant = await services_of(request).make(TenantService).get(tenant_id)
             request.state.visitor = replace(visitor, tenant=tenant)
-        return await self._answered(request, handle)
+        kept = await self._kept(request, session) if is_safe else None
+        return kept or await self._answered(request, handle)
+
+    async def _visitor(self, request: Request, session: Session) -> Visitor:
+        visitor = request.state.visitor = await _find_visitor(request, session)
+        own_tenant = visitor.principal.tenant_id
+        exchange_of(request.scope).tenant_id = own_tenant
+        await services_of(request)[LoopTurns].enter(own_tenant)
+        return visitor
+
+    async def _to_load_again(self, request: Request, response: Response) -> Response:
+        """Return a redirect to the response to a form, so that no reload sends the form again."""
+        session: Session | None = getattr(request.state, "session", None)
+        is_form = request.method == "POST" and CSRF_HEADER not in request.headers
+        if session is None or not (is_form and isinstance(response, HTMLResponse)):
+            return response
+        # Not of a form that a page of another site sends, and not what ends the session.
+        is_own = response.status_code != PermissionDeniedError.status
+        if not (self.keeps_answers and is_own) or "set-cookie" in response.headers:
+            return response
+        page = _KeptPage(
+            path=request.url.path,
+            csrf=session.csrf,
+            status=response.status_code,
+            policy=response.headers["content-security-policy"],
+            content=bytes(response.body),
+        )
+        token = request.cookies[cookie_name(request, self.audience)]
+        sessions, query = sessions_of(services_of(request)), dict(parse_qsl(request.url.query))
+        query.pop(DRAFT, None)
+        try:
+            number = await sessions.keep(token, msgspec.msgpack.encode(page))
+        except StoreUnavailableError:
+            return response
+        answer = redirect(quote(request.url.path), **query | {KEPT: str(number)})
+        answer.headers.update(SECURITY_HEADERS)
+        return answer
+
+    async def _kept(self, request: Request, session: Session) -> Response | None:
+        number = request.query_params.get(KEPT)
+        if number is None:
+            return None
+        token = request.cookies[cookie_name(request, self.audience)]
+        found = await sessions_of(services_of(request)).kept(token, number)
+        if found is None:
+            return None
+        page = msgspec.msgpack.decode(found, type=_KeptPage)
+        if (page.path, page.csrf) != (request.url.path, session.csrf):
+            return None
+        headers = {"content-security-policy": page.policy}
+        return HTMLResponse(page.content, status_code=page.status, headers=headers)
+
+    def _to_login(self, request: Request) -> Response:
+        """Return a redirect to the login page, which leads back to this page or the form's."""
+        if request.headers.get("accept", "").startswith("application/json"):
+            raise AuthenticationError(
+                "Your session has ended. Log in again in another tab, then send this once more."
+            )
+        if request.headers.get("hx-request"):
+            # htmx would put the login page into a part of this one.
+            return Response(status_code=204, headers={"hx-redirect": LOGIN})
+        path, query = request.url.path, parse_qsl(request.url.query)
+        if request.method != "GET":
+            if not self.methods.issuperset(FORM):
+                return redirect(LOGIN)
+            query.append((DRAFT, "yes"))
+        return redirect(LOGIN, next=f"{path}?{urlencode(query)}" if query else path)
 
     async def _answered(self, request: Request, handle: Handler) -> Response:
         try:
@@ -146,6 +236,12 @@ class UploadRoute(CustomerRoute):
     """A page for customers whose form has a file; the page calls `require_token`."""
 
     reads_form = False
+
+
+class AnswerRoute(CustomerRoute):
+    """A page for customers whose forms are answered at once: nothing of the answer is stored."""
+
+    keeps_answers = False
 
 
 class OperatorRoute(_SessionRoute):
@@ -283,6 +379,11 @@ def origin_of(request: Request, audience: Audience) -> str:
     return f"{request.url.scheme}://{host if _PLAIN_HOST.fullmatch(host) else 'HOST'}"
 
 
+def base_url(request: Request) -> str:
+    """Return the URL of the API."""
+    return f"{origin_of(request, Audience.CUSTOMERS)}/v1"
+
+
 def address_of(request: Request) -> str | None:
     """Return the address of the client."""
     return None if request.client is None else request.client.host
@@ -314,18 +415,6 @@ def require_token(session: Session, given: str) -> None:
     """Raise PermissionDeniedError if a form has not the token of the session."""
     if not secrets.compare_digest(given.encode(), session.csrf.encode()):
         raise PermissionDeniedError("The form is from another session. Load the page again.")
-
-
-def _to_login(request: Request) -> Response:
-    wanted = request.url.path
-    if request.url.query:
-        wanted += f"?{request.url.query}"
-    query = urlencode({"next": wanted}) if request.method == "GET" else ""
-    target = f"{LOGIN}?{query}" if query else LOGIN
-    if request.headers.get("hx-request"):
-        # htmx would put the login page into a part of this one.
-        return Response(status_code=204, headers={"hx-redirect": LOGIN})
-    return redirect(target)
 
 
 def redirect(path: str, **query: str) -> Response:

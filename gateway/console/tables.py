@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 _AMOUNTS: Final = re.compile("money|price|budget")
@@ -50,16 +51,22 @@ class Column(NamedTuple):
     """`num`, `money` or `price` (micro-dollars; a price exactly), `budget` (the spent and
     the allowed amount), `time`, `below` (a long text on a line of its own), or classes of the
     cells such as mono or wide."""
+    order: Callable[[Any], Any] | None = None
+    """Returns what rows are sorted by; by default, the value."""
 
     @property
     def classes(self) -> str:
         """The classes of its cells."""
         return _AMOUNTS.sub("num", self.kind)
 
-    @property
-    def is_wide(self) -> bool:
-        """Whether phones show it below its row."""
-        return "wide" in self.kind
+
+class Sort(NamedTuple):
+    """How rows are sorted by a column."""
+
+    href: str
+    """The link that sorts by it, or the other way round."""
+    state: str
+    """`ascending`, `descending`, or empty if they are not sorted by it."""
 
 
 class Table(NamedTuple):
@@ -72,6 +79,8 @@ class Table(NamedTuple):
     """What to show without rows."""
     sums: Any = None
     """One more row, below a line."""
+    sorts: Mapping[str, Sort] = MappingProxyType({})
+    """By the titles of the columns that sort the rows."""
 
 
 class Field(NamedTuple):

@@ -1,6 +1,6 @@
 """What the usage pages of both audiences ask for, from their query."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Final
 from urllib.parse import parse_qs, urlencode
@@ -13,6 +13,7 @@ from gateway.billing.usage.parts import UsageFilter
 from gateway.billing.usage.periods import DAY, Span
 from gateway.billing.usage.query import read_span
 from gateway.console.forms import MAX_FIELDS, Form
+from gateway.platform.database.tables import FAILED_OUTCOMES
 from gateway.records.checks import is_storable
 from gateway.records.errors import InvalidParameterError, must
 from gateway.records.times import day_of, month_start, utc_now
@@ -21,8 +22,15 @@ from gateway.records.usage_record import Outcome
 DAYS: Final = 30
 """Days of the chart on the first page."""
 WEEK: Final = timedelta(days=7)
-PRESETS: Final = {"24h": timedelta(hours=24), "7d": WEEK, "30d": timedelta(days=30), "month": None}
-"""Periods that end now; None begins with the month."""
+PRESETS: Final = {"24h": 0, "7d": 7, "30d": DAYS, "month": None}
+"""Days of periods that end now: 0 are 24 hours, None begins with the month."""
+FAILURES: Final = "failures"
+OUTCOMES: Final[Mapping[str, tuple[Outcome, ...]]] = {
+    "": (),
+    FAILURES: FAILED_OUTCOMES,
+    **{each.value: (each,) for each in Outcome},
+}
+"""Outcomes by the values of their filter."""
 _FIELDS: Final = (
     *("range", "start", "end", "model", "key", "project", "tenant", "by", "outcome", "tier"),
 )
@@ -61,7 +69,7 @@ class UsageQuery:
             credential_id=self.form["key"] or None,
             model=self.form["model"] or None,
             service_tier=next((each for each in ServiceTier if each == self.form["tier"]), None),
-            outcome=next((each for each in Outcome if each == self.form["outcome"]), None),
+            outcomes=OUTCOMES.get(self.form["outcome"], ()),
         )
 
     @property
@@ -88,21 +96,24 @@ class UsageQuery:
         for name in ("model", "key", "project", "tenant", "id"):
             _check_text(name, self.form[name], MAX_TEXT_CHARACTERS)
         known: tuple[tuple[str, Iterable[str]], ...]
-        known = (("tier", ServiceTier), ("outcome", Outcome), ("range", PRESETS))
+        known = (("tier", ServiceTier), ("outcome", OUTCOMES), ("range", PRESETS))
         for name, values in known:
             if self.form[name] not in ("", *values):
-                raise must(name, f"be one of {', '.join(values)}", self.form[name])
+                options = ", ".join(filter(None, values))
+                raise must(name, f"be one of {options}", self.form[name])
 
     def _span(self) -> Span:
         now = utc_now()
         if self.preset:
             days = PRESETS[self.preset]
-            return Span(month_start(now), now) if days is None else Span(now - days, now)
+            if days is None:
+                return Span(month_start(now), now)
+            return last_days(now, days) if days else Span(now - DAY, now)
         start, end = self.form["start"], self.form["end"]
         if len(end) == len("2026-11-01"):
             # A person means the whole last day.
             end = (read_span(None, end).end + DAY).isoformat()
-        return read_span(start or None, end or None)
+        return read_span(start or None, end or None) if start or end else last_days(now)
 
 
 def _check_text(name: str, value: str, most: int) -> None:
@@ -110,6 +121,6 @@ def _check_text(name: str, value: str, most: int) -> None:
         raise must(name, f"be at most {most} characters without control characters", value)
 
 
-def last_days(now: datetime) -> Span:
-    """Return a period that ends now and begins at midnight."""
-    return Span(day_of(now - timedelta(days=DAYS - 1)), now)
+def last_days(now: datetime, days: int = DAYS) -> Span:
+    """Return a period that ends now and begins at midnight; the current day counts."""
+    return Span(day_of(now - timedelta(days=days - 1)), now)

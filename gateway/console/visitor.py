@@ -12,7 +12,7 @@ from fastapi import Request, Response
 from gateway.accounts.shared import Caller
 from gateway.auth.sessions import Audience, PersonLogin, Session
 from gateway.console.forms import Form
-from gateway.console.lists import cursor_of
+from gateway.console.lists import arranged, cursor_of
 from gateway.console.rendering import page
 from gateway.console.tables import Action, Adding, Column, Field, Group, Search, Step, Table
 from gateway.http.services import services_of
@@ -23,6 +23,7 @@ from gateway.records.records import Tenant
 from gateway.records.scopes import Scope
 
 TENANT_PAGES: Final = "/console/tenants/{tenant_id}"
+FIND: Final = Field("find", "Contains", type="search")
 NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 T = TypeVar("T")
@@ -125,26 +126,45 @@ class Visitor:
         adding: Adding | None = None,
         missing: tuple[str, Sequence[Step]] = ("", ()),
         after: object = None,
+        is_log: bool = False,
         notices: Mapping[str, str] = NOTHING,
     ) -> Response:
         """Return a page with a table, by default labelled with the title; `empty` has no rows.
 
-        The link to the next page has the filters of the `search`. It starts after the cursor
-        `after`, by default after the last entry of a page that has more. The page above the table
-        may have steps with a title: what is `missing`.
+        Rows are sorted by a column and searched, unless they are those of a log. The link to the
+        next page has the filters of the `search`. It starts after the cursor `after`, by default
+        after the last entry of a page that has more. The page above the table may have steps with
+        a title: what is `missing`.
         """
+        columns, is_part = [*columns], False
         if isinstance(found, Page):
-            after, found = cursor_of(found), found.entries
+            after, is_part, found = cursor_of(found), found.has_more, found.entries
+        rows: Sequence[Any] = found
+        form = {} if search is None else search.form
+        following, table = (
+            self.following(after, **form),
+            Table(label or title, columns, rows, empty),
+        )
+        if not is_log:
+            shown = arranged(self.request, columns, rows)
+            table = table._replace(rows=shown.rows, sorts=shown.sorts if len(rows) > 1 else {})
+            if shown.is_arranged:
+                following = shown.following
+                if is_part:
+                    text = f"Only the newest {len(rows):,} are sorted and searched. {text}"
+            if (is_part or shown.find) and "search" not in form:
+                fields, button = ([*search.fields], search.button) if search else ([], "Search")
+                search = Search([*fields, FIND], {**form, "find": shown.find}, button)
         return self.page(
             "list.html",
             title=title,
-            table=Table(label or title, [*columns], found, empty),
+            table=table,
             text=text,
             action=action,
             search=search,
             adding=adding,
             missing=missing,
-            following=self.following(after, **({} if search is None else search.form)),
+            following=following,
             notices=notices,
         )
 

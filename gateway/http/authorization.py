@@ -18,7 +18,7 @@ from gateway.http.services import services_of
 from gateway.platform import tracing
 from gateway.platform.concurrency.fair_turns import LoopTurns
 from gateway.platform.settings import Settings
-from gateway.records.errors import AuthenticationError, ErrorStyle
+from gateway.records.errors import AuthenticationError, ErrorStyle, ExpiredCredentialError
 from gateway.records.principal import Principal
 from gateway.records.scopes import Scope
 
@@ -55,14 +55,16 @@ class Authorizer:
             authorization
         ):
             failed_logins.require(network)
+        exchange = exchange_of(request.scope)
         with tracing.span(AUTHENTICATE):
             try:
                 principal = await self._authenticator.authenticate(authorization, address=address)
-            except AuthenticationError:
+            except AuthenticationError as error:
                 failed_logins.use(network)
+                if isinstance(error, ExpiredCredentialError) and error.principal is not None:
+                    exchange.sent_by(error.principal)
                 raise
-            exchange = exchange_of(request.scope)
-            exchange.tenant_id = principal.tenant_id
+            exchange.sent_by(principal)
             exchange.cors_origins = principal.cors_origins
             await self._loop_turns.enter(principal.tenant_id)
             if "authorization" not in request.headers:

@@ -5,6 +5,7 @@ import logging
 import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse
 from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE
 from redis.exceptions import RedisError
 from starlette.exceptions import HTTPException
@@ -19,6 +20,7 @@ from gateway.dialects.profile_choice import DIALECT_HEADER, dialect_of
 from gateway.dialects.responses.failures import failed_stream
 from gateway.http.allowances import UnpaidRequests
 from gateway.http.exchange import anthropic_id, exchange_of
+from gateway.http.public_pages import HEADERS, render
 from gateway.http.services import Services, services_of
 from gateway.platform import tracing
 from gateway.platform.settings import Settings
@@ -132,6 +134,9 @@ def _on_http_exception(request: Request, error: HTTPException) -> Response:
     path, method = request.url.path, request.method
     if error.status_code == NotFoundError.status:
         message = f"{route_hint(request)}The route {method} {path[:200]} does not exist."
+        if method == "GET" and wants_page(request):
+            page = render("missing.html", message=message)
+            return HTMLResponse(page, status_code=error.status_code, headers=HEADERS)
         return to_response(NotFoundError(message), style)
     if error.status_code == MethodNotAllowedError.status:
         refusal = MethodNotAllowedError(f"{method} is not allowed on {path[:200]}.")
@@ -153,6 +158,11 @@ def _on_invalid_request(request: Request, error: RequestValidationError) -> Resp
             param=name or None,
         )
     return to_response(refusal, error_style_of(request))
+
+
+def wants_page(request: Request) -> bool:
+    """Whether a browser asks for a page that a person reads."""
+    return "text/html" in request.headers.get("accept", "")
 
 
 def route_hint(request: Request) -> str:

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from gateway.dialects.endpoint import ANTHROPIC_PREFIX, MESSAGES
 from gateway.records.errors import ErrorStyle
+from gateway.records.principal import Principal
 
 _ANTHROPIC_PATHS: Final = (MESSAGES.path, f"{ANTHROPIC_PREFIX}/")
 _MODELS_PATH: Final = "/v1/models"
@@ -22,6 +23,9 @@ class Exchange:
 
     tenant_id: str = ""
     """The tenant that pays for the event loop; empty before authentication."""
+    credential_id: str = ""
+    """The credential that sends the request, likewise."""
+    project_id: str | None = None
     cors_origins: Collection[str] = ()
     """Origins whose pages may read the response, besides those of the deployment."""
     error_style: ErrorStyle | None = None
@@ -34,6 +38,11 @@ class Exchange:
     """Whether a quota counts the request, unless it fails."""
     body_bytes: int = 0
     """Bytes of the body that have been read, and not counted as unpaid."""
+
+    def sent_by(self, principal: Principal) -> None:
+        """Set whose request it is."""
+        self.tenant_id, self.project_id = principal.tenant_id, principal.project_id
+        self.credential_id = principal.credential_id
 
 
 def exchange_of(scope: MutableMapping[str, Any]) -> Exchange:

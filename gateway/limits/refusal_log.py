@@ -2,7 +2,7 @@
 
 - Metrics: refused requests by code and model, of one process.
 - Operators: refused requests by tenant and code, of the last hours and days (`PeriodCounts`).
-- Customers: the latest requests and lines of batches that a limit rejected (`Refusal`).
+- Customers: the latest requests and lines of batches that were rejected (`Refusal`).
 - The status page: what the service refused through its own fault, in SQL.
 
 A gateway counts, and writes its counts once a second, so that a client that retries without a pause
@@ -155,7 +155,7 @@ logger = logging.getLogger(__name__)
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Equal rejections of one credential by a limit within a second."""
+    """Equal rejections of one credential within a second, by a limit or for another reason."""
 
     at_ms: int
     """Unix time of the first one."""
@@ -164,10 +164,12 @@ class Refusal(msgspec.Struct, frozen=True):
     model: str
     code: str
     limit: str
+    """Empty if no limit is the reason, as is the scope."""
     scope: str
     message: str
-    """What the first client received."""
+    """What the first client received; without the value that it had given."""
     times: int = 1
+    status: int = 429
 
 
 class Refusals:
@@ -182,41 +184,65 @@ class Refusals:
 
     def by_limit(self, record: UsageRecord, error: RateLimitError | InsufficientQuotaError) -> None:
         """Record that a limit rejected a request or a line of a batch."""
-        refusing = error.refusing
-        if refusing is None:
-            return
-        key = record.tenant_id, record.credential_id, refusing.scope, refusing.limit
-        if (known := self._latest.get(key)) is not None:
-            self._latest[key] = msgspec.structs.replace(known, times=known.times + 1)
-        elif len(self._latest) < MOST_PENDING:
-            self._latest[key] = Refusal(
-                at_ms=clock.now_ms(),
-                credential_id=record.credential_id,
-                project_id=record.project_id,
-                model=record.model,
-                code=error.code,
-                limit=refusing.limit,
-                scope=refusing.scope,
-                message=error.message,
-            )
+        if (refusing := error.refusing) is not None:
+            who = record.tenant_id, record.credential_id, record.project_id
+            self._keep(error, who, record.model, limit=refusing.limit, scope=refusing.scope)
 
-    def of_request(self, error: BaseException, *, tenant_id: str, model: str) -> None:
+    def of_request(
+        self,
+        error: BaseException,
+        *,
+        tenant_id: str,
+        model: str,
+        credential_id: str = "",
+        project_id: str | None = None,
+    ) -> None:
         """Record that a request is refused before any work.
 
         Args:
             error: the error that the client gets; others than ApiError become InternalError.
             tenant_id: empty if the caller is not known.
+            credential_id: likewise.
+            project_id: the project of the credential.
             model: the model of a request that is valid, else empty.
         """
         unserved = error.model if isinstance(error, UnservedModelError) else None
         is_fault = isinstance(error, Exception)
         if isinstance(error, ApiError):
             is_fault = error.status >= _OUR_FAULT and not error.is_recorded
+            if credential_id and not getattr(error, "refusing", None):
+                self._keep(error, (tenant_id, credential_id, project_id), model)
             if not isinstance(error, InternalError):
                 telemetry.REFUSED_REQUESTS.labels(error.code, unserved or "").inc()
                 self._counts.refused(tenant_id, error.code)
         if is_fault:
             self._faults[hour_of(utc_now()), model if unserved is None else unserved] += 1
+
+    def _keep(
+        self,
+        error: ApiError,
+        who: tuple[str, str, str | None],
+        model: str,
+        *,
+        limit: str = "",
+        scope: str = "",
+    ) -> None:
+        tenant_id, credential_id, project_id = who
+        key = tenant_id, credential_id, scope or error.code, limit or error.param or ""
+        if (known := self._latest.get(key)) is not None:
+            self._latest[key] = msgspec.structs.replace(known, times=known.times + 1)
+        elif len(self._latest) < MOST_PENDING:
+            self._latest[key] = Refusal(
+                at_ms=clock.now_ms(),
+                credential_id=credential_id,
+                project_id=project_id,
+                model=model,
+                code=error.code,
+                limit=limit,
+                scope=scope,
+                message=error.message.partition(" Given: ")[0],
+                status=error.status,
+            )
 
     async def run(self) -> None:
         """Write what was recorded each second until cancelled. Neither store delays the other."""
@@ -226,30 +252,35 @@ class Refusals:
         )
 
     async def write_latest(self) -> None:
-        """Write the refusals by limits to Redis. They are dropped if that fails.
+        """Write the refusals to Redis. They are dropped if that fails.
 
         Raises RedisError.
         """
         latest, self._latest = self._latest, {}
-        by_tenant: dict[str, list[bytes]] = {}
+        by_key: dict[str, list[bytes]] = {}
         for (tenant_id, *_), refusal in latest.items():
-            by_tenant.setdefault(tenant_id, []).append(msgspec.msgpack.encode(refusal))
-        for tenant_id, entries in by_tenant.items():
-            key = keys.refusals(tenant_id)
+            # Requests that are wrong in themselves do not displace what limits have rejected.
+            key = keys.refusals(tenant_id) if refusal.limit else keys.rejected(tenant_id)
+            by_key.setdefault(key, []).append(msgspec.msgpack.encode(refusal))
+        for key, entries in by_key.items():
             await self._executor.execute_command("LPUSH", key, *entries[:KEPT])
             await self._executor.execute_command("LTRIM", key, 0, KEPT - 1)
             await self._executor.execute_command("EXPIRE", key, KEPT_SECONDS)
 
     async def latest(
-        self, tenant_id: str, *, credential_id: str | None = None, project_id: str | None = None
+        self,
+        tenant_id: str,
+        *,
+        credential_id: str | None = None,
+        project_id: str | None = None,
+        by_limits: bool = True,
     ) -> list[Refusal]:
-        """Return the latest rejections of a tenant by limits, newest first.
+        """Return the latest rejections of a tenant by limits, or all others, newest first.
 
         With a credential or project, only those of it. Raises RedisError.
         """
-        found: list[bytes] = await self._executor.execute_command(
-            "LRANGE", keys.refusals(tenant_id), 0, KEPT - 1
-        )
+        key = keys.refusals(tenant_id) if by_limits else keys.rejected(tenant_id)
+        found: list[bytes] = await self._executor.execute_command("LRANGE", key, 0, KEPT - 1)
         entries = [msgspec.msgpack.decode(each, type=Refusal) for each in found]
         return [
             each

@@ -9,16 +9,19 @@ from dataclasses import dataclass
 import msgspec
 from redis.exceptions import RedisError
 
+from common import clock
 from common.tasks import repeat
 from contract import keys, messages
 from contract.messages import WorkerCard, WorkerState
-from contract.queue import JobQueue, ModelStatus
+from contract.queue import LISTED_MS, JobQueue, ModelStatus
 from contract.scripts import CommandExecutor
 from gateway.records.errors import ModelLoadingError, ModelNotFoundError, NoWorkerError
 
 REFRESH_SECONDS = 1.0
 RENEWAL_SECONDS = 0.1
 """Minimum time between two refreshes for requests whose model is unknown or has no worker."""
+SILENT_MS = 6_000
+"""Workers announce themselves each second; one is silent after this long without."""
 RETRY_AFTER_SECONDS = 5.0
 """Retry-After for a model without a worker: about the time that a worker needs to return."""
 
@@ -56,6 +59,21 @@ class ServedModel:
             return "sleeping"
         is_loading = self.is_asleep or self.card.state is WorkerState.LOADING
         return ModelLoadingError.code if is_loading else NoWorkerError.code
+
+
+@dataclass(frozen=True, slots=True)
+class SeenWorker:
+    """A worker, and when it last announced itself."""
+
+    card: WorkerCard
+    at_ms: int
+    """Unix time in milliseconds."""
+
+    @property
+    def silent_ms(self) -> int:
+        """How long it is silent; 0 for a worker that announces itself."""
+        age_ms = clock.now_ms() - self.at_ms
+        return age_ms if age_ms > SILENT_MS else 0
 
 
 class Catalogue:
@@ -144,19 +162,22 @@ class Catalogue:
         known = self._models.get(model)
         return _NOT_SERVED if known is None else known.status
 
-    async def workers(self, name: str) -> list[WorkerCard]:
-        """Return what the workers that claim jobs of a model announce now, by their ids.
+    async def workers(self, name: str) -> list[SeenWorker]:
+        """Return the workers of a model by their ids: also those that are silent for a while.
 
         Raises RedisError.
         """
-        ids: list[bytes] = await self.executor.execute_command("ZRANGE", keys.workers(name), 0, -1)
-        if not ids:
-            return []
-        values: list[bytes | None] = await self.executor.execute_command(
-            "MGET", *(keys.worker_card(name, each.decode()) for each in sorted(ids))
+        seen: dict[bytes, bytes] = await self.executor.execute_command(
+            "HGETALL", keys.last_seen(name)
         )
-        cards = (_read_card(name.encode(), value) for value in values if value is not None)
-        return [card for card in cards if card is not None]
+        found = []
+        for worker in sorted(seen):
+            at_ms, _, encoded = seen[worker].partition(b" ")
+            if clock.now_ms() - int(at_ms) > LISTED_MS:
+                await self.executor.execute_command("HDEL", keys.last_seen(name), worker)
+            elif (card := _read_card(name.encode(), encoded)) is not None:
+                found.append(SeenWorker(card, int(at_ms)))
+        return found
 
     async def remove(self, name: str) -> None:
         """Remove a model from every gateway within a second, until a worker announces it again.

@@ -383,6 +383,9 @@ class AuthenticationError(
 class ExpiredCredentialError(AuthenticationError, code="expired_token"):
     """The credential has expired."""
 
+    principal: Any = None
+    """The Principal that a key was of; None for a token."""
+
 
 class PermissionDeniedError(
     ApiError, status=403, type_="permission_error", code="insufficient_scope"

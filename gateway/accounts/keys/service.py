@@ -123,6 +123,13 @@ class KeyService(Service):
         async with self._database.reading() as transaction:
             return dict((await transaction.execute(named)).all())
 
+    async def find_anywhere(self, id_or_prefix: str) -> KeyRecord | None:
+        """Return a key of any tenant by its whole id or prefix."""
+        prefix = id_or_prefix.removeprefix("sk-").partition("-")[0]
+        named = or_(ApiKeyRow.id == id_or_prefix, ApiKeyRow.prefix == prefix)
+        async with self._database.reading() as transaction:
+            return await find_record(transaction, ApiKeyRow, named)
+
     async def get(
         self, tenant_id: str, id_or_prefix: str, *, grantor: Grant | None = None
     ) -> KeyRecord:

@@ -28,8 +28,8 @@ class UsageFilter:
     credential_id: str | None = None
     model: str | None = None
     service_tier: ServiceTier | None = None
-    outcome: Outcome | None = None
-    """Of single requests; sums do not have it."""
+    outcomes: tuple[Outcome, ...] = ()
+    """Of single requests; empty means all. Sums do not have it."""
 
 
 class UsageSums(NamedTuple):

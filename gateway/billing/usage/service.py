@@ -212,8 +212,8 @@ class UsageStore:
             LedgerRow.created_at >= span.start,
             LedgerRow.created_at < span.end,
         )
-        if wanted.outcome is not None:
-            query = query.where(LedgerRow.outcome == wanted.outcome)
+        if wanted.outcomes:
+            query = query.where(LedgerRow.outcome.in_(wanted.outcomes))
         if edge is not None:
             place, limits = tuple_(*order), tuple_(*edge)
             query = query.where(place > limits if is_newer else place < limits)
@@ -392,21 +392,6 @@ class UsageService:
         report = await self.report(asked, after=None, limit=1)
         return report.slices[0].sums if report.slices else NOTHING
 
-    async def by_dimension(
-        self,
-        wanted: UsageFilter,
-        span: Span,
-        dimension: Dimension,
-        *,
-        after: Sequence[str] | None,
-        limit: int,
-    ) -> tuple[list[tuple[str, UsageSums]], tuple[str, ...] | None]:
-        """Return the sums of each value of a dimension, and the position of the next page."""
-        dimensions = (dimension,)
-        asked = ReportRequest(wanted=wanted, span=span, bucket=Bucket.TOTAL, dimensions=dimensions)
-        report = await self.report(asked, after=after, limit=limit)
-        return [(each.values[dimension], each.sums) for each in report.slices], report.next
-
     async def of_keys(
         self, wanted: UsageFilter, span: Span, key_ids: Sequence[str]
     ) -> dict[str, UsageSums]:
@@ -473,13 +458,20 @@ class UsageService:
 
     async def latency(self, wanted: UsageFilter, span: Span) -> LatencyBody:
         """Return the time to the first token, without lines of batches."""
+        counts = await self._first_tokens(wanted, span)
+        p50_ms, p99_ms = (quantile_ms(counts, percent) for percent in (50, 99))
+        return LatencyBody(requests=sum(counts), p50_ms=p50_ms, p99_ms=p99_ms)
+
+    async def first_token_ms(self, wanted: UsageFilter, span: Span) -> int | None:
+        """Return the 95th percentile of the time to the first token; None without requests."""
+        return quantile_ms(await self._first_tokens(wanted, span), 95)
+
+    async def _first_tokens(self, wanted: UsageFilter, span: Span) -> list[int]:
         async with self._database.snapshot() as transaction:
             store = UsageStore(transaction)
             dirty = await store.dirty_hours(span)
             sources = choose_sources(span, dirty, by_hour=False)
-            counts = await store.first_tokens(wanted, sources)
-        p50_ms, p99_ms = (quantile_ms(counts, percent) for percent in (50, 99))
-        return LatencyBody(requests=sum(counts), p50_ms=p50_ms, p99_ms=p99_ms)
+            return await store.first_tokens(wanted, sources)
 
     async def request(self, wanted: UsageFilter, request_id: str) -> UsageRecord:
         """Return one request. Raises NotFoundError, also if it belongs to somebody else."""

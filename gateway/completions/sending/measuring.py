@@ -89,8 +89,14 @@ class RequestMeasure:
         else:
             self._span.set_attribute(ERROR_TYPE, failure.code)
         if self._refusals is not None and not self._model:
-            tenant_id = self._exchange.tenant_id
-            self._refusals.of_request(error, tenant_id=tenant_id, model=self.checked_model)
+            exchange = self._exchange
+            self._refusals.of_request(
+                error,
+                tenant_id=exchange.tenant_id,
+                credential_id=exchange.credential_id,
+                project_id=exchange.project_id,
+                model=self.checked_model,
+            )
 
     def disconnected(self) -> None:
         """Record that the client disconnected before the end."""

@@ -3,11 +3,10 @@
 import shlex
 from typing import Final
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 from msgspec import json
 
 from gateway.accounts.limits import LimitReports, Reports
-from gateway.auth.sessions import Audience
 from gateway.billing.credits.service import CreditService
 from gateway.billing.usage.parts import UsageFilter
 from gateway.billing.usage.periods import Span
@@ -16,14 +15,14 @@ from gateway.console.customers.invoices import SeesInvoices
 from gateway.console.formats import shortened
 from gateway.console.limit_fields import LABELS
 from gateway.console.lists import Newest, cursor_of
-from gateway.console.routing import AnyVisitor, CustomerRoute, origin_of
-from gateway.console.tables import Column, Table
-from gateway.console.usage import key_names
+from gateway.console.routing import AnyVisitor, CustomerRoute, base_url
+from gateway.console.tables import Cell, Column, Table
+from gateway.console.usage import SeesUsage, key_names
 from gateway.console.usage_query import WEEK
 from gateway.http.services import AllServices
 from gateway.models.catalogue import Catalogue
 from gateway.records.limits import LimitName
-from gateway.records.times import utc_now
+from gateway.records.times import to_time, utc_now
 
 _HELLO: Final = {"messages": [{"role": "user", "content": "Hello!"}]}
 
@@ -58,6 +57,35 @@ async def limits(visitor: AnyVisitor, services: AllServices, reports: Reports) -
     )
 
 
+@router.get("/console/rejected")
+async def rejected(visitor: SeesUsage, services: AllServices, reports: Reports) -> Response:
+    """Show the latest requests that gateways rejected before any work, and why."""
+    principal = visitor.principal
+    found = [
+        *await reports.own_rejections(principal, by_limits=True),
+        *await reports.own_rejections(principal, by_limits=False),
+    ]
+    found.sort(key=lambda each: each.at_ms, reverse=True)
+    names = await key_names(services, visitor, {each.credential_id for each in found})
+    columns = (
+        Column("Time (UTC)", lambda each: to_time(each.at_ms), "time"),
+        Column("Error", lambda each: Cell(each.code, f"/docs/errors/{each.code}"), "mono"),
+        Column("Status", lambda each: str(each.status), "wide"),
+        Column("Key", lambda each: names.get(each.credential_id, shortened(each.credential_id))),
+        Column("Model", lambda each: each.model, "wide name"),
+        Column("Times", lambda each: each.times, "num"),
+        Column("Why", lambda each: each.message, "below"),
+    )
+    return visitor.list_page(
+        "Rejected requests",
+        columns,
+        found,
+        "No request has been rejected in the last seven days.",
+        text="The latest requests that were rejected before any work, and are not charged: 100 by "
+        "limits and 100 for other reasons. Each error has a page that says what to do.",
+    )
+
+
 def _limit(name: str) -> str:
     return LABELS[LimitName(name)] if name in list(LimitName) else name.capitalize()
 
@@ -89,12 +117,12 @@ async def start(visitor: AnyVisitor, services: AllServices) -> Response:
     return visitor.page(
         "start.html",
         base_url=base_url(visitor.request),
-        chat=shlex.quote(json.encode({"model": model, **_HELLO}).decode()),
+        chat=first_chat(model),
         model=json.encode(model).decode(),
         models=names,
     )
 
 
-def base_url(request: Request) -> str:
-    """Return the URL of the API."""
-    return f"{origin_of(request, Audience.CUSTOMERS)}/v1"
+def first_chat(model: str) -> str:
+    """Return the body of a first request, quoted for a shell."""
+    return shlex.quote(json.encode({"model": model, **_HELLO}).decode())

@@ -3,8 +3,8 @@
 Operators list those of a tenant, cancel batches and delete files; they read no content.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Final
 
 import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -31,7 +31,7 @@ from gateway.console.visitor import Visitor
 from gateway.http.services import made
 from gateway.platform.database.paging import PageRequest
 from gateway.records.batches import Batch, BatchStatus, File, FilePurpose
-from gateway.records.errors import ApiError, NotFoundError
+from gateway.records.errors import ApiError, InvalidParameterError, NotFoundError
 from gateway.records.scopes import Scope
 from gateway.records.times import utc_now
 
@@ -41,12 +41,14 @@ FAILED_BYTES: Final = 64 * 1024
 """Bytes of an error file whose lines a page shows."""
 FIRST_BYTES: Final = 64 * 1024
 """Bytes of a file in which its first line is read."""
+_MOST_LINES: Final = 5
+"""Lines that an error of several lines names."""
 _RETENTIONS: Final = (("86400", "1 day"), ("604800", "7 days"), ("2592000", "30 days"))
 _SECONDS: Final = "expires_after[seconds]"
 _UPLOAD: Final = {"purpose": FilePurpose.BATCH.value, "expires_after[anchor]": "created_at"}
 _FIELDS: Final = (
     Field("file", "File", "One request in each line, as JSON in UTF-8.", "file", is_required=True),
-    Field(_SECONDS, "Delete it after", options=_RETENTIONS),
+    Field(_SECONDS, "Delete it after", options=_RETENTIONS, default=_RETENTIONS[-1][0]),
 )
 _CLASSES: Final = {
     BatchStatus.COMPLETED: "good",
@@ -55,6 +57,7 @@ _CLASSES: Final = {
     BatchStatus.CANCELLED: "warn",
     BatchStatus.CANCELLING: "warn",
 }
+_OF_FILE: Final = (("", "the one of the file's first line"),)
 _STOPPABLE: Final = (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)
 NOTICES: Final = {
     "first": "Upload the requests of the batch first.",
@@ -83,7 +86,7 @@ async def list_batches(visitor: Runs, batches: Batches, wanted: Newest) -> Respo
         (
             Column("Batch", lambda each: Cell(shortened(each.id), f"{home}/{each.id}"), "mono"),
             Column("Status", lambda each: Cell(each.status, kind=_CLASSES.get(each.status, ""))),
-            Column("Ended", lambda each: f"{number(_ended(each))} of {number(each.total)}", "num"),
+            Column("Ended", progress, "num", order=_ended),
             Column("Failed", lambda each: each.failed, "num wide"),
             Column("Cost", lambda each: each.cost_micros, "money"),
             Column("Model", lambda each: ", ".join(each.models), "wide name"),
@@ -104,10 +107,11 @@ async def create_batch(
     """Create a batch; without a file to run, show the form of a file."""
     form = visitor.form
     if form.is_sent:
+        input_id = form["input_file_id"]
         batch = await batches.create(
             visitor.principal,
-            input_file_id=form["input_file_id"],
-            endpoint=form["endpoint"],
+            input_file_id=input_id,
+            endpoint=form["endpoint"] or await _endpoint_of(files, _owner(visitor), input_id),
             completion_window=form["completion_window"],
             labels={"description": form["metadata"]} if form["metadata"] else None,
             output_seconds=None,
@@ -115,7 +119,7 @@ async def create_batch(
         return redirect(f"/console/batches/{batch.id}")
     owner, wanted = _owner(visitor), PageRequest(limit=MOST_FILES, is_newest_first=True)
     if not form and file:
-        form = Form.of({"input_file_id": file, "endpoint": await _endpoint_of(files, owner, file)})
+        form = Form.of({"input_file_id": file})
     found = await files.page(owner, wanted, purpose=FilePurpose.BATCH)
     chosen = await _find(files, owner, form["input_file_id"])
     inputs = {each.id: _described(each) for each in (*found.entries, *filter(None, [chosen]))}
@@ -125,7 +129,7 @@ async def create_batch(
         "Create a batch",
         (
             Field("input_file_id", "File", options=list(inputs.items())),
-            Field("endpoint", "Endpoint", options=pairs(ENDPOINTS_BY_PATH)),
+            Field("endpoint", "Endpoint", options=[*_OF_FILE, *pairs(ENDPOINTS_BY_PATH)]),
             Field("completion_window", "End within", options=pairs(batches.windows)),
             Field("metadata", "Description", "Optional, in the batch's metadata."),
         ),
@@ -161,23 +165,37 @@ async def show_batch(visitor: Runs, batches: Batches, files: Files, batch_id: Ba
         input=await _find(files, owner, batch.input_file_id),
         output=output,
         errors=errors,
-        invalid=Table("Errors of the file", _INVALID, batch.errors or (), ""),
+        invalid=Table("Errors of the file", _INVALID, _alike(batch.errors or ()), ""),
         failed=Table("Failed lines", _FAILED, failed, ""),
         notices=NOTICES,
     )
 
 
 _INVALID: Final = (
-    Column("Line", lambda each: each["line"], "num"),
-    Column("Code", lambda each: each["code"], "mono"),
-    Column("Parameter", lambda each: each["param"], "mono wide"),
-    Column("Error", lambda each: each["message"], "below"),
+    Column("Lines", lambda each: _lines(each[1])),
+    Column("Code", lambda each: each[0][0], "mono"),
+    Column("Parameter", lambda each: each[0][1], "mono wide"),
+    Column("Error", lambda each: each[0][2], "below"),
 )
 _FAILED: Final = (
     Column("custom_id", lambda each: each[0], "name"),
     Column("Code", lambda each: each[1], "mono"),
     Column("Error", lambda each: each[2], "below"),
 )
+
+
+def _alike(errors: Iterable[Mapping[str, Any]]) -> list[tuple[tuple[Any, ...], list[int]]]:
+    """Return equal errors of lines once, with the lines."""
+    found: dict[tuple[Any, ...], list[int]] = {}
+    for each in errors:
+        found.setdefault((each["code"], each["param"], each["message"]), []).append(each["line"])
+    return list(found.items())
+
+
+def _lines(numbers: Sequence[int | None]) -> str:
+    known = [f"{each:,}" for each in numbers if each is not None]
+    more = len(known) - _MOST_LINES
+    return ", ".join(known[:_MOST_LINES]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _failures(content: bytes) -> Iterator[tuple[str, str, str]]:
@@ -225,7 +243,7 @@ async def list_files(visitor: Runs, files: Files, wanted: Newest) -> Response:
         (
             Column("Name", lambda each: Cell(each.name, content(each)), "name"),
             Column("Lines", lambda each: each.lines, "num"),
-            Column("Size", lambda each: size(each.size), "num"),
+            Column("Size", lambda each: size(each.size), "num", order=lambda each: each.size),
             Column("Purpose", lambda each: each.purpose.value, "wide"),
             Column("Id", lambda each: shortened(each.id), "mono wide"),
             Column("Created (UTC)", lambda each: each.created_at, "time wide"),
@@ -286,6 +304,13 @@ async def delete_file(visitor: Runs, files: Files, file_id: FileId) -> Response:
     )
 
 
+def progress(batch: Batch) -> str:
+    """Return how many lines have ended; without lines, why."""
+    if not batch.total:
+        return "file invalid" if batch.status is BatchStatus.FAILED else "not checked yet"
+    return f"{number(_ended(batch))} of {number(batch.total)}"
+
+
 def _ended(batch: Batch) -> int:
     return batch.completed + batch.failed
 
@@ -299,19 +324,21 @@ async def _find(files: FileService, owner: Owner, file_id: str | None) -> File |
 
 
 async def _endpoint_of(files: FileService, owner: Owner, file_id: str) -> str:
-    """Return the `url` of the first line of a file; an empty text if there is none."""
+    """Return the `url` of the first line of a file. Raises InvalidParameterError without one."""
     file = await _find(files, owner, file_id)
     content = b"" if file is None else await files.reader.read(file.id, 0, FIRST_BYTES)
     try:
         return str(decode_line(content.partition(b"\n")[0]).url)
     except msgspec.DecodeError:
-        return ""
+        raise InvalidParameterError(
+            "The first line of the file is not a request with a 'url': choose the endpoint.",
+            param="endpoint",
+        ) from None
 
 
 def _upload_form(visitor: Visitor, *, text: str = "", error: ApiError | None = None) -> Response:
-    values = {_SECONDS: _RETENTIONS[-1][0]}
     return visitor.form_page(
-        "Upload a file", _FIELDS, "Upload", values=values, text=text, hidden=_UPLOAD, error=error
+        "Upload a file", _FIELDS, "Upload", text=text, hidden=_UPLOAD, error=error
     )
 
 

@@ -1,12 +1,13 @@
 """Monthly statements, to read, print and download."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Response
 
 from contract.tier import ServiceTier
+from gateway.accounts.tenants.service import TenantService
 from gateway.billing.invoices import InvoiceService, LineBody, Month, statement_csv, with_tax
 from gateway.billing.usage.parts import NOTHING, UsageFilter, UsageSums
 from gateway.billing.usage.periods import DAY, Bucket, Span
@@ -33,7 +34,7 @@ SeesInvoices = Annotated[Visitor, Depends(needs(Scope.USAGE, whole=True))]
 
 
 @router.get("")
-async def list_months(visitor: SeesInvoices, usage: Ledger) -> Response:
+async def list_months(visitor: SeesInvoices, services: AllServices, usage: Ledger) -> Response:
     """List the statements of the latest months with their amounts."""
     months = latest_months()
     asked = ReportRequest(
@@ -43,10 +44,12 @@ async def list_months(visitor: SeesInvoices, usage: Ledger) -> Response:
     )
     report = await usage.report(asked, after=None, limit=MONTHS)
     sums = {f"{each.span.start:%Y-%m}": each.sums for each in report.slices}
+    tenant = await services.make(TenantService).get(visitor.tenant_id)
+    first = min([f"{tenant.created_at:%Y-%m}", *sums])
     return visitor.list_page(
         "Invoices",
-        _columns(f"{visitor.home}/invoices", sums),
-        months,
+        _columns(f"{visitor.home}/invoices", months, sums),
+        [each for each in months if each[0] >= first],
         "",
         text="A statement for each month. It equals the sum of the ledger's rows.",
     )
@@ -69,6 +72,7 @@ async def show_statement(visitor: SeesInvoices, services: AllServices, month: Mo
     return visitor.page(
         "invoice.html",
         statement=statement,
+        state=status_of(is_open=statement.is_open),
         lines=[
             (each, _unit_prices(services, visitor.tenant_id, each, start, end))
             for each in statement.lines
@@ -76,6 +80,11 @@ async def show_statement(visitor: SeesInvoices, services: AllServices, month: Mo
         issuer=issuer,
         due=None if percent is None else with_tax(statement.total_micros, percent),
     )
+
+
+def status_of(*, is_open: bool) -> Cell:
+    """Return whether the amount of a statement can still grow."""
+    return Cell("open", kind="warn") if is_open else Cell("final", kind="good")
 
 
 def latest_months() -> list[tuple[str, str]]:
@@ -87,13 +96,16 @@ def latest_months() -> list[tuple[str, str]]:
     return months
 
 
-def _columns(home: str, sums: Mapping[str, UsageSums]) -> Iterator[Column]:
+def _columns(
+    home: str, months: Sequence[tuple[str, str]], sums: Mapping[str, UsageSums]
+) -> Iterator[Column]:
     def of(row: tuple[str, str]) -> UsageSums:
         return sums.get(row[0], NOTHING)
 
     yield Column("Month (UTC)", lambda row: Cell(row[1], f"{home}/{row[0]}"))
     yield Column("Requests", lambda row: of(row).requests, "num wide")
     yield Column("Tokens", lambda row: of(row).tokens, "num wide")
+    yield Column("Status", lambda row: status_of(is_open=row[0] == months[0][0]))
     yield Column("Amount", lambda row: of(row).cost_micros, "money")
     yield Column("File", lambda row: Cell("CSV", f"{home}/{row[0]}.csv", label=f"CSV of {row[1]}"))
 

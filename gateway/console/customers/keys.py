@@ -9,17 +9,19 @@ from fastapi import APIRouter, Depends, Response
 
 from gateway.accounts.keys.routes import KeyChange, KeyCreation, KeyId, KeyRotation, Keys
 from gateway.accounts.keys.rules import MadeKeys
+from gateway.accounts.keys.service import CreatedKey
 from gateway.accounts.limits import LimitReports
 from gateway.accounts.projects.service import ProjectService
 from gateway.billing.usage.parts import NOTHING, UsageFilter, UsageSums
 from gateway.billing.usage.periods import Span
 from gateway.billing.usage.routes import own_usage
 from gateway.billing.usage.service import UsageService
+from gateway.console.customers.account import first_chat
 from gateway.console.formats import shortened, until
 from gateway.console.forms import Form, checked, number
 from gateway.console.limit_fields import fields_of, limit_group, read_limits
 from gateway.console.lists import Newest
-from gateway.console.routing import FORM, TenantRoute, needs, redirect
+from gateway.console.routing import FORM, TenantRoute, base_url, needs, redirect
 from gateway.console.tables import Action, Cell, Column, Field, pairs
 from gateway.console.usage import MOST_OPTIONS, options_of
 from gateway.console.visitor import Visitor
@@ -27,6 +29,7 @@ from gateway.http.services import AllServices, Services
 from gateway.models.books import AdapterBook, AliasBook
 from gateway.models.catalogue import Catalogue
 from gateway.platform.database.paging import PageRequest
+from gateway.platform.settings import Settings
 from gateway.records.limits import Limits, LimitScope
 from gateway.records.records import KeyRecord
 from gateway.records.scopes import TENANT_SCOPES, Scope
@@ -39,7 +42,9 @@ GRACES: Final = (
     ("604800", "7 days"),
 )
 _TIME: Final = "%Y-%m-%dT%H:%M:%S"
-GRACE: Final = Field("grace_seconds", "How long the current secret remains valid", options=GRACES)
+GRACE: Final = Field(
+    "grace_seconds", "How long the current secret remains valid", options=GRACES, default="86400"
+)
 NOTICES: Final = {
     "changed": "The key is changed on all gateways within a second.",
     "revoked": "The key is revoked. All gateways reject it within a second.",
@@ -77,7 +82,7 @@ async def create(visitor: Manager, services: AllServices, keys: Keys) -> Respons
         return await _key_form(visitor, services, {"scopes": [Scope.COMPLETIONS], "models": []})
     body = checked(KeyCreation, _values(visitor.form, is_new=True))
     created = await keys.create(visitor.tenant_id, **body.options(), **visitor.caller.key_by)
-    return visitor.page("key_secret.html", key=created.record, secret=created.key.reveal())
+    return secret_page(visitor, services, created)
 
 
 @router.api_route("/{key_id}", methods=FORM)
@@ -92,7 +97,7 @@ async def change(visitor: Manager, services: AllServices, keys: Keys, key_id: Ke
 
 
 @router.api_route("/{key_id}/rotate", methods=FORM)
-async def rotate(visitor: Manager, keys: Keys, key_id: KeyId) -> Response:
+async def rotate(visitor: Manager, services: AllServices, keys: Keys, key_id: KeyId) -> Response:
     """Ask how long the current secret remains valid; replace it and show the new one, once."""
     key = await keys.get(visitor.tenant_id, key_id, grantor=visitor.caller.grant)
     if not visitor.form.is_sent:
@@ -100,14 +105,13 @@ async def rotate(visitor: Manager, keys: Keys, key_id: KeyId) -> Response:
             f"Rotate the key “{key.name}”?",
             [GRACE],
             "Rotate the key",
-            values={"grace_seconds": "86400"},
             text="The key gets a new secret, which is shown once. Its id, limits and usage stay. "
             "An even older secret ends at once.",
         )
     body = checked(KeyRotation, {"grace_seconds": number(visitor.form["grace_seconds"])})
     grace = timedelta(seconds=body.grace_seconds)
     rotated = await keys.rotate(visitor.tenant_id, key_id, grace=grace, **visitor.caller.key_by)
-    return visitor.page("key_secret.html", key=rotated.record, secret=rotated.key.reveal())
+    return secret_page(visitor, services, rotated)
 
 
 @router.api_route("/{key_id}/revoke", methods=FORM)
@@ -123,6 +127,22 @@ async def revoke(visitor: Manager, keys: Keys, key_id: KeyId) -> Response:
         of=key.name,
         text=f"All gateways reject sk-{key.prefix}-… within a second. This cannot be undone.",
         options={"made_keys": "Also revoke all keys that it made"},
+    )
+
+
+def secret_page(visitor: Visitor, services: Services, created: CreatedKey) -> Response:
+    """Return the page that shows a new secret, with a first request for a key that may send it."""
+    key, url = created.record, services[Settings].public_url
+    known = sorted(filter(visitor.principal.allows_model, services[Catalogue].names))
+    models = sorted(key.allowed_models or ()) or known
+    # The listener of operators does not know the address of the customers' one.
+    can_try = Scope.COMPLETIONS in key.scopes and (url or not visitor.tenant) and models
+    return visitor.page(
+        "key_secret.html",
+        key=key,
+        secret=created.key.reveal(),
+        base_url=base_url(visitor.request),
+        chat=first_chat(models[0]) if can_try else "",
     )
 
 

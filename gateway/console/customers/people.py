@@ -8,14 +8,12 @@ from fastapi import APIRouter, Depends, Response
 from gateway.accounts.limits import LimitReports, ScopeBody
 from gateway.accounts.members import MemberAddition, MemberChange, Members
 from gateway.accounts.projects.routes import ProjectChange, ProjectCreation, Projects
-from gateway.accounts.shared import AfterId
 from gateway.console.forms import Form, checked, values_of
 from gateway.console.limit_fields import fields_of, limit_group, read_limits
-from gateway.console.lists import ROWS, Newest
+from gateway.console.lists import Newest
 from gateway.console.routing import FORM, TenantRoute, needs, redirect
 from gateway.console.tables import Action, Adding, Cell, Column, Field, pairs
 from gateway.console.visitor import Visitor
-from gateway.platform.database.paging import PageRequest
 from gateway.records.limits import LimitScope
 from gateway.records.records import Project, ProjectStatus
 from gateway.records.scopes import Role, Scope
@@ -30,7 +28,7 @@ MEMBER_FIELDS: Final = (
     Field("email", "E-mail", type="email"),
     Field("subject", "or subject"),
     Field("name", "Name"),
-    Field("role", "Role", options=pairs(Role), is_required=True),
+    Field("role", "Role", options=pairs(Role), default=Role.DEVELOPER.value),
 )
 NOTICES: Final = {
     "created": "The project is created.",
@@ -121,14 +119,13 @@ async def activate(visitor: WholeKeyManager, projects: Projects, project_id: str
 
 
 @router.api_route("/members", methods=FORM)
-async def list_members(visitor: MemberManager, members: Members, after: AfterId = None) -> Response:
-    """List members, oldest first; add one."""
+async def list_members(visitor: MemberManager, members: Members, wanted: Newest) -> Response:
+    """List members, newest first; add one."""
     form, home = visitor.form, f"{visitor.home}/members"
     if form.is_sent:
         body = checked(MemberAddition, values_of(MEMBER_FIELDS, form, is_new=False))
         await members.add(visitor.tenant_id, **body.given(), **visitor.caller.by)
         return redirect(home, done="added")
-    shown = form or Form.of({"role": Role.DEVELOPER.value})
     return visitor.list_page(
         "Members",
         (
@@ -138,10 +135,10 @@ async def list_members(visitor: MemberManager, members: Members, after: AfterId 
             Column("Role", lambda each: each.role),
             Column("Added (UTC)", lambda each: each.created_at, "time wide"),
         ),
-        await members.page(visitor.tenant_id, PageRequest(after, ROWS)),
+        await members.page(visitor.tenant_id, wanted),
         "There is no member.",
         text=MEMBERS,
-        adding=Adding("Add a member", MEMBER_FIELDS, shown, "Add the member"),
+        adding=Adding("Add a member", MEMBER_FIELDS, form, "Add the member"),
         notices=NOTICES,
     )
 

@@ -11,12 +11,12 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from msgspec import json
 from starlette.types import Message
 
+from contract.messages import Feature
 from gateway.accounts.shared import MAX_TEXT_CHARACTERS
 from gateway.completions.endpoints.generation import COST_HEADER, Completions
 from gateway.completions.endpoints.models import ModelList
-from gateway.console.customers.account import base_url
 from gateway.console.forms import Form, number
-from gateway.console.routing import FORM, CustomerRoute, needs
+from gateway.console.routing import FORM, AnswerRoute, base_url, needs
 from gateway.console.tables import pairs
 from gateway.console.visitor import Visitor
 from gateway.dialects.endpoint import CHATS, COMPLETIONS, ENDPOINTS, Endpoint
@@ -26,18 +26,18 @@ from gateway.records.scopes import Scope
 
 HOME: Final = "/console/playground"
 NUMBERS: Final = (
-    ("max_tokens", "Maximum tokens", "1"),
-    ("n", "Choices", "1"),
-    ("temperature", "Temperature", "any"),
-    ("top_p", "Top p", "any"),
-    ("top_k", "Top k", "1"),
-    ("min_p", "Min p", "any"),
-    ("seed", "Seed", "1"),
-    ("presence_penalty", "Presence penalty", "any"),
-    ("frequency_penalty", "Frequency penalty", "any"),
-    ("repetition_penalty", "Repetition penalty", "any"),
+    ("max_tokens", "Maximum tokens", "1", "what is left"),
+    ("n", "Choices", "1", "1"),
+    ("temperature", "Temperature", "any", "1"),
+    ("top_p", "Top p", "any", "1"),
+    ("top_k", "Top k", "1", "all"),
+    ("min_p", "Min p", "any", "0"),
+    ("seed", "Seed", "1", "random"),
+    ("presence_penalty", "Presence penalty", "any", "0"),
+    ("frequency_penalty", "Frequency penalty", "any", "0"),
+    ("repetition_penalty", "Repetition penalty", "any", "1"),
 )
-"""Parameters with fields of their own: name, label and step."""
+"""Parameters with fields of their own: name, label, step, and what an empty field stands for."""
 FIRST: Final = {"max_tokens": "200", "stream": "on"}
 _OWN_HEADERS: Final = {
     b"content-type": b"application/json",
@@ -48,7 +48,7 @@ _OWN_HEADERS: Final = {
 _OF_FORM: Final = (b"content-length", b"transfer-encoding", *_OWN_HEADERS)
 """Headers of a form that its request does not have."""
 
-router = APIRouter(route_class=CustomerRoute, include_in_schema=False)
+router = APIRouter(route_class=AnswerRoute, include_in_schema=False)
 
 Generates = Annotated[Visitor, Depends(needs(Scope.COMPLETIONS))]
 
@@ -72,6 +72,7 @@ async def playground(
     return visitor.page(
         "playground.html",
         models=pairs(each["id"] for each in listed if each["task"] == "generate"),
+        with_images=[each["id"] for each in listed if Feature.IMAGES in each["features"]],
         form=form or Form.of({**FIRST, "model": chosen}),
         numbers=NUMBERS,
         base_url=base_url(visitor.request),

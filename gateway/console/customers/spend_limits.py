@@ -4,7 +4,6 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Response
 
-from gateway.accounts.shared import AfterId
 from gateway.accounts.spend_limits import (
     SpendLimitAddition,
     SpendLimitChange,
@@ -12,11 +11,10 @@ from gateway.accounts.spend_limits import (
     SpendLimitUse,
 )
 from gateway.console.forms import Form, checked, texts_of, values_of
-from gateway.console.lists import ROWS
+from gateway.console.lists import Newest
 from gateway.console.routing import FORM, TenantRoute, needs, redirect
 from gateway.console.tables import Action, Cell, Column, Field, pairs
 from gateway.console.visitor import Visitor
-from gateway.platform.database.paging import PageRequest
 from gateway.records.errors import must
 from gateway.records.limits import SpendScope, Window
 from gateway.records.money import read_dollars, show_dollars
@@ -58,12 +56,10 @@ Manager = Annotated[Visitor, Depends(needs(Scope.KEYS, whole=True))]
 
 
 @router.get("")
-async def list_spend_limits(
-    visitor: Manager, limits: SpendLimits, after: AfterId = None
-) -> Response:
-    """List spend limits, oldest first."""
+async def list_spend_limits(visitor: Manager, limits: SpendLimits, wanted: Newest) -> Response:
+    """List spend limits, newest first."""
     home = f"{visitor.home}/spend-limits"
-    page = await limits.page(visitor.tenant_id, PageRequest(after, ROWS))
+    page = await limits.page(visitor.tenant_id, wanted)
     return visitor.list_page(
         "Spend limits",
         (

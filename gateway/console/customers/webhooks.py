@@ -5,10 +5,12 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Depends, Response
 
 from gateway.accounts.webhooks.routes import WebhookCreation, WebhookId, Webhooks
+from gateway.console.formats import show_time
 from gateway.console.forms import checked, values_of
 from gateway.console.routing import FORM, TenantRoute, needs, redirect
-from gateway.console.tables import Adding, Cell, Column, Field
+from gateway.console.tables import Adding, Cell, Column, Field, Table
 from gateway.console.visitor import Visitor
+from gateway.platform.database.tables import WebhookEventRow
 from gateway.records.records import Webhook
 from gateway.records.scopes import Scope
 
@@ -56,6 +58,24 @@ async def list_webhooks(visitor: Manager, webhooks: Webhooks) -> Response:
     )
 
 
+def _delivery(event: WebhookEventRow) -> Cell:
+    if event.delivered_at:
+        return Cell(f"delivered {show_time(event.delivered_at)} UTC", kind="good")
+    if event.next_attempt_at:
+        return Cell(f"next attempt {show_time(event.next_attempt_at)} UTC")
+    return Cell("abandoned", kind="bad")
+
+
+EVENT_COLUMNS: Final = (
+    Column("Event", lambda each: each.id, "mono"),
+    Column("Type", lambda each: each.kind),
+    Column("Created (UTC)", lambda each: each.created_at, "time"),
+    Column("State", _delivery),
+    Column("Attempts", lambda each: each.attempts, "num"),
+    Column("Last error", lambda each: each.last_error, "below"),
+)
+
+
 def _thresholds(webhook: Webhook) -> str:
     return f"{', '.join(map(str, webhook.thresholds))} %"
 
@@ -63,10 +83,11 @@ def _thresholds(webhook: Webhook) -> str:
 @router.get("/{webhook_id}")
 async def show(visitor: Manager, webhooks: Webhooks, webhook_id: WebhookId) -> Response:
     """Show a webhook and its newest events."""
+    events = await webhooks.events(visitor.tenant_id, webhook_id, limit=EVENTS)
     return visitor.page(
         "webhook.html",
         webhook=await webhooks.get(visitor.tenant_id, webhook_id),
-        events=await webhooks.events(visitor.tenant_id, webhook_id, limit=EVENTS),
+        events=Table("Events", EVENT_COLUMNS, events, "There was no event yet."),
         notices=NOTICES,
     )
 

@@ -24,7 +24,7 @@ STICKY: Final = [(Sticky.TENANT.value, "each tenant"), (Sticky.USER.value, "each
 FIELDS: Final = (
     Field("name", "Name", "An alias of this name is replaced.", is_required=True),
     Field("models", "Models", "MODEL=WEIGHT on each line.", "textarea", is_required=True),
-    Field("sticky", "Same model for", options=STICKY),
+    Field("sticky", "Same model for", options=STICKY, default=Sticky.TENANT.value),
     Field("fallback", "Fallback", "Model of requests that their own cannot run; empty: none."),
     Field("fallbacks", "Further fallbacks", "Tried in order, one on each line.", "textarea"),
     Field("sunset_at", "Requests fail from (UTC)", "Empty: never.", "datetime-local"),
@@ -56,7 +56,7 @@ async def define(visitor: AnyVisitor, aliases: Aliases, name: Name = "") -> Resp
     """Ask for confirmation, then define an alias."""
     form = visitor.form
     if not form.is_sent:
-        known = _texts(await aliases.get(name)) if name else {"sticky": Sticky.TENANT.value}
+        known = _texts(await aliases.get(name)) if name else {}
         shown = form or Form.of(known)
         title = f"Alias “{shown['name']}”" if shown["name"] else "New alias"
         return visitor.form_page(title, FIELDS, "Continue", values=shown)

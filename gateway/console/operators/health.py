@@ -23,7 +23,7 @@ from gateway.billing.usage.periods import HOUR, Span
 from gateway.billing.usage.service import LatencyBody, UsageService
 from gateway.completions.queue.presence import ALIVE_SECONDS, known_gateways
 from gateway.console.formats import duration
-from gateway.console.operators.models import Workers, all_workers, sequences
+from gateway.console.operators.models import FAILED, LATE_MS, Workers, all_workers, sequences
 from gateway.console.tables import Card, Cell, Column, Step, Table
 from gateway.http.services import Services
 from gateway.limits.refusal_log import Period, PeriodCounts, Totals
@@ -35,8 +35,6 @@ from gateway.records.times import hour_of, to_time, utc_now
 
 TARGET_PERCENT: Final = 99.9
 """The objective of the availability; what it allows to fail is the error budget."""
-LATE_MS: Final = 2500
-"""First tokens that take longer are late; the objective allows 1 %."""
 LEDGER_LAG_SECONDS: Final = 300
 EXPORT_LAG: Final = timedelta(hours=2)
 JOB_SECONDS: Final = 300
@@ -48,8 +46,8 @@ _Check: TypeAlias = tuple[str, bool, str, tuple[str, str]]
 """Name of an alert without its prefix, whether its condition is met, text, and link with label."""
 _UNDECIDED: Final = (ExportBatchState.REJECTED, ExportBatchState.UNCERTAIN)
 _MODELS = ("/console/models", "Models")
-_REQUESTS, _MONEY = ("/console/requests", "Requests"), ("/console/money", "Money")
-_REJECTED = ("/console/refusals", "Rejected requests")
+_REQUESTS, _MONEY = ("/console/requests?range=24h", "Requests"), ("/console/money", "Money")
+_FAILED = (FAILED, "Failed requests")
 _JOBS, _GATEWAYS = ("#jobs", "Background jobs"), ("#gateways", "Gateways")
 
 
@@ -180,7 +178,7 @@ def _cards(found: _Numbers) -> Iterator[Card]:
     )
     running = sum(each.status.leased_jobs for each in found.models)
     most = sum(map(sequences, found.workers.values()))
-    count = sum(map(len, found.workers.values()))
+    count = sum(not each.silent_ms for seen in found.workers.values() for each in seen)
     yield Card(
         "Utilisation now",
         f"{100 * running / most:.0f} %" if most else "no worker",
@@ -198,12 +196,12 @@ def _problems(found: _Numbers, alive_ms: int, late: Iterable[str]) -> list[Step]
             "AvailabilityBudgetBurn",
             _budget_spent(found) >= 100,
             f"More than {late_share:.1f} % of the requests of {HOURS} h failed",
-            _REJECTED,
+            _FAILED,
         ),
         (
             "FirstTokenBudgetBurn",
             (found.latency.p99_ms or 0) > LATE_MS,
-            f"More than 1 % of the first tokens of {HOURS} h took over {LATE_MS:,} ms",
+            f"More than 1 % of the first tokens of {HOURS} h took over {duration(LATE_MS)}",
             _REQUESTS,
         ),
         ("JobsNotRunning", not found.jobs, "No background job has succeeded", _JOBS),
@@ -211,7 +209,7 @@ def _problems(found: _Numbers, alive_ms: int, late: Iterable[str]) -> list[Step]
         (
             "LedgerLag",
             pending.lag_seconds > LEDGER_LAG_SECONDS,
-            f"Usage of {pending.lag_seconds:.0f} s ago is not in the ledger",
+            f"Usage of {duration(1000 * pending.lag_seconds)} ago is not in the ledger",
             _JOBS,
         ),
         (
@@ -231,6 +229,16 @@ def _problems(found: _Numbers, alive_ms: int, late: Iterable[str]) -> list[Step]
             for name, at_ms in found.gateways.items()
         ),
         *(check for model in found.models for check in _model_checks(model)),
+        *(
+            (
+                "ProcessDown",
+                each.silent_ms > 0,
+                f"The worker {each.card.id} of {model} is silent for {duration(each.silent_ms)}",
+                _MODELS,
+            )
+            for model, workers in found.workers.items()
+            for each in workers
+        ),
         *(check for sink in found.exports for check in _export_checks(sink, found.now)),
     ]
     return [Step(f"{text} (Sluice{name}).", *link) for name, is_met, text, link in checks if is_met]
@@ -241,7 +249,7 @@ def _model_checks(model: ServedModel) -> Iterator[_Check]:
     is_served = model.is_ready or (model.is_asleep and not status.waiting_jobs)
     yield "NoReadyWorker", not is_served, f"No worker serves {name}", _MODELS
     is_slow = status.oldest_wait_seconds > LONG_WAIT_SECONDS
-    text = f"A request for {name} has waited for {status.oldest_wait_seconds:.0f} s"
+    text = f"A request for {name} has waited for {duration(1000 * status.oldest_wait_seconds)}"
     yield "QueueSlow", is_slow, text, _MODELS
 
 

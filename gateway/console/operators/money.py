@@ -6,12 +6,12 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Query, Response
 
 from gateway.accounts.tenants.routes import Tenants
-from gateway.billing.live import AfterPosition
-from gateway.billing.usage.parts import Dimension, UsageFilter, UsageSums
-from gateway.billing.usage.query import decode_cursor, encode_cursor, read_month
-from gateway.billing.usage.service import UsageService
+from gateway.billing.usage.parts import Dimension, UsageFilter, UsageSums, add
+from gateway.billing.usage.periods import Bucket
+from gateway.billing.usage.query import read_month
+from gateway.billing.usage.service import ReportRequest, UsageService
 from gateway.console.customers.invoices import latest_months
-from gateway.console.lists import ROWS
+from gateway.console.lists import MOST_SORTED, arranged
 from gateway.console.routing import AnyVisitor, OperatorRoute
 from gateway.console.tables import Cell, Column, Table
 from gateway.console.visitor import tenant_path
@@ -33,7 +33,6 @@ async def money(
     tenants: Tenants,
     *,
     month: Annotated[str, Query(max_length=7)] = "",
-    after: AfterPosition = None,
 ) -> Response:
     """Show prepaid tenants whose credits are used up, and the amount of each tenant in a month."""
     months = latest_months()
@@ -43,19 +42,22 @@ async def money(
     left = await services[QuotaStore].credits(list(names))
     used_up = sorted((micros, tenant_id) for tenant_id, micros in left.items() if micros <= 0)
     service = services.make(UsageService)
-    rows, following = await service.by_dimension(
-        UsageFilter(tenant_id=None),
-        read_month(month),
-        Dimension.TENANT,
-        after=decode_cursor(after, parts=2),
-        limit=ROWS,
+    asked = ReportRequest(
+        wanted=UsageFilter(tenant_id=None),
+        span=read_month(month),
+        bucket=Bucket.TOTAL,
+        dimensions=(Dimension.TENANT,),
     )
-    everything = await service.total(UsageFilter(tenant_id=None), read_month(month))
+    sums = await service.largest(asked, count=MOST_SORTED)
+    everything = add(each.sums for each in sums)
+    rows = [(each.values[Dimension.TENANT], each.sums) for each in sums if each.values]
     rows_of = await tenants.names([tenant_id for tenant_id, _ in rows])
 
     def statement(tenant_id: str) -> str:
         return f"{tenant_path(tenant_id)}/invoices/{month}"
 
+    statements = sums_table("Statements", rows_of, rows, everything, statement)
+    shown = arranged(visitor.request, statements.columns, rows, default="-amount")
     return visitor.page(
         "operators/money.html",
         used_up=_credits_table(names, used_up[:MOST_USED_UP]),
@@ -64,8 +66,8 @@ async def money(
         is_complete=len(prepaid) <= MOST_PREPAID,
         month=month,
         months=months,
-        statements=sums_table("Statements", rows_of, rows, everything, statement),
-        following=visitor.following(following and encode_cursor(*following), month=month),
+        statements=statements._replace(rows=shown.rows, sorts=shown.sorts),
+        following=shown.following,
     )
 
 

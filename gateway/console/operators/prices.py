@@ -58,7 +58,9 @@ AMOUNT_FIELDS: Final = [
     for name, label in AMOUNTS
 ]
 
-TIER: Final = Field("service_tier", "Service tier", options=pairs(ServiceTier))
+TIER: Final = Field(
+    "service_tier", "Service tier", options=pairs(ServiceTier), default=ServiceTier.DEFAULT.value
+)
 EFFECTIVE: Final = Field("effective_at", "From (UTC)", "Empty: at once.", "datetime-local")
 
 router = APIRouter(route_class=OperatorRoute, prefix=HOME, include_in_schema=False)
@@ -225,11 +227,11 @@ def _facts(body: PriceAddition | Price) -> dict[str, str]:
 
 def _values(form: Form) -> dict[str, Any]:
     values = {"model": form["model"]} | values_of([TIER, EFFECTIVE], form)
-    for name, label in AMOUNTS:
+    for name, _ in AMOUNTS:
         if not form[name] and name in OPTIONAL:
             continue
         micros = read_dollars(form[name])
         if micros is None:
-            raise must(label, "be an amount in dollars such as 0.15", form[name], param=name)
+            raise must(name, "be an amount in dollars such as 0.15", form[name])
         values[name] = micros
     return values

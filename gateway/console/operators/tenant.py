@@ -22,6 +22,7 @@ from gateway.billing.usage.parts import UsageFilter
 from gateway.billing.usage.periods import Span
 from gateway.billing.usage.service import UsageService
 from gateway.console.customers.account import CREDIT_COLUMNS
+from gateway.console.customers.batches import progress
 from gateway.console.customers.keys import key_state
 from gateway.console.formats import shortened
 from gateway.console.limit_fields import LABELS, shown_limit
@@ -51,6 +52,11 @@ NOTICES: Final = {
     "invited": "The tenant is created. Its owner can log in with the e-mail address.",
 }
 
+REJECTED: Final = (
+    Column("Reason", lambda each: each.code, "mono"),
+    Column("Requests", lambda each: each.requests, "num"),
+)
+
 router = APIRouter(prefix=TENANT_PAGES, route_class=OperatorRoute, include_in_schema=False)
 
 
@@ -59,13 +65,15 @@ async def show(visitor: AnyVisitor, services: AllServices, tenant: SeenTenant) -
     """Show a tenant with this month's usage, its balance, limits, and what it has."""
     now, newest = utc_now(), PageRequest(None, NEWEST, is_newest_first=True)
     home, credit = tenant_path(tenant.id), services.make(CreditService)
-    month, balance, granted, limits = await asyncio.gather(
+    reports = services.make(LimitReports)
+    month, balance, granted, limits, rejected = await asyncio.gather(
         services.make(UsageService).total(
             UsageFilter(tenant_id=tenant.id), Span(month_start(now), now)
         ),
         credit.balance(tenant.id),
         credit.page(tenant.id, PageRequest(None, CREDITS, is_newest_first=True)),
-        services.make(LimitReports).of_tenant(tenant.id),
+        reports.of_tenant(tenant.id),
+        reports.refusals_of_tenants("24h", tenant.id),
     )
     plan = await services.make(PlanService).get(tenant.plan_id) if tenant.plan_id else None
     keys, members, projects, webhooks, batches = await asyncio.gather(
@@ -84,6 +92,7 @@ async def show(visitor: AnyVisitor, services: AllServices, tenant: SeenTenant) -
         credits=Table("Credits", CREDIT_COLUMNS, granted.entries, "There are no credits."),
         home=home,
         limits=_limits(tenant, plan, limits),
+        rejected=Table("Rejected in 24 hours", REJECTED, rejected.data, "No request was rejected."),
         steps=list(_steps(services, tenant, balance, keys.entries, members.entries)),
         parts_of_tenant=_parts(
             home,
@@ -191,10 +200,7 @@ def _parts(home: str, now: datetime, **rows: Sequence[Any]) -> Iterator[tuple[st
 
 
 def _lines(batch: Batch) -> str:
-    if not batch.total:
-        return "not checked yet"
-    failed = f", {batch.failed:,} failed" if batch.failed else ""
-    return f"{batch.completed + batch.failed:,} of {batch.total:,}{failed}"
+    return f"{progress(batch)}{f', {batch.failed:,} failed' if batch.failed else ''}"
 
 
 def _cancellation(home: str, batch: Batch) -> Cell | None:

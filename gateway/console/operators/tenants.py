@@ -13,12 +13,14 @@ from gateway.accounts.members import MemberService
 from gateway.accounts.plans.service import PlanService
 from gateway.accounts.tenants.routes import TenantChange, TenantCreation, Tenants
 from gateway.billing.credits.service import CreditService
+from gateway.console.customers.keys import secret_page
 from gateway.console.forms import Form, checked, texts_of, values_of
 from gateway.console.limit_fields import fields_of, limit_group, read_limits
 from gateway.console.lists import Newest
 from gateway.console.routing import FORM, AnyVisitor, OperatorRoute, SeenTenant, redirect
 from gateway.console.tables import Action, Cell, Column, Field, Group, Search, pairs
 from gateway.console.visitor import TENANT_PAGES, Visitor, tenant_path
+from gateway.http.services import services_of
 from gateway.records.checks import checked_email
 from gateway.records.errors import must
 from gateway.records.limits import LimitScope
@@ -94,7 +96,7 @@ async def list_tenants(
             Column("Plan", lambda each: each.plan_id, "wide"),
             Column("Payment", lambda each: each.billing, "wide"),
             Column("Tier", lambda each: each.service_tier, "wide"),
-            Column("Weight", lambda each: f"{each.weight:g}", "num wide"),
+            Column("Weight", lambda each: f"{each.weight:g}", "num wide", lambda each: each.weight),
             Column("Created (UTC)", lambda each: each.created_at, "time wide"),
         ),
         await tenants.page(wanted, text=search.replace("\0", "")),
@@ -109,7 +111,7 @@ async def create(visitor: AnyVisitor, tenants: Tenants) -> Response:
     """Create a tenant with its credits and its first owner or key, which is shown once."""
     form = visitor.form
     if not form.is_sent:
-        return await _form(visitor, {"weight": "1"})
+        return await _form(visitor, {})
     actor, access = visitor.caller.actor, form["access"]
     options = checked(TenantCreation, _values(form, is_new=True)).options()
     if access not in dict(ACCESS):
@@ -128,10 +130,10 @@ async def create(visitor: AnyVisitor, tenants: Tenants) -> Response:
     if access not in KEYS:
         return redirect(tenant_path(created.id), done="invited" if email else "created")
     visitor.request.state.visitor = visitor = replace(visitor, tenant=created)
-    key = await visitor.make(KeyService).create(
+    created_key = await visitor.make(KeyService).create(
         created.id, name="first key", scopes=KEYS[access], **visitor.caller.key_by
     )
-    return visitor.page("key_secret.html", key=key.record, secret=key.key.reveal())
+    return secret_page(visitor, services_of(visitor.request), created_key)
 
 
 @router.api_route(f"{TENANT_PAGES}/edit", methods=FORM)

@@ -27,6 +27,22 @@ document.addEventListener("keydown", (event) => {
   if (columns[next]) read(columns[next]);
 });
 
+// Times are shown in the zone of the browser, with UTC as their title.
+const two = (number) => String(number).padStart(2, "0");
+const localize = (root) => {
+  for (const time of root.querySelectorAll("time.local")) {
+    const at = new Date(time.dateTime);
+    if (!at.getTimezoneOffset()) continue;
+    time.nextElementSibling.remove();
+    time.classList.remove("local");
+    time.textContent = `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())} ${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}`;
+    const cell = time.closest("td, th");
+    cell?.closest("table").tHead?.rows[0].cells[cell.cellIndex]?.querySelector(".utc")?.remove();
+  }
+};
+localize(document);
+document.addEventListener("htmx:load", (event) => localize(event.target));
+
 // The menu of the account closes on Esc and where the visitor clicks beside it.
 const menu = document.querySelector("details.account");
 document.addEventListener("keydown", (event) => {
@@ -59,6 +75,34 @@ for (const source of document.querySelectorAll(".secret, main pre > code")) {
   const button = Object.assign(document.createElement("button"), { type: "button", className: "plain copy", textContent: "Copy" });
   button.addEventListener("click", () => copy(button, source));
   (source.closest("pre") || source).after(button);
+}
+
+// Whoever logs out leaves nothing in the browser.
+document.addEventListener("submit", ({ target: form }) => {
+  if (!form.action.includes("/console/logout")) return;
+  sessionStorage.clear();
+  localStorage.clear();
+});
+
+// A form that the browser sends after its session has ended is filled in after the next login. Until
+// then the tab keeps it; no file and no token.
+const place = `draft ${location.pathname}`;
+document.addEventListener("submit", ({ target: form }) => {
+  if (form.method !== "post" || !form.closest("main")) return;
+  const fields = [...new FormData(form)].filter(([name, value]) => name !== "csrf" && typeof value === "string");
+  sessionStorage.setItem(place, JSON.stringify(fields));
+});
+const draft = JSON.parse(sessionStorage.getItem(place) || "[]");
+sessionStorage.removeItem(place);
+if (draft.length && new URLSearchParams(location.search).has("draft")) {
+  for (const input of document.querySelectorAll("main form[method=post] [name]:not([type=hidden])")) {
+    const given = draft.filter(([name]) => name === input.name).map(([, value]) => value);
+    if (["checkbox", "radio"].includes(input.type)) input.checked = given.includes(input.value);
+    else if (given.length && input.type !== "file") [input.value] = given;
+  }
+  const notice = Object.assign(document.createElement("p"), { className: "notice", textContent: "Your session had ended. Check the form, then send it again." });
+  notice.setAttribute("role", "status");
+  document.querySelector("main h1").after(notice);
 }
 
 // A form with a file shows how much of it is sent. An error replaces the content of the page.

@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from gateway.dialects.json_types import Schema
 from gateway.http.public_pages import render, slug
-from gateway.process.openapi.error_codes import CODES
+from gateway.records.error_codes import CODES
 from gateway.records.errors import InvalidParameterError
 
 _PREFIX: Final = "#/components/schemas/"

@@ -210,7 +210,7 @@ async def test_spend_limits_alert_once_in_each_window(
 ) -> None:
     key = (await keys.create("acme", name="first")).record.id
     service = SpendLimitService(database, ChangeAnnouncer(redis), AsyncMock())
-    of_key = {"scope": SpendScope.KEY, "holder": key, "model": "m1"}
+    of_key: dict[str, Any] = {"scope": SpendScope.KEY, "holder": key, "model": "m1"}
     limit = await service.add("acme", **of_key, window=Window.DAY, amount_micros=1_000)
     users = await service.add("acme", scope=SpendScope.USER, window=Window.HOUR, amount_micros=100)
     await _spend(database, 800, credential_id=key)

@@ -162,8 +162,10 @@ class Visit:
         return await self.client.get(path, **options)
 
     async def send(self, path: str, **fields: Any) -> httpx.Response:
-        """Send a form with the token of the session."""
-        return await self.client.post(path, data={"csrf": self.csrf, **fields})
+        """Send a form with the token of the session, and load what answers it."""
+        response = await self.client.post(path, data={"csrf": self.csrf, **fields})
+        target = response.headers.get("location", "")
+        return await self.client.get(target) if "shown=" in target else response
 
 
 @asynccontextmanager

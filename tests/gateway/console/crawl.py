@@ -28,10 +28,11 @@ FIND_LOCAL_TIMES: Final = r"""
     const cell = each.parentElement.closest('td, th');
     const head = cell && cell.closest('table').tHead.rows[0].cells[cell.cellIndex];
     const shown = each.parentElement.closest('figure') || each.parentElement;
-    return !(shown.textContent.includes('UTC') || head?.textContent.includes('UTC'));
+    const texts = [shown.textContent, each.parentElement.title, head?.textContent];
+    return !texts.some(text => text?.includes('UTC'));
   }).map(each => each.data)
 """
-"""Times that neither their text nor the head of their column calls UTC."""
+"""Times that neither their text or title nor the head of their column calls UTC."""
 MAX_PAGES: Final = 60
 
 

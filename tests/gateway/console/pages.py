@@ -34,7 +34,7 @@ from tests.support.stack import Stack
 DAYS: Final = 30
 WIDTHS: Final = (1280, 390)
 SCHEMES: Final = ("light", "dark")
-_FIND_CLIPPED: Final = """
+FIND_CLIPPED: Final = """
 [...document.querySelectorAll('main *')].filter(each => each.checkVisibility()).filter(each => {
   if (each instanceof SVGTextElement) {
     const box = each.getBBox(), view = each.ownerSVGElement.viewBox.baseVal;
@@ -111,7 +111,7 @@ class Report:
                 "document.documentElement.scrollWidth - document.documentElement.clientWidth"
             )
             found = [f"{overflow} pixels too wide"] if overflow > 0 else []
-            found += [f"clipped: {each}" for each in await tab.page.evaluate(_FIND_CLIPPED)]
+            found += [f"clipped: {each}" for each in await tab.page.evaluate(FIND_CLIPPED)]
             found += await serious_problems(tab)
             found += tab.complaints
             tab.complaints.clear()

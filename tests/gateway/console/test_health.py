@@ -12,6 +12,7 @@ from gateway.billing.ledger.pending import Pending
 from gateway.billing.status.service import LONG_WAIT_SECONDS
 from gateway.billing.usage.service import LatencyBody
 from gateway.console.operators import health
+from gateway.console.operators.models import LATE_MS
 from gateway.limits.refusal_log import Totals
 from gateway.models.catalogue import ServedModel
 from gateway.platform.database.tables import ExportBatchState
@@ -35,7 +36,7 @@ def _latency(p99_ms: int) -> LatencyBody:
 FINE = health._Numbers(
     now=NOW,
     history=_history(9),
-    latency=_latency(health.LATE_MS),
+    latency=_latency(LATE_MS),
     refused=Totals(Counter(), is_complete=True),
     waits={},
     models=[],
@@ -86,7 +87,7 @@ def test_values_at_their_limits_are_no_problems() -> None:
         ({"is_stale": True}, "RedisErrors"),
         ({"history": _history(0, is_known=False)}, "SqlErrors"),
         ({"history": _history(10)}, "AvailabilityBudgetBurn"),
-        ({"latency": _latency(health.LATE_MS + 1)}, "FirstTokenBudgetBurn"),
+        ({"latency": _latency(LATE_MS + 1)}, "FirstTokenBudgetBurn"),
         ({"jobs": {}}, "JobsNotRunning"),
         ({"pending": IDLE._replace(lag_seconds=301.0)}, "LedgerLag"),
         ({"pending": IDLE._replace(overdue_reservations=1)}, "ReservationLeak"),

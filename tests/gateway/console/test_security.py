@@ -139,6 +139,8 @@ async def _ids_of_other(stack: Stack) -> dict[str, str]:
         file = (await client.post("/v1/files", data=fields, files=line)).json()
         wanted = {"endpoint": "/v1/completions", "completion_window": "24h"}
         batch = await client.post("/v1/batches", json={"input_file_id": file["id"], **wanted})
+        spend = {"scope": "tenant", "window": "day", "amount_micros": 10**12}
+        limit = await client.post("/v1/spend_limits", json=spend)
     database, redis = Database(stack.database_url), connect(stack.redis.url, max_connections=1)
     try:
         announcer = ChangeAnnouncer(redis)
@@ -160,6 +162,7 @@ async def _ids_of_other(stack: Stack) -> dict[str, str]:
             "project_id": project.id,
             "member_id": member.id,
             "webhook_id": webhook.id,
+            "limit_id": limit.json()["id"],
             "month": "2026-01",
             "request_id": found.entries[0].request_id,
         }
@@ -179,15 +182,9 @@ async def test_no_route_reaches_another_tenant(stack: Stack, visit: Visit) -> No
             path = page.filled(ids)
             if page.method == "GET":
                 assert (await owner.get(path)).status_code == 200, page
-            response = (
-                await visit.client.request(
-                    page.method,
-                    path,
-                    data={"csrf": visit.csrf, "name": "x", "grace_seconds": "0", "scopes": "usage"},
-                )
-                if page.method == "POST"
-                else await visit.get(path)
-            )
+            fields = {"name": "x", "grace_seconds": "0", "scopes": "usage"}
+            is_form = page.method == "POST"
+            response = await (visit.send(path, **fields) if is_form else visit.get(path))
             # A month is not of a tenant; the page shows the visitor's own.
             expected = 200 if "{month}" in page.path else 404
             assert response.status_code == expected, page
@@ -204,9 +201,10 @@ async def test_pages_follow_the_scopes_of_the_key(stack: Stack) -> None:
     allowed = {
         Scope.COMPLETIONS: {
             *("/console/usage", "/console/requests", "/console/models", "/console/playground"),
-            *("/console/batches", "/console/files", "/console/files/new"),
+            *("/console/batches", "/console/files", "/console/files/new", "/console/rejected"),
         },
         Scope.USAGE: {
+            "/console/rejected",
             *("/console/usage", "/console/requests", "/console/invoices", "/console/credits"),
         },
         Scope.KEYS: {
