@@ -598,7 +598,7 @@ def _add_routes(path: str, of: Callable[..., Awaitable[str | None]], name: str, 
         path, name=f"get_{name}", summary=f"Get the monthly spend limit{what} (OpenAI)"
     )
     async def get(
-        limits: SpendLimits, caller: OfTenant, project: str | None = Depends(of)
+        limits: SpendLimits, caller: OfTenant, project: Annotated[str | None, Depends(of)]
     ) -> dict[str, Any]:
         """Get the limit of a calendar month for all models. 404 without one."""
         return _openai_body(await _monthly(limits, caller.tenant_id, project), project)
@@ -610,7 +610,7 @@ def _add_routes(path: str, of: Callable[..., Awaitable[str | None]], name: str, 
         limits: SpendLimits,
         caller: OfTenant,
         body: OpenAiSpendLimit,
-        project: str | None = Depends(of),
+        project: Annotated[str | None, Depends(of)],
     ) -> dict[str, Any]:
         """Set the limit of a calendar month for all models, in cents."""
         tenant_id, amount = caller.tenant_id, body.threshold_amount * MICROS_OF_CENT
@@ -627,7 +627,7 @@ def _add_routes(path: str, of: Callable[..., Awaitable[str | None]], name: str, 
         path, name=f"remove_{name}", summary=f"Remove the monthly spend limit{what} (OpenAI)"
     )
     async def remove(
-        limits: SpendLimits, caller: OfTenant, project: str | None = Depends(of)
+        limits: SpendLimits, caller: OfTenant, project: Annotated[str | None, Depends(of)]
     ) -> dict[str, Any]:
         """Remove the limit of a calendar month for all models."""
         use = await _monthly(limits, caller.tenant_id, project)

@@ -156,18 +156,22 @@ async def with_fallbacks(call: Call, attempt: Callable[[Call], Awaitable[T]]) ->
     model that is only unavailable for now, else of the first one.
     """
     errors, candidate = list[ApiError](), call
-    while True:
-        try:
-            return await attempt(candidate)
-        except _CANNOT_RUN as error:
-            errors.append(error)
-        except (BadRequestError, NotFoundError) as error:
-            if not errors:
-                raise
-            errors.append(error)
-        if (following := candidate.next) is None:
-            raise max(errors, key=lambda each: each.status)
-        candidate = following
+    try:
+        while True:
+            try:
+                return await attempt(candidate)
+            except _CANNOT_RUN as error:
+                errors.append(error)
+            except (BadRequestError, NotFoundError) as error:
+                if not errors:
+                    raise
+                errors.append(error)
+            if (following := candidate.next) is None:
+                raise max(errors, key=lambda each: each.status)
+            candidate = following
+    finally:
+        # An error refers to this frame: with the list, it would keep the body until a collection.
+        errors.clear()
 
 
 @dataclass(eq=False)
