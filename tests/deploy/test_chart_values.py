@@ -344,7 +344,7 @@ def test_every_client_of_the_database_has_the_certificate_of_its_authority() -> 
         if "SLUICE_DATABASE_URL" in environment(container, manifests)
     ]
     assert sorted(container["name"] for _, container in asking) == [
-        *("gateway", "jobs", "migration", "schema", "schema")
+        *("check", "gateway", "jobs", "migration", "schema", "schema")
     ]
     for pod, container in asking:
         (mount,) = [m for m in container["volumeMounts"] if m["name"] == "database-trust"]

@@ -164,7 +164,8 @@ def broker(runner: TrackRunner, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bro
         app = create_app(load_settings(redis_url=server.url))
         app.conf.worker_concurrency = 1  # As on one core: one unfinished run is too many.
         intake = Intake(app, [Track.LEDGER])
-        worker = threading.Thread(target=run_worker, args=(app, {Track.LEDGER: runner}, intake))
+        arguments = app, {Track.LEDGER: runner}, intake, lambda: None
+        worker = threading.Thread(target=run_worker, args=arguments)
         worker.start()
         try:
             yield Broker(server, app, intake, began)
