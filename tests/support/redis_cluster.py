@@ -275,7 +275,10 @@ def _slots_of(client: "Redis") -> list[int]:
 
 
 def _is_connected(server: RedisServer) -> bool:
-    info = server.command("INFO replication")
+    try:
+        info = server.command("INFO replication")
+    except OSError:  # Another fault has killed it, and will start it again.
+        return False
     return b"role:slave" in info and b"master_link_status:up" in info
 
 
