@@ -18,9 +18,10 @@ SYSTEM: Final = "system"
 """The `sslrootcert` of the public authorities."""
 
 _WITHOUT_EFFECT: Final = ("channel_binding", "pgbouncer", "prepared_statement_cache_size")
-"""asyncpg cannot bind channels, and prepares no statements by name, which the others ask for."""
+"""asyncpg cannot bind channels, and prepares no statements by name, which the others ask for.
+`channel_binding=require` verifies the server's certificate in place of that."""
 _SEVERAL: Final = re.compile(r"([a-z+]+://(?:[^@/]*@)?)([^@/?]*,[^@/?]*)([^?]*)\??(.*)", re.DOTALL)
-_BINDINGS: Final = ("disable", "prefer")
+_BINDINGS: Final = ("disable", "prefer", "require")
 
 
 def with_hosts_in_query(url: str) -> str:
@@ -60,6 +61,8 @@ def connect_arguments(url: URL, *, most_seconds: float) -> tuple[URL, dict[str, 
     for name, check in _CHECKS.items():
         if name in query:
             check(name, query[name])
+    if query.get("channel_binding") == "require":
+        _verify_in_place_of_binding(query)
     trust = {}
     if query.get("sslrootcert") == SYSTEM:
         trust = {"ssl": httpx.create_ssl_context()}
@@ -88,14 +91,16 @@ def _check_mode(name: str, given: str) -> None:
 
 
 def _check_binding(name: str, given: str) -> None:
-    if given == "require":
-        raise _must(
-            name,
-            "be disable or prefer, because the driver cannot bind channels. "
-            f"sslmode=verify-full&sslrootcert={SYSTEM} proves the server's identity instead",
-            given,
-        )
     _one_of(name, _BINDINGS, given)
+
+
+def _verify_in_place_of_binding(query: dict[str, str]) -> None:
+    """Verify the server by its certificate, which keeps another one out as a binding would."""
+    mode = query.get("sslmode", "require")
+    if mode in ("disable", "allow", "prefer"):
+        raise _must("sslmode", "be require or verify-full with channel_binding=require", mode)
+    query["sslmode"] = "verify-full"
+    query.setdefault("sslrootcert", SYSTEM)
 
 
 def _check_seconds(name: str, given: str) -> None:

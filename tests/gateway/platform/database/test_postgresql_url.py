@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from sqlalchemy import func, select, text
+from sqlalchemy import func, make_url, select, text
 
 from gateway.platform.database import schema
 from gateway.platform.database.engine import Database, describe, parse_url, tls_of
@@ -43,7 +43,7 @@ def _through(pooler: Pooler, url: str) -> str:
     """Return the URL of a database behind the pooler, as a managed service gives it."""
     return (
         f"postgres://postgres:any@localhost:{pooler.port}{urlsplit(url).path}?sslmode=verify-full"
-        f"&sslrootcert={pooler.authority}&channel_binding=prefer&connect_timeout=4"
+        f"&sslrootcert={pooler.authority}&channel_binding=require&connect_timeout=4"
         "&application_name=ours"
     )
 
@@ -160,6 +160,16 @@ def test_connect_timeout_shortens_the_wait(given: str, seconds: float) -> None:
     assert connect_arguments(url, most_seconds=5)[1]["timeout"] == seconds
 
 
+@all_cases("query", ["", "sslmode=require&", "sslmode=verify-ca&"])
+def test_binding_of_channels_is_replaced_by_verification(query: str) -> None:
+    """As the URLs of Neon ask for it: the public authorities prove the server's identity."""
+    url = make_url(f"postgresql://u@h/d?{query}channel_binding=require")
+    arguments = connect_arguments(url, most_seconds=5)[1]
+    assert arguments["ssl"].check_hostname is True
+    assert arguments["ssl"].verify_mode is ssl.CERT_REQUIRED
+    assert parse_qs(urlsplit(arguments["dsn"]).query)["sslmode"] == ["verify-full"]
+
+
 @all_cases(
     ("query", "message"),
     [
@@ -167,7 +177,8 @@ def test_connect_timeout_shortens_the_wait(given: str, seconds: float) -> None:
         ("sslmode=on", 'sslmode of the database URL must be one of .* Given: "on".'),
         ("sslrootcert=/no/ca.pem", r"sslrootcert .*: the file /no/ca.pem cannot be read \(No such"),
         ("sslcert=/etc/hostname", r"sslcert .*: the file /etc/hostname cannot be read \(no PEM"),
-        ("channel_binding=require", "channel_binding .* must be disable or prefer, because"),
+        ("channel_binding=on", "channel_binding .* must be one of disable, prefer, require"),
+        ("channel_binding=require&sslmode=prefer", "sslmode .* must be require or verify-full"),
         ("connect_timeout=soon", 'connect_timeout .* must be a number of seconds. Given: "soon".'),
         ("host=a,b&port=1,x", 'port .* must be a number. Given: "1,x".'),
         ("host=a,b&port=1,2,3", "port .* must be one number, or one for each of 2 hosts."),
