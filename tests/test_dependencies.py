@@ -6,7 +6,7 @@ import tomllib
 
 from tests.support.stack import REPOSITORY
 
-MOST_DIRECT = 33
+MOST_DIRECT = 34
 """Direct dependencies of the gateway."""
 
 HAS_NO_HASH = "torch-cpu.txt"

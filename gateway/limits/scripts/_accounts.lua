@@ -91,6 +91,14 @@ local function numbers_of(key)
   }
 end
 
+-- Return when the window of a spend limit began in which a request was admitted that has ended.
+local function window_of_ended(s, bounds, second)
+  local start, known = window_at(bounds, second) or 0, s.n and read_account(s.n).month or 0
+  -- The windows of a spend limit move with the time zone of the tenant.
+  s.bounds, s.is_moved = bounds, s.is_moved or known > start and second >= known
+  return start
+end
+
 -- Let the durable counters of an account be derived again. Return 1 if it was seeded, else 0.
 local function derive_again(account)
   call('HINCRBY', account, 'v', 1)

@@ -26,6 +26,18 @@ local function load_account(key, seeded, packed, day, month, is_payer, month_bef
   return a, is_new
 end
 
+-- Move the amount of a spend limit to the place of the credit. Return when its current window begins,
+-- when the window before began, and when it ends; nothing outside the known windows.
+local function begin_window(bounds, second, limits)
+  limits[CREDIT], limits[BUDGET] = limits[BUDGET], math.huge
+  return window_at(bounds, second)
+end
+
+-- Note whether the window is over in which a request was admitted that is extended now.
+local function note_over(s, created_ms)
+  s.is_over = s.bounds and (not s.start or tonumber(created_ms) < s.start * 1000)
+end
+
 -- Return the milliseconds until a limit may allow the request; -1 if that is unknown.
 local function wait_for(s, limit, wanted, now, day)
   if wanted > s.limits[limit] then return NEVER end
@@ -101,5 +113,20 @@ local function append_remaining(out, s)
     local limit = METERED[i]
     local left = limits[limit] - used[limit]
     out[at + i] = (left == math.huge or s.is_unseeded) and -1 or left > 0 and left or 0
+  end
+end
+
+-- Write what has changed of a subject; `leases` are those of the requests that were admitted.
+local function write_subject(s, now, day, leases)
+  if s.is_changed then
+    if s.audio > 0 then add_audio(s.key, day, 0, s.audio) end
+    store_numbers(s)
+    -- An account in use outlives its numbers if its expiry changes once a day.
+    if s.is_new or s.minute and not s.lasts then
+      call('PEXPIRE', s.key, stays_ms_of(s.bounds, now))
+    end
+    if s.running then call('ZADD', s.running, unpack(leases)) end
+  elseif s.has_moved then
+    call('HSET', s.key, 'w', pack_minute(s.minute))
   end
 end

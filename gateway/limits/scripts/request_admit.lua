@@ -47,10 +47,8 @@ local function load_subject(number, has_audio)
   local is_minute, is_durable = byte(windows, number) == ONE, byte(held, number) == ONE
   local bounds, start, before, ends = spending and spending[number], month, nil, nil
   if bounds then
-    start, before, ends = window_at(bounds, second)
-    limits[CREDIT], limits[BUDGET] = limits[BUDGET], math.huge
-    -- A stream that began before the known windows counts in none of them.
-    if extends == '1' and not start then is_durable, limits[CREDIT] = false, math.huge end
+    start, before, ends = begin_window(bounds, second, limits)
+    is_durable = is_durable and (start or extends ~= '1')
   end
   local seeded, packed, old_minute, version, minute, has_moved, account, is_new, is_payer, running
   if is_minute or is_durable then
@@ -120,10 +118,7 @@ local function decide(i)
     local _, held_completion, held_cost
     _, held_day, held_month, prompt, held_completion, held_cost, audio = read_amounts(amounts)
     earlier = earlier_of(amounts, slot)
-    for number = 1, #subjects do
-      local s = subjects[number]
-      s.is_over = s.bounds and (not s.start or tonumber(created_ms) < s.start * 1000)
-    end
+    for number = 1, #subjects do note_over(subjects[number], created_ms) end
     tokens, is_extended = completion - held_completion, completion > held_completion
     wanted = {0, tokens, 0, tokens, 0, held_day == day and tokens or 0, 0, 0,
       held_month == month and cost - held_cost or 0, cost - held_cost}
@@ -150,20 +145,7 @@ end
 
 local replies = {}
 for i = 1, requests do replies[i] = decide(i) end
-for number = 1, #subjects do
-  local s = subjects[number]
-  if s.is_changed then
-    if s.audio > 0 then add_audio(s.key, day, 0, s.audio) end
-    store_numbers(s)
-    -- An account in use outlives its numbers if its expiry changes once a day.
-    if s.is_new or s.minute and not s.lasts then
-      call('PEXPIRE', s.key, stays_ms_of(s.bounds, now))
-    end
-    if s.running then call('ZADD', s.running, unpack(leases)) end
-  elseif s.has_moved then
-    call('HSET', s.key, 'w', pack_minute(s.minute))
-  end
-end
+for number = 1, #subjects do write_subject(subjects[number], now, day, leases) end
 for i = 1, #written do write_record(described, unpack(written[i])) end
 if #leases > 0 then call('ZADD', open_requests, unpack(leases)) end
 return replies

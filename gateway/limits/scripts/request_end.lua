@@ -97,12 +97,7 @@ local function end_in_subject(e, name, is_windowed, is_held, is_prepaid, bounds)
     end
   end
   local is_charged = e.is_settle and s.seeded and s.n
-  if bounds then
-    s.bounds, month = bounds, window_at(bounds, e.second) or 0
-    -- The windows of a spend limit move with the time zone of the tenant.
-    local known = s.n and read_account(s.n).month or 0
-    s.is_moved = s.is_moved or known > month and e.second >= known
-  end
+  if bounds then month = window_of_ended(s, bounds, e.second) end
   if is_held or is_charged then
     s.n, is_new = end_in_account(s.n, day, month, held_prompt + held_completion, held_cost, is_held,
       e.prompt + e.completion, e.cost, is_charged, is_prepaid and string.match(name, '^t:'))

@@ -105,9 +105,8 @@ class Database:
             yield
         except (DBAPIError, PoolTimeoutError, OSError, TimeoutError) as error:
             # Without a statement, the server has rejected a parameter of the connection.
-            is_of_statement = (
-                isinstance(error, (IntegrityError, ProgrammingError))
-                and error.statement is not None
+            is_of_statement = isinstance(error, IntegrityError) or (
+                isinstance(error, ProgrammingError) and error.statement is not None
             )
             if is_of_statement and not lacks_permission(error):
                 raise

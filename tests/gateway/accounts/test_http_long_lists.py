@@ -111,6 +111,9 @@ def lists(app: FastAPI) -> Iterator[tuple[str, dict[str, str]]]:
             for field in get_flat_dependant(route.dependant).query_params
         }
         query = WHOLE_USAGE if "bucket" in known else {}
+        if "bucket_width" in known:
+            yield path, {"start_time": str(int(utc_now().timestamp()) - 86_400 * 30), "limit": "31"}
+            continue
         # The list of models has all in one page, unless a client of Anthropic requests it.
         if "limit" in known and not path.endswith("/v1/models"):
             most = next(rule.le for rule in known["limit"].metadata if isinstance(rule, Le))
