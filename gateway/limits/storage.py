@@ -40,6 +40,8 @@ LEAST_BYTES: Final = 1_048_576
 """A tenant may store this much as long as Redis has memory for requests that are not stored."""
 MEMORY_SECONDS: Final = 1.0
 """How often the memory of Redis is read. Its maximum may change, too."""
+OLD_SECONDS: Final = 10.0
+"""What was read longer ago does not count. Then requests wait for the memory to be read."""
 LOOK_SECONDS: Final = 0.25
 """How long a request waits for this; then it is decided by what was read before."""
 
@@ -117,7 +119,7 @@ class Storage:
         self._executor = executor
         self._most_of_tenant = most_of_tenant
         self._tasks = TaskSet()
-        self._look_at = 0.0
+        self._look_at = self._old_at = 0.0
         self._memory: list[tuple[int, int]] = []
         """Used and maximum bytes of each server, as last read."""
         self._taken = self._taken_before = 0
@@ -244,7 +246,8 @@ class Storage:
             self._look_at = now + MEMORY_SECONDS
             looking = self._tasks.task(self._look_at_memory())
             # A server that does not respond must not delay requests that need others.
-            await wait_for_end(looking, timeout_seconds=LOOK_SECONDS)
+            if now >= self._old_at:
+                await wait_for_end(looking, timeout_seconds=LOOK_SECONDS)
 
     async def _look_at_memory(self) -> None:
         try:
@@ -254,6 +257,7 @@ class Storage:
         self._memory = [
             (each["used_memory"], each["maxmemory"]) for each in servers if each is not None
         ]
+        self._old_at = time.monotonic() + OLD_SECONDS
         self._taken, self._taken_before = 0, self._taken
 
     async def _keep(

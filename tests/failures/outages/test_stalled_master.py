@@ -28,6 +28,7 @@ from gateway.completions.queue.dispatcher import Dispatcher
 from gateway.completions.queue.generation import Generation
 from gateway.completions.queue.presence import Presence, known_gateways
 from gateway.completions.settlement import SettlementService
+from gateway.completions.stored.owned import WRITE_SECONDS
 from gateway.limits.replies import RequestEnd, ReservationRequest
 from gateway.limits.reservations import MOST_AT_ONCE, Endings, Reservations
 from gateway.limits.seeding import Seeder
@@ -427,4 +428,5 @@ async def test_requests_that_need_only_other_masters_are_as_fast_as_before(
             f"p99 {1e3 * _p99(each):.0f} ms, longest {1e3 * each[-1]:.0f} ms"
         )
     assert ready == 200
-    assert _p99(after) < 2 * _p99(before)
+    # A response whose journal is on the stopped master waits so long for its last write.
+    assert _p99(after) < 1.2 * _p99(before) + WRITE_SECONDS
