@@ -314,7 +314,7 @@ async function* events(response) {
 async function usageOf(id) {
   for (let attempt = 0; id && attempt < 12; attempt += 1) {
     const response = await fetch(`/console/requests/${encodeURIComponent(id)}`, { headers: { Accept: "application/json" } });
-    if (response.ok) {
+    if (response.status === 200) {
       const found = await response.json();
       return { ...found, cost: found.cost_micros / 1e6 };
     }
