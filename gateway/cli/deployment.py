@@ -7,6 +7,7 @@ first gateway runs. Its principal is the user of this machine, who needs no key.
 import getpass
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -20,6 +21,7 @@ from typing_extensions import override
 from contract.scripts import CommandExecutor
 from gateway.accounts.shared import any_tenant
 from gateway.auth.authenticator import Authenticator
+from gateway.billing.ledger.store import read_balances
 from gateway.cli.client import HEADERS, AdminClient
 from gateway.cli.terminal import URL_SOURCE
 from gateway.http.allowances import FailedLogins, Intake, UnpaidRequests
@@ -27,6 +29,8 @@ from gateway.http.authorization import Authorizer
 from gateway.http.body import BodyReader
 from gateway.http.error_handlers import install_error_handlers
 from gateway.http.services import Services
+from gateway.limits.seeding import Seeder
+from gateway.limits.store import QuotaStore
 from gateway.models.catalogue import Catalogue
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.concurrency.fair_turns import LoopTurns
@@ -58,6 +62,7 @@ class Stores:
         self.executor = shared_connection(self.redis)
         self.announcer = ChangeAnnouncer(self.redis)
         self.catalogue = Catalogue(self.executor)
+        self.seeder = Seeder(QuotaStore(self.executor), partial(read_balances, self.database))
         self.authenticator = user = _User()
         self.loop_turns = turns = LoopTurns()
         most_bytes = settings.max_body_bytes

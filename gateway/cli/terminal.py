@@ -164,7 +164,7 @@ def _column(
     if name.endswith("_at"):
         return heading, lambda entity: show_time(read(entity), missing=missing or "never")
     if name.endswith("_micros"):
-        return heading, lambda entity: show_dollars(read(entity))
+        return heading, lambda entity: _in_dollars(name, read(entity))[1]
     return heading, read
 
 

@@ -129,6 +129,23 @@ def test_project_is_created_changed_and_archived(sluice: Sluice) -> None:
     assert 'no project "prj_1"' in _error(sluice("projects", "archive", *own, "prj_1"))
 
 
+def test_spend_limit_is_added_raised_and_removed(sluice: Sluice) -> None:
+    given = ("--tenant", "acme", "--scope", "tenant", "--window", "day", "--amount", "5")
+    added = _json(sluice("spend-limits", "add", *given, "--json"))
+    assert (added["amount_micros"], added["used_micros"]) == (5_000_000, 0)
+    of = ("--tenant", "acme", added["id"])
+    # An amount that is not set has no text.
+    row = sluice("spend-limits", "list", "--tenant", "acme").stdout.splitlines()[-1]
+    assert row.split()[:8] == [added["id"], "tenant", "-", "-", "day", "$5.00", "-", "$0.00"]
+    until = (datetime.now(UTC) + timedelta(days=2)).isoformat()
+    raise_ = ("--raised", "50", "--raised-until", until, "--raise-reason", "launch")
+    raised = _json(sluice("spend-limits", "set", *of, *raise_, "--json"))
+    assert raised["raised_micros"] == 50_000_000
+    assert _json(sluice("spend-limits", "show", *of, "--json"))["id"] == added["id"]
+    assert sluice("spend-limits", "remove", *of).exit_code == 0
+    assert _json(sluice("spend-limits", "list", "--tenant", "acme", "--json")) == []
+
+
 def test_member_is_added_changed_and_removed(sluice: Sluice) -> None:
     own = ("--tenant", "acme")
     ada = _json(
