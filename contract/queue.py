@@ -749,20 +749,18 @@ class JobQueue:
 
         Return how many digests Redis has of what it holds.
         """
-        encoded, seen = messages.encode(card), keys.last_seen(self.model)
-        execute = self._executor.execute_command
-        await execute("HSET", seen, card.id, b"%d %b" % (clock.now_ms(), encoded))
-        await execute("PEXPIRE", seen, LISTED_MS)
         held: int = await _ANNOUNCE.run(
             self._executor,
             workers=keys.workers(self.model),
             card_key=keys.worker_card(self.model, card.id),
             held=keys.held(self.model, card.id),
             doorbell=keys.doorbell(self.model),
+            last_seen=keys.last_seen(self.model),
             worker=card.id,
-            card=encoded,
+            card=messages.encode(card),
             ttl_ms=ttl_ms,
             is_claiming=int(card.state is WorkerState.READY),
+            listed_ms=LISTED_MS,
         )
         return held
 

@@ -13,7 +13,7 @@ from gateway.accounts.keys.service import is_key
 from gateway.accounts.plans.service import plan_of
 from gateway.accounts.projects.service import find_project
 from gateway.accounts.shared import RecordBody, TenantId, text_filter
-from gateway.accounts.spend_limits import SpendLimitBody, SpendLimitService
+from gateway.accounts.spend_limits import SpendLimitBody, uses_of
 from gateway.accounts.tenants.service import find_tenant
 from gateway.http.authorization import operators_router, requires
 from gateway.http.services import made
@@ -22,7 +22,6 @@ from gateway.limits.refusal_log import Period, PeriodCounts, Refusal, Refusals
 from gateway.limits.replies import SubjectStatus
 from gateway.limits.seeding import Seeder
 from gateway.limits.storage import Storage
-from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
 from gateway.platform.database.holders import tokens_in_batches
 from gateway.platform.database.paging import find_record
@@ -183,10 +182,6 @@ class LimitReports:
     _storage: Storage
     _refusals: Refusals
     _counts: PeriodCounts
-    _announcer: ChangeAnnouncer
-
-    def __post_init__(self) -> None:
-        self._spend_limits = SpendLimitService(self._database, self._announcer, self._seeder)
 
     async def refusals_of_tenants(self, since: Since, tenant: str | None) -> RefusalCounts:
         """Count the requests that all gateways rejected, by tenant and error code."""
@@ -226,7 +221,7 @@ class LimitReports:
         visible = [each for each in principal.limits if principal.sees_use_of(each.scope)]
         report = await self.report(tenant, visible)
         shown = [each for each in principal.spend_limits if principal.sees_use_of(each.shown_scope)]
-        uses = await self._spend_limits.uses(tenant.id, shown)
+        uses = await uses_of(self._seeder, tenant.id, shown)
         report.spend_limits = [SpendLimitBody.of_use(each) for each in uses]
         return report
 

@@ -34,6 +34,7 @@ from gateway.platform.database.tables import MemberRow, TenantRow
 from gateway.records.checks import check_known, check_name, checked_email
 from gateway.records.errors import BadRequestError, InvalidParameterError, NotFoundError, shown
 from gateway.records.grants import bounds_of_role
+from gateway.records.limits import JWT_PREFIX
 from gateway.records.records import Member, Person
 from gateway.records.scopes import Role, Scope
 from gateway.records.times import utc_now
@@ -133,7 +134,7 @@ class MemberService(Service):
 
     async def _accept(self, person: Person, email: str) -> None:
         details = {"email": email, "issuer": person.issuer, "subject": person.subject}
-        async with changing(self._database, actor=f"jwt:{person.subject}") as change:
+        async with changing(self._database, actor=f"{JWT_PREFIX}{person.subject}") as change:
             for member in await list_records(change.transaction, MemberRow, *_invited(email)):
                 if await _identify(change.transaction, member, person):
                     tenant_id = member.tenant_id

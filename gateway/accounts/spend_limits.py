@@ -5,7 +5,6 @@ Tenants have these routes at `/v1/spend_limits`, operators at
 the monthly limits of a tenant and its projects.
 """
 
-import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
@@ -35,7 +34,6 @@ from gateway.http.bounded_route import BoundedRoute
 from gateway.http.services import made
 from gateway.limits.seeding import Seeder
 from gateway.platform.changes import ChangeAnnouncer
-from gateway.platform.database.claims import lock_tenant
 from gateway.platform.database.engine import Database
 from gateway.platform.database.holders import spend_limits_of
 from gateway.platform.database.paging import Page, PageRequest, read_page
@@ -52,6 +50,7 @@ from gateway.records.errors import (
 )
 from gateway.records.grants import Grant
 from gateway.records.limits import (
+    JWT_PREFIX,
     MAX_LIMIT,
     LimitName,
     LimitScope,
@@ -61,7 +60,13 @@ from gateway.records.limits import (
     read_limits,
 )
 from gateway.records.scopes import Scope
-from gateway.records.spending import LAST_START, MOST_SPEND_LIMITS, USER_LIMITS, SpendLimit
+from gateway.records.spending import (
+    LAST_START,
+    MOST_SPEND_LIMITS,
+    USER_LIMITS,
+    SpendLimit,
+    new_limit_id,
+)
 from gateway.records.times import in_utc, to_ms, to_time, utc_now
 
 LIFTED: Final = timedelta(days=1)
@@ -81,6 +86,36 @@ class SpendLimitUse:
     """With what open requests may cost; None if each end user has the amount."""
     window_starts_at: datetime
     resets_at: datetime
+
+    @property
+    def id(self) -> str:
+        """The id of the limit."""
+        return self.limit.id
+
+
+async def uses_of(
+    seeder: Seeder, tenant_id: str, limits: Sequence[SpendLimit], *, user: str | None = None
+) -> list[SpendLimitUse]:
+    """Return what is spent of the limits of a tenant, first derived where Redis lacks it."""
+    now_ms = to_ms(utc_now())
+    subjects = [each.subject_at(now_ms, user=user or each.holder or "") for each in limits]
+    counted = [each.is_of_one or user is not None for each in limits]
+    known = [subject for subject, is_one in zip(subjects, counted, strict=True) if is_one]
+    statuses = iter(await seeder.statuses(tenant_id, known))
+    uses = list[SpendLimitUse]()
+    for limit, subject, is_one in zip(limits, subjects, counted, strict=True):
+        status = next(statuses) if is_one else None
+        bounds = limit.bounds_at(now_ms if status is None else status.now_ms)
+        uses.append(
+            SpendLimitUse(
+                limit,
+                subject.limits.budget_micros,
+                None if status is None else status.cost_this_month,
+                to_time(bounds.start * 1000),
+                to_time(bounds.end * 1000),
+            )
+        )
+    return uses
 
 
 @dataclass(eq=False)
@@ -113,7 +148,7 @@ class SpendLimitService:
             check_name(model, param="model")
         grantor = by.get("grantor")
         limit = SpendLimit(
-            id=f"spl_{secrets.token_hex(8)}",
+            id=new_limit_id(),
             tenant_id=tenant_id,
             scope=scope,
             holder=_checked_holder(scope, holder),
@@ -127,8 +162,7 @@ class SpendLimitService:
         )
         if amount_micros is None and not limit.limits:
             raise InvalidParameterError("'amount_micros' is missing.", param="amount_micros")
-        async with changing(self._database, tenant_id, **by) as change:
-            await lock_tenant(change.transaction, tenant_id)
+        async with changing(self._database, tenant_id, **by, is_locked=True) as change:
             limit = replace(limit, holder=await _find_holder(change.transaction, limit))
             number = await change.transaction.scalar(
                 select(func.count())
@@ -139,9 +173,7 @@ class SpendLimitService:
                 raise ConflictError(
                     f"The tenant {shown(tenant_id)} already has {number} spend limits, the maximum."
                 )
-            columns = asdict(limit)
-            del columns["time_zone"]
-            await change.insert(SpendLimitRow(**columns))
+            await change.insert(SpendLimitRow.of(limit))
             await change.audit("spend_limit.add", limit.id, _details(limit))
             change.announce(self._announcer.tenant_changed, tenant_id)
             tenant = await find_tenant(change.transaction, tenant_id)
@@ -235,26 +267,8 @@ class SpendLimitService:
     async def uses(
         self, tenant_id: str, limits: Sequence[SpendLimit], *, user: str | None = None
     ) -> list[SpendLimitUse]:
-        """Return what is spent of the limits of a tenant, first derived where Redis lacks it."""
-        now_ms = to_ms(utc_now())
-        subjects = [each.subject_at(now_ms, user=user or each.holder or "") for each in limits]
-        counted = [each.is_of_one or user is not None for each in limits]
-        known = [subject for subject, is_one in zip(subjects, counted, strict=True) if is_one]
-        statuses = iter(await self._seeder.statuses(tenant_id, known))
-        uses = list[SpendLimitUse]()
-        for limit, subject, is_one in zip(limits, subjects, counted, strict=True):
-            status = next(statuses) if is_one else None
-            bounds = limit.bounds_at(now_ms if status is None else status.now_ms)
-            uses.append(
-                SpendLimitUse(
-                    limit,
-                    subject.limits.budget_micros,
-                    None if status is None else status.cost_this_month,
-                    to_time(bounds.start * 1000),
-                    to_time(bounds.end * 1000),
-                )
-            )
-        return uses
+        """Return what `uses_of` returns."""
+        return await uses_of(self._seeder, tenant_id, limits, user=user)
 
 
 async def _find(transaction: AsyncSession, tenant_id: str, limit_id: str) -> SpendLimit:
@@ -301,7 +315,7 @@ def _check_may_change(change: Change, limit: SpendLimit) -> None:
 
 def check_not_own(grantor: Grant, limit: SpendLimit) -> None:
     """Raise PermissionDeniedError if a credential changes a limit of its own."""
-    if grantor.credential_id in (limit.holder, f"jwt:{limit.holder}"):
+    if grantor.credential_id in (limit.holder, f"{JWT_PREFIX}{limit.holder}"):
         raise PermissionDeniedError(
             "A credential cannot change a spend limit of its own: use another credential."
         )

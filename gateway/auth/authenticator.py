@@ -26,7 +26,7 @@ from gateway.records.errors import (
     ExpiredCredentialError,
     PermissionDeniedError,
 )
-from gateway.records.limits import Limits, LimitScope, SubjectLimits
+from gateway.records.limits import JWT_PREFIX, Limits, LimitScope, SubjectLimits
 from gateway.records.principal import Principal
 from gateway.records.records import (
     Billing,
@@ -346,7 +346,7 @@ def _principal_of_caller(
     tenant, project = caller.tenant, caller.project
     return _principal(
         tenant,
-        credential_id=f"jwt:{subject}",
+        credential_id=f"{JWT_PREFIX}{subject}",
         scopes=scopes,
         allowed_models=None,
         dialect=tenant.dialect,

@@ -16,6 +16,7 @@ from gateway.platform.database.tables import (
     SpendLimitRow,
     TenantRow,
 )
+from gateway.records.limits import JWT_PREFIX
 from gateway.records.records import KeyRecord, Member, Person, Plan, Project, Tenant
 from gateway.records.spending import SpendLimit
 
@@ -111,5 +112,5 @@ async def find_caller(
         return None
     tenant, plan, member, project = map(_record, row[:4])
     limits = await spend_limits_of(transaction, SpendLimitRow.tenant_id == tenant.id)
-    own = tuple(each for each in limits if each.is_of(f"jwt:{person.subject}", project_id))
+    own = tuple(each for each in limits if each.is_of(f"{JWT_PREFIX}{person.subject}", project_id))
     return TenantMember(tenant, plan, member, project, row[4], own)

@@ -6,8 +6,8 @@ from typing import Final
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.jwt_verifier import TokenClaims
 from gateway.records.batches import Batch
-from gateway.records.limits import LimitName, Limits, SubjectLimits
-from gateway.records.principal import JWT_PREFIX, Principal
+from gateway.records.limits import JWT_PREFIX, LimitName, Limits, SubjectLimits
+from gateway.records.principal import Principal
 from gateway.records.scopes import Scope
 
 _LINE_LIMITS: Final = (

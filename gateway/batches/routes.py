@@ -44,7 +44,8 @@ from gateway.records.errors import (
     must,
     shown,
 )
-from gateway.records.principal import JWT_PREFIX, Principal
+from gateway.records.limits import JWT_PREFIX
+from gateway.records.principal import Principal
 from gateway.records.times import utc_now
 from gateway.records.usage_record import MICRO
 

@@ -4,10 +4,8 @@ A job learns the limits from the hourly sums of the last four weeks. They are sp
 as any other, so what exceeds them is rejected before it is spent.
 """
 
-import secrets
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -26,7 +24,7 @@ from gateway.platform.database.tables import (
 )
 from gateway.records.limits import MAX_LIMIT, SpendScope, Window
 from gateway.records.records import AnomalyAction, Tenant
-from gateway.records.spending import SpendLimit
+from gateway.records.spending import SpendLimit, new_limit_id
 from gateway.records.times import hour_of, utc_now
 from gateway.records.usage_record import MICRO
 
@@ -113,7 +111,8 @@ async def _learn(
     for key_id, micros in amounts.items():
         earlier = known.get(key_id)
         if earlier is None:
-            transaction.add(SpendLimitRow(**_columns(tenant_id, key_id, micros, is_enforced)))
+            limit = _limit_of(tenant_id, key_id, micros, is_enforced=is_enforced)
+            transaction.add(SpendLimitRow.of(limit))
         elif is_enforced is not earlier.is_enforced or _differs(micros, earlier.amount_micros or 0):
             await transaction.execute(
                 update(SpendLimitRow)
@@ -158,21 +157,17 @@ def _differs(learned: int, known: int) -> bool:
     return abs(learned - known) * CHANGED_PARTS > known
 
 
-def _columns(tenant_id: str, key_id: str, micros: int, is_enforced: bool) -> dict[str, object]:  # noqa: FBT001
-    columns = asdict(
-        SpendLimit(
-            id=f"spl_{secrets.token_hex(8)}",
-            tenant_id=tenant_id,
-            scope=SpendScope.KEY,
-            holder=key_id,
-            model=None,
-            window=Window.HOUR,
-            starts_on=1,
-            amount_micros=micros,
-            is_automatic=True,
-            is_enforced=is_enforced,
-            created_at=utc_now(),
-        )
+def _limit_of(tenant_id: str, key_id: str, micros: int, *, is_enforced: bool) -> SpendLimit:
+    return SpendLimit(
+        id=new_limit_id(),
+        tenant_id=tenant_id,
+        scope=SpendScope.KEY,
+        holder=key_id,
+        model=None,
+        window=Window.HOUR,
+        starts_on=1,
+        amount_micros=micros,
+        is_automatic=True,
+        is_enforced=is_enforced,
+        created_at=utc_now(),
     )
-    del columns["time_zone"]
-    return columns

@@ -29,7 +29,7 @@ from contract.tier import ServiceTier
 from gateway.auth.jwt_verifier import JwtVerifier
 from gateway.auth.oidc import OidcProvider
 from gateway.billing.ledger.history import ServiceHistory
-from gateway.cli.capacity import COSTS, MEMORY_FACTOR, RETENTION_SECONDS
+from gateway.cli.capacity import COSTS, DAY_SECONDS, MEMORY_FACTOR, RETENTION_SECONDS
 from gateway.cli.deployment import Stores, command_settings
 from gateway.completions.queue.presence import ALIVE_SECONDS, known_gateways
 from gateway.console.operators.health import read_health
@@ -51,7 +51,6 @@ REDIS_CONNECTIONS: Final = 16
 OLDEST_POSTGRESQL: Final = 130_000
 BUSIEST: Final = 10
 """Requests of the busiest minute over those of a mean one."""
-DAY_SECONDS: Final = 86_400
 _KIBIBYTE: Final = 1024
 _SERVER: Final = text(
     "SELECT CAST(current_setting('server_version_num') AS int), current_setting('server_version'), "

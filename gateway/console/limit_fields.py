@@ -9,7 +9,7 @@ from gateway.console.forms import Form
 from gateway.console.tables import Field, Group
 from gateway.records.errors import must
 from gateway.records.limits import FromPlan, LimitName, LimitScope, LimitValues, names_of
-from gateway.records.money import read_dollars, show_dollars
+from gateway.records.money import plain_dollars, read_dollars
 
 NONE: Final = "none"
 PREFIX: Final = "limit_"
@@ -102,11 +102,7 @@ def _text(name: LimitName, limits: LimitValues) -> str:
     value = limits[name]
     if value is None:
         return NONE
-    return (
-        show_dollars(value).replace("$", "").replace(",", "")
-        if name is LimitName.BUDGET
-        else str(value)
-    )
+    return plain_dollars(value) if name is LimitName.BUDGET else str(value)
 
 
 def _value(name: LimitName, text: str) -> int | None:

@@ -128,6 +128,8 @@ def subject_of(scope: LimitScope, id_: str) -> str:
 
 SPENDING: Final = "s:"
 """Begins the names of spend limits in Redis."""
+JWT_PREFIX: Final = "jwt:"
+"""Before the subject of a token, in the id of a credential."""
 
 
 class SpendScope(StrEnum):
@@ -138,6 +140,22 @@ class SpendScope(StrEnum):
     PROJECT = "project"
     TENANT = "tenant"
     USER = "user"  # An end user, as requests name it.
+
+
+def credential_of(scope: SpendScope, holder: str | None) -> str | None:
+    """Return the credential whose requests a spend limit counts; None: of any."""
+    if scope is SpendScope.MEMBER:
+        return f"{JWT_PREFIX}{holder}"
+    return holder if scope is SpendScope.KEY else None
+
+
+def may_count(
+    scope: SpendScope, holder: str | None, credential_id: str, project_id: str | None
+) -> bool:
+    """Return whether a spend limit counts requests of a credential, of some model and end user."""
+    if scope is SpendScope.PROJECT:
+        return holder == project_id
+    return credential_of(scope, holder) in (None, credential_id)
 
 
 class Window(StrEnum):
@@ -184,13 +202,6 @@ class Spending:
         return (
             f"{SPENDING}{self.limit_id}/{blake2b(self.user.encode(), digest_size=12).hexdigest()}"
         )
-
-    @property
-    def credential_id(self) -> str | None:
-        """The credential whose requests count; None: of any."""
-        if self.scope is SpendScope.MEMBER:
-            return f"jwt:{self.holder}"
-        return self.holder if self.scope is SpendScope.KEY else None
 
     def window_at(self, unix_ms: int) -> tuple[int, int] | None:
         """Return when a known window at this time begins and ends, in seconds."""

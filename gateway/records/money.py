@@ -45,6 +45,11 @@ def read_dollars(text: str) -> int | None:
     return -micros if match[1] else micros
 
 
+def plain_dollars(micros: int) -> str:
+    """Format an amount of micro-dollars exactly, as `read_dollars` reads it."""
+    return show_dollars(micros).replace("$", "").replace(",", "")
+
+
 def show_dollars(micros: int) -> str:
     """Format an amount of micro-dollars exactly, in dollars with two to six decimals."""
     whole, rest = divmod(abs(micros), MICRO)

@@ -3,19 +3,15 @@
 from dataclasses import dataclass
 from datetime import datetime
 from ipaddress import ip_address
-from typing import Final
 
 from contract.dialect import Dialect
 from contract.tier import ServiceTier
 from gateway.records.errors import AddressNotAllowedError, PermissionDeniedError
 from gateway.records.grants import BOUNDS, Grant
-from gateway.records.limits import Limits, LimitScope, SpendScope, SubjectLimits
+from gateway.records.limits import JWT_PREFIX, Limits, LimitScope, SpendScope, SubjectLimits
 from gateway.records.records import Network
 from gateway.records.scopes import TENANT_SCOPES, Scope
 from gateway.records.spending import SpendLimit
-
-JWT_PREFIX: Final = "jwt:"
-"""Before the subject of a token, in the id of a credential."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +61,7 @@ class Principal:
         if self.credential_id.startswith("cli:"):
             return self.credential_id
         kind = "operator:" if self.is_operator else ""
-        if self.credential_id.startswith(("jwt:", "oidc:")):
+        if self.credential_id.startswith((JWT_PREFIX, "oidc:")):
             return f"{kind}{self.credential_id}"
         return f"{kind}key:{self.credential_id}"
 

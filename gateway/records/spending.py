@@ -1,5 +1,6 @@
 """Spend limits: the most that a holder may spend in an hour, a day, a week or a month."""
 
+import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
@@ -17,6 +18,7 @@ from gateway.records.limits import (
     SpendScope,
     SubjectLimits,
     Window,
+    may_count,
 )
 from gateway.records.usage_record import UsageRecord
 
@@ -37,6 +39,12 @@ USER_LIMITS: Final = frozenset(
     }
 )
 """Limits that end users can have besides."""
+
+
+def new_limit_id() -> str:
+    """Return the id of a new spend limit."""
+    return f"spl_{secrets.token_hex(8)}"
+
 
 _SHOWN_SCOPES: Final[Mapping[SpendScope, LimitScope]] = {
     SpendScope.KEY: LimitScope.KEY,
@@ -104,15 +112,7 @@ class SpendLimit:
 
     def is_of(self, credential_id: str, project_id: str | None) -> bool:
         """Return whether requests of this credential may count."""
-        match self.scope:
-            case SpendScope.KEY:
-                return self.holder == credential_id
-            case SpendScope.MEMBER:
-                return f"jwt:{self.holder}" == credential_id
-            case SpendScope.PROJECT:
-                return self.holder == project_id
-            case _:
-                return True
+        return may_count(self.scope, self.holder, credential_id, project_id)
 
     def subject_at(self, unix_ms: int, *, user: str = "") -> SubjectLimits:
         """Return the holder of this limit at a moment, for the reservation of a request."""

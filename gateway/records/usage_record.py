@@ -10,7 +10,7 @@ import msgspec
 from common import clock
 from contract.tier import ServiceTier
 from gateway.records.adapters import SEPARATOR
-from gateway.records.limits import LimitScope, SpendScope, SubjectLimits
+from gateway.records.limits import LimitScope, SpendScope, SubjectLimits, may_count
 
 MICRO: Final = 1_000_000
 """Number of tokens that a price applies to, and micro-dollars in a dollar."""
@@ -253,8 +253,7 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
             return dict(self.owners)[subject.scope] == subject.id
         return (
             spending.model in (None, self.full_model)
-            and spending.credential_id in (None, self.credential_id)
-            and (spending.scope is not SpendScope.PROJECT or spending.holder == self.project_id)
+            and may_count(spending.scope, spending.holder, self.credential_id, self.project_id)
             and (spending.scope is not SpendScope.USER or spending.user == self.end_user)
         )
 

@@ -19,7 +19,8 @@ from gateway.billing.usage.service import ReportRequest, UsageService, UsageSlic
 from gateway.http.services import AllServices
 from gateway.models.catalogue import Catalogue
 from gateway.records.errors import InvalidParameterError, must
-from gateway.records.principal import JWT_PREFIX, Principal
+from gateway.records.limits import JWT_PREFIX
+from gateway.records.principal import Principal
 from gateway.records.times import day_of, hour_of, utc_now
 from gateway.records.usage_record import MICRO
 

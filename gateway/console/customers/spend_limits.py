@@ -17,7 +17,7 @@ from gateway.console.tables import Action, Cell, Column, Field, pairs
 from gateway.console.visitor import Visitor
 from gateway.records.errors import must
 from gateway.records.limits import SpendScope, Window
-from gateway.records.money import read_dollars, show_dollars
+from gateway.records.money import plain_dollars, read_dollars, show_dollars
 from gateway.records.scopes import Scope
 
 TEXT: Final = (
@@ -59,11 +59,10 @@ Manager = Annotated[Visitor, Depends(needs(Scope.KEYS, whole=True))]
 async def list_spend_limits(visitor: Manager, limits: SpendLimits, wanted: Newest) -> Response:
     """List spend limits, newest first."""
     home = f"{visitor.home}/spend-limits"
-    page = await limits.page(visitor.tenant_id, wanted)
     return visitor.list_page(
         "Spend limits",
         (
-            Column("Of", lambda each: Cell(_name(each), f"{home}/{each.limit.id}"), "name"),
+            Column("Of", lambda each: Cell(_name(each), f"{home}/{each.id}"), "name"),
             Column("Model", lambda each: each.limit.model or "all", "wide"),
             Column("Per", lambda each: each.limit.window),
             Column("Amount", lambda each: each.amount_micros, "money"),
@@ -72,9 +71,8 @@ async def list_spend_limits(visitor: Manager, limits: SpendLimits, wanted: Newes
             Column("Resets (UTC)", lambda each: each.resets_at, "time wide"),
             Column("Change", lambda each: _change(each, home)),
         ),
-        page.entries,
+        await limits.page(visitor.tenant_id, wanted),
         "There is no spend limit.",
-        after=page.entries[-1].limit.id if page.has_more else None,
         action=Action("Add a spend limit", f"{home}/new"),
         text=TEXT,
         notices=NOTICES,
@@ -99,7 +97,7 @@ async def change(visitor: Manager, limits: SpendLimits, limit_id: str) -> Respon
     limit, fields = use.limit, (AMOUNT, *RAISE)
     if not visitor.form.is_sent:
         money = {
-            name: "" if (micros := getattr(limit, name)) is None else _dollars(micros)
+            name: "" if (micros := getattr(limit, name)) is None else plain_dollars(micros)
             for name in _MONEY
         }
         return visitor.form_page(
@@ -155,7 +153,7 @@ def _values(fields: tuple[Field, ...], form: Form, *, is_new: bool) -> dict[str,
 
 def _change(use: SpendLimitUse, home: str) -> Cell:
     verb = "lift" if use.limit.is_automatic else "remove"
-    return Cell(verb, f"{home}/{use.limit.id}/{verb}", label=f"{verb} the limit of {_name(use)}")
+    return Cell(verb, f"{home}/{use.id}/{verb}", label=f"{verb} the limit of {_name(use)}")
 
 
 def _name(use: SpendLimitUse) -> str:
@@ -170,7 +168,3 @@ def _spent(use: SpendLimitUse) -> str:
     if use.used_micros is None:
         return f"Each end user may spend this in {window}."
     return f"{show_dollars(use.used_micros)} are spent or reserved in {window}."
-
-
-def _dollars(micros: int) -> str:
-    return show_dollars(micros).replace("$", "").replace(",", "")

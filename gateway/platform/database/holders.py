@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.platform.database.tables import BatchRow, LedgerRow, SpendLimitRow, TenantRow
 from gateway.records.batches import ENDED
-from gateway.records.limits import LimitScope, SpendScope, SubjectLimits
+from gateway.records.limits import LimitScope, SpendScope, SubjectLimits, credential_of
 from gateway.records.spending import SpendLimit
 
 _COLUMNS: Final = {
@@ -51,8 +51,8 @@ def counted_by(
     conditions = [LedgerRow.tenant_id == tenant_id]
     if spending.model is not None:
         conditions.append(LedgerRow.model == spending.model)
-    if spending.credential_id is not None:
-        conditions.append(LedgerRow.credential_id == spending.credential_id)
+    if (credential_id := credential_of(spending.scope, spending.holder)) is not None:
+        conditions.append(LedgerRow.credential_id == credential_id)
     if spending.scope is SpendScope.PROJECT:
         conditions.append(LedgerRow.project_id == spending.holder)
     if spending.scope is SpendScope.USER and is_any_user:

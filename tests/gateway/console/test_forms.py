@@ -90,7 +90,7 @@ async def test_a_form_that_is_sent_without_a_session_is_filled_in_after_the_logi
     await page.get_by_text("Your session had ended.").wait_for()
     assert await page.get_by_label("Name", exact=True).input_value() == "drafted"
     assert await page.get_by_label("usage", exact=True).is_checked()
-    # The playground says what has happened, and goes on after a login in another tab.
+    # The playground shows the error, and works after a login in another tab.
     await tab.open("/console/playground")
     await page.get_by_label("Prompt", exact=True).fill("Hello")
     await page.context.clear_cookies()

@@ -206,7 +206,7 @@ async def test_verified_email_makes_an_invited_person_a_member_once(
         ("ada", {"email": ADA}, True),
         ("ada", {"email": "other@acme.example"}, False),
         ("ada", {"email": ADA, "email_verified": False}, False),
-        # Microsoft Entra never says so.
+        # Microsoft Entra never sends `email_verified`.
         ("sam", {"email": ADA, "tid": "directory-1"}, True),
         ("sam", {"email": ADA, "tid": "directory-2"}, False),
         ("sam", {"email": ADA, "tid": "directory-1", "email_verified": "false"}, False),

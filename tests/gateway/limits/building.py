@@ -4,6 +4,7 @@ import copy
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from itertools import product
 from typing import Any
 
@@ -24,7 +25,15 @@ from gateway.limits.replies import (
     ReservationRequest,
 )
 from gateway.limits.store import QuotaStore
-from gateway.records.limits import LimitName, Limits, LimitScope, SubjectLimits
+from gateway.records.limits import (
+    LimitName,
+    Limits,
+    LimitScope,
+    SpendScope,
+    SubjectLimits,
+    Window,
+)
+from gateway.records.spending import SpendLimit
 from gateway.records.usage_record import Outcome, UsageRecord
 
 TENANT = "acme"
@@ -280,3 +289,18 @@ async def counted_bytes(redis: "Redis", tenant: str, request_id: str) -> int:
     record = keys.request(keys.bucket_of(tenant), request_id)
     counted: Any = await redis.hget(record, "bytes")
     return int((counted or b":0").rpartition(b":")[2])
+
+
+def spend_limit(id_: str = "spl_1", **options: Any) -> SpendLimit:
+    """Return a spend limit of the tenant, for all models and a month unless `options` differ."""
+    defaults: dict[str, Any] = {
+        "tenant_id": TENANT,
+        "scope": SpendScope.TENANT,
+        "holder": None,
+        "model": None,
+        "window": Window.MONTH,
+        "starts_on": 1,
+        "amount_micros": 100,
+        "created_at": datetime(2027, 1, 1, tzinfo=UTC),
+    }
+    return SpendLimit(id=id_, **(defaults | options))

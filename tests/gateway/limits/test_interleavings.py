@@ -27,9 +27,7 @@ from gateway.limits import store as store_module
 from gateway.limits.replies import Admitted, Kept, RequestEnd, RequestState, ReservationRequest
 from gateway.limits.storage import Holder, Storage, names_of_counted
 from gateway.limits.store import QuotaStore
-from gateway.records.limits import SpendScope, Window
-from gateway.records.spending import SpendLimit
-from gateway.records.times import utc_now
+from gateway.records.limits import Window
 from gateway.records.usage_record import Counts, Outcome, UsageRecord, decode_usage
 from tests.gateway.limits.building import (
     BUCKET,
@@ -42,23 +40,14 @@ from tests.gateway.limits.building import (
     key_of,
     record,
     seed,
+    spend_limit,
     tenant_of,
 )
 
 logger = logging.getLogger(__name__)
 
 ID, OTHER_ID = "r1", "r2"
-SPENDING = SpendLimit(
-    id="spl_1",
-    tenant_id=TENANT,
-    scope=SpendScope.TENANT,
-    holder=None,
-    model=None,
-    window=Window.DAY,
-    starts_on=1,
-    amount_micros=10**6,
-    created_at=utc_now(),
-).subject_at(NOON)
+SPENDING = spend_limit(window=Window.DAY, amount_micros=10**6).subject_at(NOON)
 SUBJECTS = (key_of(), tenant_of(tokens_per_day=10**6, concurrent_requests=9), SPENDING)
 MICRO_A_TOKEN = 10**6
 """The price of completion tokens: micro-dollars of a million."""

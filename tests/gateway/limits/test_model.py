@@ -28,7 +28,6 @@ from gateway.limits.seeding import Seeder
 from gateway.limits.store import QuotaStore
 from gateway.records.limits import LimitName, SpendScope, SubjectLimits, Window
 from gateway.records.spending import SpendLimit
-from gateway.records.times import utc_now
 from gateway.records.usage_record import Counts, UsageRecord
 from tests.gateway.limits.building import (
     BUCKET,
@@ -46,6 +45,7 @@ from tests.gateway.limits.building import (
     record,
     release_of,
     settlement,
+    spend_limit,
     tenant_of,
     usage,
 )
@@ -277,16 +277,14 @@ def window_of(subject: SubjectLimits) -> tuple[int, int]:
 def random_spend_limits(rng: random.Random) -> list[SpendLimit]:
     """Return up to two spend limits of the same holders."""
     return [
-        SpendLimit(
-            id=f"spl_{number}",
-            tenant_id=TENANT,
+        spend_limit(
+            f"spl_{number}",
             scope=scope,
             holder=None if scope is SpendScope.TENANT else "key_ab",
             model=rng.choice((None, "m")),
             window=rng.choice(list(Window)),
             starts_on=rng.randint(1, 7),
             amount_micros=rng.randint(300, 3_000),
-            created_at=utc_now(),
             time_zone=rng.choice(("UTC", "Asia/Kathmandu", "America/New_York")),
         )
         for number, scope in enumerate((SpendScope.TENANT, SpendScope.KEY))

@@ -16,9 +16,7 @@ from gateway.limits.replies import Admitted, AuditResult, NeedsSeed, SubjectStat
 from gateway.limits.seeding import Seeder
 from gateway.limits.store import QuotaStore
 from gateway.records.errors import StoreUnavailableError
-from gateway.records.limits import LimitName, LimitScope, SpendScope, SubjectLimits, Window
-from gateway.records.spending import SpendLimit
-from gateway.records.times import utc_now
+from gateway.records.limits import LimitName, LimitScope, SubjectLimits, Window
 from gateway.records.usage_record import encode_usage
 from tests.gateway.limits.building import (
     BUCKET,
@@ -34,6 +32,7 @@ from tests.gateway.limits.building import (
     release_of,
     seed,
     settlement,
+    spend_limit,
     tenant_of,
     usage,
 )
@@ -355,17 +354,7 @@ async def test_windows_of_a_spend_limit_move_with_the_time_zone(
     store: QuotaStore, clock: TestClock, any_redis: "Redis", seeder: Seeder
 ) -> None:
     """What is not of the new window does not count, and what was held of the old one does."""
-    limit = SpendLimit(
-        id="spl_1",
-        tenant_id=TENANT,
-        scope=SpendScope.TENANT,
-        holder=None,
-        model=None,
-        window=Window.DAY,
-        starts_on=1,
-        amount_micros=1_000,
-        created_at=utc_now(),
-    )
+    limit = spend_limit(window=Window.DAY, amount_micros=1_000)
     await append(any_redis, "early", created_ms=NOON - 5 * HOUR_MS, cost_micros=300)
     old, new = limit.subject_at(NOON), replace(limit, time_zone="Etc/GMT-13").subject_at(NOON)
     await seeder.seed(TENANT, [old])

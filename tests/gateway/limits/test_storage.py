@@ -32,8 +32,6 @@ from gateway.records.limits import (
     SubjectLimits,
     Window,
 )
-from gateway.records.spending import SpendLimit
-from gateway.records.times import utc_now
 from tests.gateway.limits.building import (
     BUCKET,
     NOON,
@@ -46,6 +44,7 @@ from tests.gateway.limits.building import (
     record,
     release_of,
     settlement,
+    spend_limit,
     tenant_of,
 )
 from tests.support.kinds import every_redis
@@ -255,17 +254,7 @@ async def test_accounts_of_end_users_count_until_they_expire(
     storage: Storage, store: QuotaStore, clock: TestClock, any_redis: "Redis"
 ) -> None:
     """So that one tenant's users do not fill Redis."""
-    limit = SpendLimit(
-        id="spl_1",
-        tenant_id=TENANT,
-        scope=SpendScope.USER,
-        holder=None,
-        model=None,
-        window=Window.HOUR,
-        starts_on=1,
-        amount_micros=1,
-        created_at=utc_now(),
-    )
+    limit = spend_limit(scope=SpendScope.USER, window=Window.HOUR, amount_micros=1)
     roomy = Storage(any_redis, most_of_tenant=2 * USER_BYTES)
     users = [limit.subject_at(NOON, user=name) for name in ("ada", "bob", "eve")]
     for user in (users[0], users[1], users[0]):

@@ -1,30 +1,15 @@
 """Windows of spend limits, and which limits apply to a request."""
 
 from datetime import UTC, datetime, timedelta
-from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
 
 from gateway.records.limits import SpendScope, Window
-from gateway.records.spending import SpendLimit, applied, missed
+from gateway.records.spending import applied, missed
 from gateway.records.times import to_ms
-from tests.gateway.limits.building import NOON, record
+from tests.gateway.limits.building import NOON, record, spend_limit
 from tests.support.cases import all_cases
-
-
-def limit(id_: str = "spl_1", **options: Any) -> SpendLimit:
-    defaults: dict[str, Any] = {
-        "tenant_id": "acme",
-        "scope": SpendScope.TENANT,
-        "holder": None,
-        "model": None,
-        "window": Window.MONTH,
-        "starts_on": 1,
-        "amount_micros": 100,
-        "created_at": datetime(2027, 1, 1, tzinfo=UTC),
-    }
-    return SpendLimit(id=id_, **(defaults | options))
 
 
 @all_cases(
@@ -50,7 +35,7 @@ def test_window_begins_in_the_time_zone(
     window: Window, starts_on: int, zone: str, moment: str, starts: str
 ) -> None:
     at, start = (to_ms(datetime.fromisoformat(f"{each}+00:00")) for each in (moment, starts))
-    bounds = limit(window=window, starts_on=starts_on, time_zone=zone).bounds_at(at)
+    bounds = spend_limit(window=window, starts_on=starts_on, time_zone=zone).bounds_at(at)
     assert bounds.start * 1000 == start
 
 
@@ -58,7 +43,7 @@ def test_window_begins_in_the_time_zone(
 @pytest.mark.parametrize("zone", ["UTC", "America/New_York", "Australia/Lord_Howe"])
 def test_windows_follow_each_other_without_gaps(window: Window, zone: str) -> None:
     for starts_on in (1, 7):
-        own = limit(window=window, starts_on=starts_on, time_zone=zone)
+        own = spend_limit(window=window, starts_on=starts_on, time_zone=zone)
         moment = datetime(2026, 12, 30, 1, 7, tzinfo=ZoneInfo(zone)).astimezone(UTC)
         for hours in range(0, 9_900, 11):
             bounds = own.bounds_at(to_ms(moment + timedelta(hours=hours)))
@@ -69,17 +54,17 @@ def test_windows_follow_each_other_without_gaps(window: Window, zone: str) -> No
 
 def test_raise_ends_by_itself() -> None:
     until = datetime(2027, 1, 15, 12, tzinfo=UTC)
-    raised = limit(raised_micros=900, raised_until=until, raise_reason="launch")
+    raised = spend_limit(raised_micros=900, raised_until=until, raise_reason="launch")
     assert [raised.amount_at(to_ms(until) + each) for each in (-1, 0)] == [900, 100]
 
 
 def test_limits_of_a_request_are_those_of_its_model_and_user() -> None:
     limits = (
-        limit("all"),
-        limit("model", model="m"),
-        limit("adapter", model="m:shop"),
-        limit("users", scope=SpendScope.USER),
-        limit("ada", scope=SpendScope.USER, holder="ada", window=Window.DAY),
+        spend_limit("all"),
+        spend_limit("model", model="m"),
+        spend_limit("adapter", model="m:shop"),
+        spend_limit("users", scope=SpendScope.USER),
+        spend_limit("ada", scope=SpendScope.USER, holder="ada", window=Window.DAY),
     )
 
     def names(model: str, user: str) -> list[str]:
@@ -97,6 +82,6 @@ def test_limits_of_a_request_are_those_of_its_model_and_user() -> None:
 
 
 def test_limit_is_missed_by_a_request_that_did_not_know_it() -> None:
-    limits = [limit("all"), limit("key", scope=SpendScope.KEY, holder="other")]
+    limits = [spend_limit("all"), spend_limit("key", scope=SpendScope.KEY, holder="other")]
     assert missed(limits, record("r")) == {"s:all"}
     assert missed(limits, record("r", spend_limits=("s:all",))) == set()

@@ -2,8 +2,10 @@
 `audit_log`.
 """
 
+from dataclasses import asdict
 from datetime import datetime
 from ipaddress import ip_network
+from typing import Self
 
 from sqlalchemy import (
     JSON,
@@ -118,6 +120,13 @@ class SpendLimitRow(Recorded[SpendLimit], Table):
 
     time_zone = "UTC"
     """The tenant has it."""
+
+    @classmethod
+    def of(cls, limit: SpendLimit) -> Self:
+        """Return the row of a new spend limit."""
+        columns = asdict(limit)
+        del columns["time_zone"]
+        return cls(**columns)
 
 
 class ProjectRow(Recorded[Project], Table):
