@@ -224,7 +224,8 @@ class BoundedScheduler(Scheduler):  # type: ignore[misc]
 
     def __init__(self, app: Celery, **options: Any) -> None:
         self._broker = blocking_redis_client(app.conf.sluice_broker, socket_timeout=BROKER_SECONDS)
-        self._is_away = False
+        self._problem = ""
+        """The last one that was logged, until the broker takes a run."""
         self.has_sent = False
         """Whether the broker has taken a run."""
         super().__init__(app, **options)
@@ -241,14 +242,14 @@ class BoundedScheduler(Scheduler):  # type: ignore[misc]
             telemetry.WAITING_RUNS.labels(track).set(waiting)
             sent = super().apply_async(entry, **options) if waiting < MOST_WAITING else None
         except (redis.RedisError, SchedulingError) as error:
-            if not self._is_away:
-                is_full = isinstance(error, SchedulingError)
-                problem = "rejects writes" if is_full else "cannot be reached"
+            is_full = isinstance(error, SchedulingError)
+            problem = "rejects writes" if is_full else "cannot be reached"
+            if problem != self._problem:
                 logger.warning("the broker %s: %s", problem, cause_of(error))
-            self._is_away = True
+            self._problem = problem
             telemetry.WAITING_RUNS.clear()
             return None
-        self._is_away, self.has_sent = False, True
+        self._problem, self.has_sent = "", True
         return sent
 
 

@@ -19,6 +19,7 @@ from gateway.records.usage_record import UsageRecord
 from tests.gateway.billing.ledger_rows import NOON, add, record, totals
 from tests.gateway.conftest import gateway_client
 from tests.support.cases import all_cases
+from tests.support.processes import wait_until
 from tests.support.stack import MODEL, Stack
 
 DAY, HOUR = timedelta(days=1), timedelta(hours=1)
@@ -49,6 +50,11 @@ def records(stack: Stack) -> list[UsageRecord]:
         await database.aclose()
 
     asyncio.run(store())
+    headers = {"Authorization": f"Bearer {stack.key(TENANT)}"}
+    wait_until(
+        lambda: MODEL in httpx.get(f"{stack.url}/v1/models", headers=headers).text,
+        what="the announcement of the model",
+    )
     return made[:-1]
 
 

@@ -82,6 +82,7 @@ def test_limits_of_a_request_are_those_of_its_model_and_user() -> None:
 
 
 def test_limit_is_missed_by_a_request_that_did_not_know_it() -> None:
-    limits = [spend_limit("all"), spend_limit("key", scope=SpendScope.KEY, holder="other")]
+    others = (SpendScope.KEY, SpendScope.MEMBER, SpendScope.PROJECT)
+    limits = [spend_limit("all"), *(spend_limit(each, scope=each, holder="x") for each in others)]
     assert missed(limits, record("r")) == {"s:all"}
     assert missed(limits, record("r", spend_limits=("s:all",))) == set()
