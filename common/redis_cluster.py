@@ -41,6 +41,8 @@ _KEYLESS: Final = frozenset(
 )
 _SCRIPTS: Final = frozenset({"EVAL", "EVALSHA"})
 _STREAMS: Final = ("STREAMS", b"STREAMS")
+ABSENT: Final = "}:absent"
+"""End of a key that never exists, the last one of each script. `contract.scripts` removes it."""
 
 Address = tuple[str, int]
 OwnerT = TypeVar("OwnerT", bound=Hashable)
@@ -220,12 +222,27 @@ def slot_of_key(key: str | bytes) -> int:
     return key_slot(key if isinstance(key, bytes) else key.encode())
 
 
+def with_absent_key(args: Sequence[Any]) -> Sequence[Any]:
+    """Return a script's command with one more key, so that it never runs in a slot that moves.
+
+    A script uses keys that it does not name. In a slot that is being moved, some of them are on
+    another server: the script would fail in its middle, or take them for missing. Redis only checks
+    the named keys: it redirects the command if one of them is missing.
+    """
+    if args[0] not in _SCRIPTS or not int(args[2]):
+        return args
+    key, end = args[3], 3 + int(args[2])
+    name = key.decode() if isinstance(key, bytes) else key
+    tag = name[1 : name.index("}")] if name.startswith("{") else name
+    return (*args[:2], end - 2, *args[3:end], f"{{{tag}{ABSENT}", *args[end:])
+
+
 async def redirected(
     slots: SlotMap, args: Sequence[Any], send: Callable[[Address, Redirection], Awaitable[Any]]
 ) -> Any:
     """Send a command to the server of its first key, and follow redirections.
 
-    `send` gets the server, and the redirection to it.
+    `send` gets the server, and the redirection to it. A script waits until its slot has moved.
     """
     slot, again, redirections = slot_of(args), Redirection(), 0
     until = monotonic() + MOST_PAUSES_SECONDS
@@ -239,6 +256,8 @@ async def redirected(
             found = slots.redirection(error)
             if found is None:
                 raise
+            if found.is_asking and args[0] in _SCRIPTS:
+                found = Redirection(pause_seconds=_PAUSE_SECONDS)
             is_enough = redirections == MOST_REDIRECTIONS
             if monotonic() > until if found.pause_seconds else is_enough:
                 raise
@@ -259,6 +278,7 @@ class ClusterClient:
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         """Send a command, and follow redirections."""
+        args = tuple(with_absent_key(args))
 
         def send(address: Address, again: Redirection) -> Awaitable[Any]:
             client = self.slot_map.client(address)
@@ -305,14 +325,15 @@ class _ClusterPipeline(Pipeline):
 
     @override
     async def execute(self, raise_on_error: bool = True) -> list[Any]:
-        commands, self.command_stack = list(self.command_stack), []
+        plain, self.command_stack = list(self.command_stack), []
+        commands = [(with_absent_key(args), options) for args, options in plain]
         if not commands:
             return []
         await self._slots.ready()
         if self.is_transaction:
             return await self._execute_in_one(commands)
         replies = await self._execute_in_each(commands)
-        for number, (args, options) in enumerate(commands):
+        for number, (args, options) in enumerate(plain):
             error = _error(replies[number])
             # After a lost connection, the server may have executed the command.
             if error is None or isinstance(error, RedisConnectionError):

@@ -13,7 +13,13 @@ from typing import Any, ClassVar, Protocol
 
 from redis.exceptions import NoScriptError
 
+from common.redis_cluster import ABSENT
+
 Argument = str | bytes | int | float
+_WITHOUT_ABSENT_KEY = (
+    f"if string.sub(KEYS[#KEYS] or '', -{len(ABSENT)}) == '{ABSENT}' then KEYS[#KEYS] = nil end\n"
+)
+"""Before the first line of each script: see `common.redis_cluster.with_absent_key`."""
 
 
 class CommandExecutor(Protocol):
@@ -34,7 +40,7 @@ class LuaScript:
 
     def __init__(self, name: str, package: str = __name__) -> None:
         self.name = name
-        self.source = _source(name, package, set()).encode()
+        self.source = (_WITHOUT_ABSENT_KEY + _source(name, package, set())).encode()
         # Redis identifies scripts by SHA-1; no security depends on it.
         self.digest = hashlib.sha1(self.source, usedforsecurity=False).hexdigest()
         self.names[self.digest] = name

@@ -14,6 +14,7 @@ from common.redis_cluster import (
     SlotMap,
     redirected,
     slot_map_of,
+    with_absent_key,
 )
 from contract.scripts import CommandExecutor
 from contract.scripts.executor import SharedConnection
@@ -35,6 +36,7 @@ class ClusterConnection:
 
     def execute_command(self, *args: Any, **_options: Any) -> asyncio.Task[Any]:
         """Send one command. The task returns its reply, or raises RedisError or OSError."""
+        args = tuple(with_absent_key(args))
         return asyncio.create_task(redirected(self._slots, args, partial(self._send, args)))
 
     async def servers(self) -> list[SharedConnection]:

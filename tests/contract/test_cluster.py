@@ -134,6 +134,35 @@ async def test_new_keys_of_a_slot_that_moves_are_in_its_next_server(
     assert await shared.execute_command("GET", "{moves}:a") == b"1"
 
 
+@pytest.mark.parametrize("moved", ["named", "other"])
+async def test_a_script_waits_until_its_slot_has_all_of_its_keys(
+    cluster: RedisClusterServers, client: "Redis", shared: ClusterConnection, moved: str
+) -> None:
+    """A script may use keys that it does not name."""
+    names = [f"{{parts}}:{each}" for each in ("named", "other")]
+    source, target = cluster.masters[:2]
+    slot = key_slot(b"parts")
+    await asyncio.to_thread(cluster.move, [slot], to=source)
+    for name in names:
+        await client.set(name, 1)
+    script = (
+        "if string.sub(KEYS[#KEYS], -8) == '}:absent' then KEYS[#KEYS] = nil end "
+        "return {#KEYS, redis.call('INCR', KEYS[1]), redis.call('INCR', ARGV[1])}"
+    )
+    holder = await asyncio.to_thread(cluster.begin_move, slot, to=target)
+    arguments = ("127.0.0.1", cluster.port(target), f"{{parts}}:{moved}", 0, 10_000)
+    await asyncio.to_thread(holder.execute_command, "MIGRATE", *arguments)
+
+    async def run(executor: Any) -> Any:
+        return await executor.execute_command("EVAL", script, 1, *names)
+
+    running = [asyncio.create_task(run(each)) for each in (shared, client)]
+    await asyncio.sleep(0.2)
+    assert not any(each.done() for each in running)
+    await asyncio.to_thread(cluster.move, [slot], to=target)
+    assert sorted(await asyncio.gather(*running)) == [[1, 2, 2], [1, 3, 3]]
+
+
 async def test_an_idle_client_finds_the_promoted_replica_of_a_killed_master(
     cluster: RedisClusterServers, client: "Redis", shared: ClusterConnection
 ) -> None:
