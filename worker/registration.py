@@ -3,6 +3,8 @@
 import asyncio
 import hashlib
 import logging
+import math
+import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,8 @@ from worker.settings import WorkerSettings
 _log = logging.getLogger(__name__)
 
 ANNOUNCE_SECONDS = 1.0
+FILES_SECONDS = 5.0
+"""Interval at which the model's files are renewed, or published again if Redis has lost them."""
 _MOST_FAILURE_CHARACTERS = 500
 _FILE_TTL_SECONDS = 600
 _SLEEPING_FILE_TTL_SECONDS = 365 * 86_400
@@ -48,6 +52,8 @@ class Registration:
         self._queue = queue
         self._held = held
         self._files: dict[str, bytes] = {}
+        self._files_at = -math.inf
+        """When they were published, in `time.monotonic`."""
         self._announced: WorkerState | None = None
         self._announcing = asyncio.Lock()
         self._card = WorkerCard(
@@ -144,11 +150,13 @@ class Registration:
         if is_again:
             # The model's files last longer than the card, and may be on another server.
             async with asyncio.timeout(ANNOUNCE_SECONDS):
-                await self._publish_model(card)
+                await self._publish_model(card, is_again=True)
 
-    async def _publish_model(self, card: WorkerCard) -> None:
+    async def _publish_model(self, card: WorkerCard, *, is_again: bool = False) -> None:
         if card.state is WorkerState.READY:
-            await each_apart(self._publish_file, self._files, at_once=len(self._files))
+            if not is_again or time.monotonic() >= self._files_at + FILES_SECONDS:
+                self._files_at = time.monotonic()
+                await each_apart(self._publish_file, self._files, at_once=len(self._files))
             await self._redis.hset(keys.MODELS, card.model, messages.encode(card))
         elif card.state is not WorkerState.SLEEPING:
             # Do not overwrite a card of this model: another worker's card has more information.

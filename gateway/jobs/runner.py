@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
@@ -29,6 +30,8 @@ BLOCKING_CALLS: Final = 64
 """Threads of a track for files, stores and name resolution: more than its jobs use at once."""
 SQL_CONNECTIONS: Final = {Track.LEDGER: 8, Track.LONG: 24}
 """More than a track has jobs, so that none waits for the statements of others."""
+LISTED_SECONDS: Final = 5.0
+"""Interval at which the successes of a job are written for operators: some jobs run each second."""
 SUCCEEDED: Final = "succeeded"
 FAILED: Final = "failed"
 
@@ -45,6 +48,8 @@ class TrackRunner:
         self._services = services
         self._running: dict[str, asyncio.Task[None]] = {}
         self._failing: set[str] = set()
+        self._listed_at = dict.fromkeys((task.name for task in TASKS), -math.inf)
+        """When the successes in `keys.JOBS_DONE` were written, in `time.monotonic`."""
 
     def start(self, task: Task) -> None:
         """Let a job start unless it is running. Does not wait, not even for a loop that is stuck.
@@ -107,14 +112,18 @@ class TrackRunner:
             outcome = SUCCEEDED
             telemetry.LAST_SUCCESS.labels(task.name).set(clock.now_ms() / 1000)
             with suppress(RedisError, OSError):
-                succeeded: Any = self._services.redis.hset(
-                    keys.JOBS_DONE, task.name, str(clock.now_ms())
-                )
-                await succeeded
+                await self._list_success(task.name)
         finally:
             del self._running[task.name]
             telemetry.TASKS.labels(task.name, outcome).inc()
             telemetry.TASK_DURATION.labels(task.name).observe(time.perf_counter() - began)
+
+    async def _list_success(self, name: str) -> None:
+        now = time.monotonic()
+        if now >= self._listed_at[name] + LISTED_SECONDS:
+            listed: Any = self._services.redis.hset(keys.JOBS_DONE, name, str(clock.now_ms()))
+            await listed
+            self._listed_at[name] = now
 
 
 def stop_all(runners: Iterable[TrackRunner]) -> None:

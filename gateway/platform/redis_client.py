@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from typing import Any, Final
@@ -12,7 +12,14 @@ from redis.asyncio.client import Pipeline
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import SentinelConnectionPool
 from redis.backoff import NoBackoff
-from redis.exceptions import AskError, MovedError, NoScriptError, RedisError, TryAgainError
+from redis.exceptions import (
+    AskError,
+    ClusterCrossSlotError,
+    MovedError,
+    NoScriptError,
+    RedisError,
+    TryAgainError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
 from typing_extensions import override
 
@@ -101,6 +108,17 @@ async def observe_servers(client: "Redis", *, timeout_seconds: float) -> None:
         store_telemetry.REDIS_UP.labels(name).set(found is not None)
         store_telemetry.REDIS_USED_MEMORY.labels(name).set(used)
         store_telemetry.REDIS_MAX_MEMORY.labels(name).set(most)
+
+
+async def any_exists(client: "Redis", names: Sequence[str]) -> bool:
+    """Return whether one of the keys exists, or may exist: a cluster is not asked.
+
+    Raises RedisError.
+    """
+    if slot_map_of(client) is None:
+        with suppress(ClusterCrossSlotError):
+            return bool(await client.exists(*names))
+    return True
 
 
 async def _servers(client: "Redis", timeout_seconds: float) -> "list[Redis]":

@@ -69,6 +69,26 @@ Entry = tuple[bytes, Mapping[bytes, bytes]]
 logger = logging.getLogger(__name__)
 
 
+async def read_usage(
+    redis: Redis, buckets: Sequence[int], *, most: int
+) -> tuple[dict[int, list[Entry]], dict[int, RedisError]]:
+    """Return the oldest entries of each bucket that has any, and the errors of other buckets."""
+    if slot_map_of(redis) is None:
+        names = {keys.usage(bucket).encode(): bucket for bucket in buckets}
+        with suppress(ClusterCrossSlotError):
+            # One command finds that all streams are empty, as they mostly are.
+            found = await redis.execute_command(
+                "XREAD", "COUNT", most, "STREAMS", *names, *(["0-0"] * len(names))
+            )
+            return {names[name]: page for name, page in found}, {}
+    pipeline = redis.pipeline(transaction=False)
+    for bucket in buckets:
+        pipeline.execute_command("XRANGE", keys.usage(bucket), "-", "+", "COUNT", most)
+    pages = dict(zip(buckets, await pipeline.execute(raise_on_error=False), strict=True))
+    failed = {bucket: page for bucket, page in pages.items() if isinstance(page, RedisError)}
+    return {each: page for each, page in pages.items() if page and each not in failed}, failed
+
+
 @dataclass(slots=True)
 class _Batch:
     """The rows that one transaction inserts, and their stream entries."""
@@ -87,7 +107,6 @@ class Drain:
         self._redis = redis
         self._database = database
         self._quotas = QuotaStore(shared_connection(redis))
-        self._has_one_server = slot_map_of(redis) is None
         self._retry_at: defaultdict[int, float] = defaultdict(float)
         """When buckets that did not respond are tried again, in `time.monotonic`."""
 
@@ -102,7 +121,9 @@ class Drain:
         buckets = [each for each in range(keys.BUCKETS) if self._retry_at[each] <= began]
         errors, added = list[RedisError](), 0
         while buckets:
-            pages = await self._read(buckets, errors)
+            pages, failed = await read_usage(self._redis, buckets, most=BATCH)
+            errors += failed.values()
+            self._retry_at.update(dict.fromkeys(failed, time.monotonic() + RETRY_SECONDS))
             for batch in await self._batches(pages):
                 added += await self._move(batch)
             if time.monotonic() > began + seconds:
@@ -111,29 +132,6 @@ class Drain:
         if errors:
             raise errors[0]
         return added
-
-    async def _read(
-        self, buckets: Sequence[int], errors: list[RedisError]
-    ) -> dict[int, list[Entry]]:
-        """Return the oldest entries of each bucket that has any; add the errors of others."""
-        if self._has_one_server:
-            names = {keys.usage(bucket).encode(): bucket for bucket in buckets}
-            starts = ["0-0"] * len(names)
-            with suppress(ClusterCrossSlotError):
-                # One command finds that all streams are empty, as they mostly are.
-                found = await self._redis.execute_command(
-                    "XREAD", "COUNT", BATCH, "STREAMS", *names, *starts
-                )
-                return {names[name]: page for name, page in found}
-            self._has_one_server = False
-        pipeline = self._redis.pipeline(transaction=False)
-        for bucket in buckets:
-            pipeline.execute_command("XRANGE", keys.usage(bucket), "-", "+", "COUNT", BATCH)
-        pages = dict(zip(buckets, await pipeline.execute(raise_on_error=False), strict=True))
-        failed = {bucket: page for bucket, page in pages.items() if isinstance(page, RedisError)}
-        errors += failed.values()
-        self._retry_at.update(dict.fromkeys(failed, time.monotonic() + RETRY_SECONDS))
-        return {bucket: page for bucket, page in pages.items() if page and bucket not in failed}
 
     async def _batches(self, pages: Mapping[int, Iterable[Entry]]) -> list[_Batch]:
         """Group the entries of all buckets into as few transactions as possible."""

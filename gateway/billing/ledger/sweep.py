@@ -26,7 +26,7 @@ from contract.outcomes import JobReceipt, JobState
 from contract.queue import JobQueue
 from gateway.limits.replies import ExpiredReservation, RequestEnd, RequestState
 from gateway.limits.store import QuotaStore
-from gateway.platform.redis_client import shared_connection
+from gateway.platform.redis_client import any_exists, shared_connection
 from gateway.records.usage_record import (
     LOST_CODE,
     Counts,
@@ -42,6 +42,7 @@ The engine's last reported counts are then final.
 """
 AT_ONCE: Final = 500
 """Limit of reservations of one bucket that are read at once."""
+_OPEN_REQUESTS: Final = [keys.open_requests(bucket) for bucket in range(keys.BUCKETS)]
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class Sweep:
     """Finds and settles abandoned reservations in all buckets."""
 
     def __init__(self, redis: Redis) -> None:
+        self._redis = redis
         self._executor = shared_connection(redis)
         self._store = QuotaStore(self._executor)
         self.lost_micros = 0
@@ -72,6 +74,8 @@ class Sweep:
         were settled, or released because their drafts cannot be read. Raises RedisError at the end,
         if a bucket or a model did not respond.
         """
+        if not await any_exists(self._redis, _OPEN_REQUESTS):
+            return 0
         before = self.settled_requests
         self._errors.clear()
         run = partial(self._run, deadline=time.monotonic() + seconds)

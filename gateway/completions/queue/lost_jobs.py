@@ -6,6 +6,7 @@ also have ended, with the reply lost.
 """
 
 import logging
+import math
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +34,8 @@ AT_ONCE = 16
 """Models, and lost jobs of each."""
 SILENCE_SECONDS = 5.0
 """Redis is queried about a job after this long without a reply, and again after each interval."""
+IDLE_SECONDS = 1.0
+"""Interval of looks for lost jobs and workers while nothing runs: a look takes two scripts."""
 UNSERVED_SECONDS = 15.0
 """A job that no worker has begun fails after its model had no worker for this long, unless a
 worker is started for waiting jobs.
@@ -55,13 +58,20 @@ class LostJobs:
     _recoveries: Recoveries
     _notices: ResponseNotices
     _queue_timeout_seconds: float
+    _reclaimed_at: float = -math.inf
 
     async def reclaim(self) -> None:
         """Reclaim expired leases, and notify the gateways of their jobs.
 
-        A model or a job for which that fails delays no other. Raises RedisError at the end.
+        A model or a job for which that fails delays no other. Does nothing for IDLE_SECONDS while
+        no job is known to run. Raises RedisError at the end.
         """
-        if self._presence.is_steady:
+        now = time.monotonic()
+        is_idle = not (
+            self._jobs.tickets or any(each.status.leased_jobs for each in self._catalogue.models)
+        )
+        if self._presence.is_steady and now >= self._reclaimed_at + is_idle * IDLE_SECONDS:
+            self._reclaimed_at = now
             await each_apart(self._reclaim, self._catalogue.names, at_once=AT_ONCE)
 
     async def _reclaim(self, model: str) -> None:
