@@ -6,11 +6,11 @@ redis-py's client of one server for each master, with the errors that it has wit
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from time import monotonic
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
@@ -45,7 +45,6 @@ ABSENT: Final = "}:absent"
 """End of a key that never exists, the last one of each script. `contract.scripts` removes it."""
 
 Address = tuple[str, int]
-OwnerT = TypeVar("OwnerT", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,26 +194,15 @@ def _text(value: bytes | str | None) -> str:
     return value.decode() if isinstance(value, bytes) else value or ""
 
 
-def first_key(args: Sequence[Any]) -> str | bytes | None:
-    """Return a command's first key; None for a command without a key."""
-    name = args[0]
-    if name in _KEYLESS:
-        return None
-    key: str | bytes
-    if name in _SCRIPTS:
-        return args[3] if int(args[2]) else None
-    if name == "XREAD":
-        streams = next(at for at, each in enumerate(args) if each in _STREAMS)
-        key = args[streams + 1]
-    else:
-        key = args[1]
-    return key
-
-
 def slot_of(args: Sequence[Any]) -> int:
     """Return the slot of a command's first key; for a command without a key, any."""
-    key = first_key(args)
-    return 0 if key is None else slot_of_key(key)
+    name = args[0]
+    if name in _KEYLESS or (name in _SCRIPTS and not int(args[2])):
+        return 0
+    at = 3 if name in _SCRIPTS else 1
+    if name == "XREAD":
+        at += next(at for at, each in enumerate(args) if each in _STREAMS)
+    return slot_of_key(args[at])
 
 
 def slot_of_key(key: str | bytes) -> int:
@@ -348,7 +336,13 @@ class _ClusterPipeline(Pipeline):
         return replies
 
     async def _execute_in_each(self, commands: Sequence[Any]) -> list[Any]:
-        return await by_owner(commands, lambda args: self._slots.owner(slot_of(args)), self._send)
+        numbers: dict[Address, list[int]] = {}
+        for number, (args, _) in enumerate(commands):
+            numbers.setdefault(self._slots.owner(slot_of(args)), []).append(number)
+        sending = (self._send(at, [commands[each] for each in of]) for at, of in numbers.items())
+        found = await asyncio.gather(*sending)
+        replies = dict(zip(chain(*numbers.values()), chain(*found), strict=True))
+        return [replies[number] for number in range(len(commands))]
 
     async def _send(self, address: Address, commands: Sequence[Any]) -> list[Any]:
         pipeline = self._slots.client(address).pipeline(transaction=self.is_transaction)
@@ -372,22 +366,6 @@ class _ClusterPipeline(Pipeline):
                 if monotonic() > until:
                     raise
             await asyncio.sleep(_PAUSE_SECONDS)
-
-
-async def by_owner(
-    commands: Sequence[Any],
-    owner_of: Callable[[Sequence[Any]], OwnerT],
-    send: Callable[[OwnerT, Sequence[Any]], Awaitable[list[Any]]],
-) -> list[Any]:
-    """Send the commands of each owner together. Return the replies in the order of all commands."""
-    numbers: dict[OwnerT, list[int]] = {}
-    for number, (args, _) in enumerate(commands):
-        numbers.setdefault(owner_of(args), []).append(number)
-    found = await asyncio.gather(
-        *(send(owner, [commands[number] for number in each]) for owner, each in numbers.items())
-    )
-    replies = dict(zip(chain(*numbers.values()), chain(*found), strict=True))
-    return [replies[number] for number in range(len(commands))]
 
 
 def _error(reply: Any) -> RedisError | None:

@@ -35,7 +35,7 @@ from contract.messages import GenerationJob, WorkerCard, WorkerState
 from contract.outcomes import JobReceipt, JobState
 from contract.prompts import chunk_names, joined
 from contract.scripts import Argument, CommandExecutor, LuaScript
-from contract.scripts.turns import SharedRuns
+from contract.scripts.batcher import ScriptBatcher
 from contract.tier import TIER_BOOSTS, TIER_RANKS, Lane, ServiceTier, lane_of
 
 _log = logging.getLogger(__name__)
@@ -334,7 +334,7 @@ class JobQueue:
             for lane in Lane
         }
         """Of the tenants' queues and paces in every lane."""
-        self._enqueuing = SharedRuns(self._enqueue_single, most=JOBS_AT_ONCE)
+        self._enqueuing = ScriptBatcher(self._enqueue_single, most=JOBS_AT_ONCE)
         self._enqueue_names = lru_cache(maxsize=10_000)(self._names_to_enqueue)
         names = ("queue_prefix", "pace_prefix", "batch_queue_prefix", "batch_pace_prefix")
         self._claim_names = {

@@ -1,7 +1,7 @@
 """Connections to the servers of a Redis Cluster that all tasks share, one to each server."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -80,7 +80,8 @@ async def ask_every_server(executor: CommandExecutor, *command: Any) -> list[Any
 
     The reply of a server that does not respond is None. Raises RedisError if none responds.
     """
-    servers = await _servers_of(executor)
+    ask = getattr(executor, "servers", None)
+    servers = [executor] if ask is None else await ask()
     replies = await asyncio.gather(
         *(server.execute_command(*command) for server in servers), return_exceptions=True
     )
@@ -88,12 +89,6 @@ async def ask_every_server(executor: CommandExecutor, *command: Any) -> list[Any
     if replies and all(each is None for each in found):
         raise replies[0]
     return found
-
-
-async def _servers_of(executor: CommandExecutor) -> list[CommandExecutor]:
-    servers: Callable[[], Awaitable[list[CommandExecutor]]] | None
-    servers = getattr(executor, "servers", None)
-    return [executor] if servers is None else await servers()
 
 
 class ServerProcesses:

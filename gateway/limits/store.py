@@ -15,8 +15,8 @@ import msgspec
 
 from contract import keys
 from contract.scripts import Argument, CommandExecutor, LuaScript
+from contract.scripts.batcher import ScriptBatcher
 from contract.scripts.cluster import ServerProcesses
-from contract.scripts.turns import SharedRuns
 from gateway.limits.accounts import ACCOUNT_MS, FIELD, AccountNumbers, period_of
 from gateway.limits.replies import (
     Admitted,
@@ -86,8 +86,8 @@ class QuotaStore:
     def __init__(self, executor: CommandExecutor) -> None:
         self._executor = executor
         self._processes = ServerProcesses()
-        self._reserving = SharedRuns(self._reserve, most=MOST_SHARED)
-        self._ending = SharedRuns(self._end_all, most=MOST_SHARED)
+        self._reserving = ScriptBatcher(self._reserve, most=MOST_SHARED)
+        self._ending = ScriptBatcher(self._end_all, most=MOST_SHARED)
 
     async def reserve(
         self, request: ReservationRequest, *, lease_ms: int, extends: bool = False

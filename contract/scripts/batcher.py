@@ -13,7 +13,7 @@ ItemT = TypeVar("ItemT")
 ReplyT = TypeVar("ReplyT")
 
 
-class SharedRuns(Generic[KeyT, ItemT, ReplyT]):
+class ScriptBatcher(Generic[KeyT, ItemT, ReplyT]):
     """Runs the items of equal keys together, in the order in which they were added.
 
     An item whose caller is cancelled before the run is left out. If the script itself or the
