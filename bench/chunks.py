@@ -21,7 +21,7 @@ from gateway.dialects.request import ChatRequest, GenerationRequest
 ROUNDS = 9
 DELTAS = 20_000
 
-_SCORED = encode_logprobs([TokenLogprob(" word", -0.5, 0, [(" word", -0.5)])])
+_SCORED = encode_logprobs([TokenLogprob(" word", -0.5, 0, [(" word", -0.5)], [9])])
 _CHAT = {"chat": ChatRequest(messages=[])}
 _CASES: dict[str, tuple[dict[str, Any], Delta]] = {
     "completion: text": ({}, Delta(1, 1, 0, 0, " word", [9])),

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from typing import Any
 
 import msgspec
@@ -160,13 +159,13 @@ def _by_key(entry: TokenLogprob, token_id: int) -> dict[str, float]:
     same text, one has that key: the token itself, or else the likeliest.
     """
     by_key: dict[str, float] = {}
-    for (text, logprob), other in zip_longest(entry.top or (), entry.top_ids):
+    for (text, logprob), other in zip(entry.top or (), entry.top_ids, strict=True):
         key = text
         if other == token_id:
             key = entry.token
         elif part := entry.parts.get(other):
             key = "bytes:" + "".join(f"\\x{byte:02x}" for byte in part)
-        if key in by_key or (other not in (token_id, None) and key == entry.token):
+        if key in by_key or (other != token_id and key == entry.token):
             key = token_name(other)
         by_key[key] = max(logprob, LOGPROB_FLOOR)
     return by_key
@@ -177,9 +176,9 @@ class Alternative(msgspec.Struct, frozen=True):
 
     token: str
     logprob: float
-    bytes: list[int] | None
-    """Of a part of a character its own bytes; None if an older worker does not report them."""
-    token_id: int | UnsetType | None = UNSET
+    bytes: list[int]
+    """Of a part of a character its own bytes."""
+    token_id: int | UnsetType = UNSET
 
 
 class ScoredToken(msgspec.Struct, frozen=True):
@@ -187,7 +186,7 @@ class ScoredToken(msgspec.Struct, frozen=True):
 
     token: str
     logprob: float
-    bytes: list[int] | None
+    bytes: list[int]
     top_logprobs: list[Alternative]
     """The likeliest tokens at its position, at most as many as requested."""
     token_id: int | UnsetType = UNSET
@@ -219,8 +218,8 @@ def scored_tokens(
                     _bytes(token, entry.parts.get(id_)),
                     UNSET if base is None else id_,
                 )
-                for (token, logprob), id_ in zip_longest(
-                    (entry.top or ())[:alternatives], original.top_ids[:alternatives]
+                for (token, logprob), id_ in zip(
+                    (entry.top or ())[:alternatives], original.top_ids[:alternatives], strict=True
                 )
             ],
             UNSET if base is None else token_id,
@@ -292,5 +291,5 @@ def logprobs_body(encoded: Iterable[bytes]) -> dict[str, Any]:
     return {"content": msgspec.Raw(b"[%b]" % b",".join(filter(None, encoded))), "refusal": None}
 
 
-def _bytes(text: str, part: bytes | None) -> list[int] | None:
-    return None if part is None and REPLACEMENT in text else list(part or text.encode())
+def _bytes(text: str, part: bytes | None) -> list[int]:
+    return list(part or text.encode())

@@ -160,7 +160,6 @@ def _scored(
         {"token": each.token, "bytes": each.bytes, name: _value(each.logprob, is_post=is_post)}
         for each in token.top_logprobs
     ]
-    # Older workers send no ids.
     for each, id_ in zip(alternatives, top_ids, strict=False):
         each["id"] = id_
     return {

@@ -98,7 +98,7 @@ EstimatedCost  # Micro-dollars.
   max_micros: int  # Maximum cost.
 ChatAlternative
   token: str; logprob: float
-  bytes: list[int[0:255]] | None  # The token's text in UTF-8; null for an incomplete character.
+  bytes: list[int[0:255]]  # The token's text in UTF-8; of an incomplete character its own bytes.
 ChatToken
   +ChatAlternative; top_logprobs: list[ChatAlternative]
 ChatLogprobs = {"content": list[ChatToken], "refusal": None}

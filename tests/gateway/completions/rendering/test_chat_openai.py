@@ -17,7 +17,7 @@ from tests.support.cases import all_cases
 from tests.support.events import parse_chunks
 
 USE = ToolUse([Tool("f", {}, is_strict=False)], ToolMode.AUTO)
-SCORED = [TokenLogprob("é", -0.5, 0, [("é", -0.5)])]
+SCORED = [TokenLogprob("é", -0.5, 0, [("é", -0.5)], [9])]
 THINKING = [
     said("", reasoning="H", reasoning_tokens=1),
     said("", reasoning="m", reasoning_tokens=1),

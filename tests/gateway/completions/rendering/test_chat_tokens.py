@@ -35,7 +35,7 @@ async def whole(*replies: Reply, **fields: Any) -> dict[str, Any]:
 
 def scored(token: str, logprob: float = -0.5) -> TokenLogprob:
     """Make a token that is the likeliest one."""
-    return TokenLogprob(token, logprob, 0, [(token, logprob), ("z", -3.0)])
+    return TokenLogprob(token, logprob, 0, [(token, logprob), ("z", -3.0)], [9, 8])
 
 
 def tokens(choice: dict[str, Any]) -> list[str]:
@@ -46,8 +46,8 @@ def tokens(choice: dict[str, Any]) -> list[str]:
 async def test_logprobs_are_one_object_for_each_token() -> None:
     top = [("é", -0.5), ("\ufffd", -1.0), ("x", float("-inf"))]
     replies = [
-        said("é", logprobs=[TokenLogprob("é", -0.5, 0, top)]),
-        said("", finish=STOP, logprobs=[TokenLogprob("</s>", float("-inf"), 1, top)]),
+        said("é", logprobs=[TokenLogprob("é", -0.5, 0, top, [9, 8, 7], parts={8: b"\xe2"})]),
+        said("", finish=STOP, logprobs=[TokenLogprob("</s>", float("-inf"), 1, top, [9, 8, 7])]),
         ended(),
     ]
     fields = {"logprobs": 3, "dialect": Dialect.LLAMACPP}
@@ -57,7 +57,7 @@ async def test_logprobs_are_one_object_for_each_token() -> None:
         "bytes": [0xC3, 0xA9],
         "top_logprobs": [
             {"token": "é", "logprob": -0.5, "bytes": [0xC3, 0xA9]},
-            {"token": "\ufffd", "logprob": -1.0, "bytes": None},
+            {"token": "\ufffd", "logprob": -1.0, "bytes": [0xE2]},
             {"token": "x", "logprob": -9999.0, "bytes": [0x78]},
         ],
     }
@@ -74,7 +74,7 @@ async def test_logprobs_are_one_object_for_each_token() -> None:
 @all_cases("asked", [0, 1, 2, 5])
 async def test_no_more_alternatives_are_returned_than_requested(asked: int) -> None:
     top = [("a", -0.5), ("b", -1.0), ("c", -2.0)]
-    reply = said("c", finish=STOP, logprobs=[TokenLogprob("c", -2.0, 0, top)])
+    reply = said("c", finish=STOP, logprobs=[TokenLogprob("c", -2.0, 0, top, [7, 8, 9])])
     choice = await whole(reply, ended(), logprobs=asked)
     (entry,) = choice["logprobs"]["content"]
     assert [each["token"] for each in entry["top_logprobs"]] == ["a", "b", "c"][:asked]

@@ -17,7 +17,7 @@ from tests.gateway.replies import LENGTH, STOP, completion, ended, failed, said,
 from tests.support.cases import all_cases
 from tests.support.events import numbered_events, parse_chunks
 
-LOGPROB = TokenLogprob("a", -0.5, 0, [("a", -0.5)])
+LOGPROB = TokenLogprob("a", -0.5, 0, [("a", -0.5)], [9])
 REPLIES = [
     scored([TokenLogprob("p", None, 0)]),
     said("a", logprobs=[LOGPROB]),

@@ -80,7 +80,7 @@ def test_fingerprint_has_the_classes_of_the_engines_so_far(chat: ChatRequest | N
 def test_include_usage_adds_the_extra_chunk_and_nulls_elsewhere() -> None:
     body = stream(
         completion(include_usage=True, logprobs=0),
-        said("a", logprobs=[TokenLogprob("a", -0.5, 0, [("a", -0.5)])]),
+        said("a", logprobs=[TokenLogprob("a", -0.5, 0, [("a", -0.5)], [9])]),
         said("b", choice=0, finish=LENGTH),
         ended(cached=2),
     )
@@ -214,7 +214,7 @@ def test_echo_without_completion_is_one_chunk() -> None:
     assert chunk["usage"]["completion_tokens"] == 0
 
 
-PROMPT_SCORES = [TokenLogprob("ab", None, 0), TokenLogprob("c", -1.0, 2, [("c", -1.0)])]
+PROMPT_SCORES = [TokenLogprob("ab", None, 0), TokenLogprob("c", -1.0, 2, [("c", -1.0)], [6])]
 
 
 def test_echo_with_logprobs_puts_the_prompt_first_and_shifts_the_offsets() -> None:
@@ -222,8 +222,8 @@ def test_echo_with_logprobs_puts_the_prompt_first_and_shifts_the_offsets() -> No
         stream(
             completion(prompt_texts=["abc"], logprobs=1),
             scored(PROMPT_SCORES),
-            said("d", logprobs=[TokenLogprob("d", -0.5, 0, [("d", -0.5)])]),
-            said("e", finish=STOP, logprobs=[TokenLogprob("e", -0.25, 1, [("e", -0.25)])]),
+            said("d", logprobs=[TokenLogprob("d", -0.5, 0, [("d", -0.5)], [9])]),
+            said("e", finish=STOP, logprobs=[TokenLogprob("e", -0.25, 1, [("e", -0.25)], [9])]),
             ended(),
         )
     )
@@ -261,7 +261,7 @@ def test_each_alternative_has_a_key_of_its_own() -> None:
 def test_impossible_token_has_a_number_for_its_logprob() -> None:
     body = stream(
         completion(logprobs=0),
-        said("x", logprobs=[TokenLogprob("x", float("-inf"), 0, [("x", float("-inf"))])]),
+        said("x", logprobs=[TokenLogprob("x", float("-inf"), 0, [("x", float("-inf"))], [9])]),
     )
     logprobs = only_chunk(body)["choices"][0]["logprobs"]
     assert logprobs["token_logprobs"] == [-9999.0]

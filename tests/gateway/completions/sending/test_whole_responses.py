@@ -106,10 +106,10 @@ async def test_echo_precedes_every_choice() -> None:
 async def test_echo_with_logprobs_scores_prompt_and_completion() -> None:
     body = await whole(
         completion(n=2, prompt_texts=["xyz"], logprobs=1),
-        scored([TokenLogprob("xy", None, 0), TokenLogprob("z", -1.0, 2, [("z", -1.0)])]),
-        said("a", logprobs=[TokenLogprob("a", -0.5, 0, [("a", -0.5)])]),
-        said("b", finish=STOP, logprobs=[TokenLogprob("b", -0.5, 1, [("b", -0.5)])]),
-        said("c", choice=1, finish=STOP, logprobs=[TokenLogprob("c", -0.5, 0, [("c", -0.5)])]),
+        scored([TokenLogprob("xy", None, 0), TokenLogprob("z", -1.0, 2, [("z", -1.0)], [6])]),
+        said("a", logprobs=[TokenLogprob("a", -0.5, 0, [("a", -0.5)], [9])]),
+        said("b", finish=STOP, logprobs=[TokenLogprob("b", -0.5, 1, [("b", -0.5)], [9])]),
+        said("c", choice=1, finish=STOP, logprobs=[TokenLogprob("c", -0.5, 0, [("c", -0.5)], [9])]),
         ended(),
     )
     first, second = (choice["logprobs"] for choice in body["choices"])
