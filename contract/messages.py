@@ -306,8 +306,8 @@ class JobStarted(OfAttempt, frozen=True, omit_defaults=True):
 
     prompt_tokens: int
     cached_tokens: int
-    exactness_class: str = ""
-    """Class of the engine (`Exactness.digest`), as in `JobFinished`."""
+    exactness_class: str
+    """Class of the engine (`Exactness.digest`)."""
 
 
 class PromptScored(OfAttempt, frozen=True):
@@ -334,9 +334,9 @@ class JobFinished(OfAttempt, frozen=True, omit_defaults=True):
     engine: str = ""
     """Name and version of the engine, as in `WorkerCard.engine`."""
     exactness_class: str = ""
-    """Class of the engine, if this attempt generated a token; empty from workers before 0.4.0."""
+    """Class of the engine (`Exactness.digest`); empty if this attempt generated no token."""
     ended_at: int = 0
-    """Unix time in seconds, by the worker's clock; 0 from workers before 0.4.0."""
+    """Unix time in seconds, by the worker's clock."""
 
 
 class ContextExcess(msgspec.Struct, frozen=True, array_like=True):
@@ -600,12 +600,10 @@ class WorkerCard(msgspec.Struct, frozen=True, omit_defaults=True):
     last swap to the model took, drain included."""
     pooling: PoolingSupport | None = None
     """Set for a model that generates no text."""
-    reads_chunks: bool = False
-    """Whether the worker runs jobs with `GenerationJob.chunks`."""
     clip_seconds: int = 0
     """Most seconds of audio in a job of a model of speech (Whisper); 0 for any other model."""
     exactness: Exactness | None = None
-    """None while the engine starts, and from workers before 0.4.0, which count as another class."""
+    """None while the engine starts."""
     inexact: str = ""
     """How the engine's results differed from those of its class when the worker last compared them;
     empty if they did not."""

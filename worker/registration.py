@@ -66,7 +66,6 @@ class Registration:
             dialect=settings.dialect or "",
             aliases=list(settings.model_aliases),
             scales_to_zero=settings.scales_to_zero,
-            reads_chunks=True,
         )
 
     @property

@@ -1,8 +1,7 @@
 -- Return the current workers and jobs of a model.
 --
--- A process that removes a job from the queue removes it from the arrivals too, except older
--- processes without arrivals. Jobs that expire also leave entries. This script drops such entries
--- at the front, some on each call.
+-- A process that removes a job from the queue removes it from the arrivals too. Jobs that expire
+-- leave entries. This script drops such entries at the front, some on each call.
 --
 -- KEYS workers, waiting, leases, active, arrivals, batch_waiting
 -- ARGV job_prefix

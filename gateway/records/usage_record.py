@@ -16,10 +16,6 @@ MICRO: Final = 1_000_000
 """Number of tokens that a price applies to, and micro-dollars in a dollar."""
 
 
-UNKNOWN_CLASS: Final = "unknown"
-"""The exactness class of a worker that reports none, beside known ones."""
-
-
 class Outcome(StrEnum):
     """How a request ended."""
 
@@ -212,8 +208,8 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
             free = Counts(*map(min, own, free))
         paid = Counts(*map(operator.sub, own, free))
         preemptions, recomputed_tokens = preempted
-        of_jobs = [each for each in classes if any(each)]
-        names = dict.fromkeys(name or UNKNOWN_CLASS for each in of_jobs for name in each)
+        of_jobs = [each for each in classes if each]
+        names = dict.fromkeys(name for each in of_jobs for name in each)
         return msgspec.structs.replace(
             self,
             **own._asdict(),

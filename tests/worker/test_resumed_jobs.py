@@ -167,7 +167,7 @@ def test_streamed_job_reports_its_start_with_its_end(start: Start) -> None:
     generation, outbox = start(make_job(max_tokens=1, stream=True))
     feed(generation, [400], is_first=True)
     assert generation.is_done
-    assert outbox.started == [JobStarted(generation.job.handle, 1, 3, 2)]
+    assert outbox.started == [JobStarted(generation.job.handle, 1, 3, 2, "")]
 
 
 def test_start_is_reported_once_the_prompt_is_processed_but_not_with_the_end(
@@ -175,7 +175,7 @@ def test_start_is_reported_once_the_prompt_is_processed_but_not_with_the_end(
 ) -> None:
     generation, outbox = start(make_job(max_tokens=3, stream=False))
     feed(generation, [400], is_first=True)
-    assert outbox.started == [JobStarted(generation.job.handle, 1, 3, 2)]
+    assert outbox.started == [JobStarted(generation.job.handle, 1, 3, 2, "")]
     was_due = outbox.is_due
     feed(generation, [400, 400], is_first=False)
     assert (was_due, outbox.is_due) == (False, True), "a short job needs one frame"
@@ -183,7 +183,7 @@ def test_start_is_reported_once_the_prompt_is_processed_but_not_with_the_end(
     assert not outbox.started
     generation, outbox = start(cut(make_job(max_tokens=5), outbox.deltas), attempt=2)
     feed(generation, [400], is_first=True)
-    assert outbox.started == [JobStarted(generation.job.handle, 2, 3, 2)], "of its own class"
+    assert outbox.started == [JobStarted(generation.job.handle, 2, 3, 2, "")], "of its own class"
     monkeypatch.setattr("worker.queue.replies.UNSTREAMED_START_SECONDS", 0.0)
     generation, outbox = start(make_job(max_tokens=3, stream=False))
     feed(generation, [400], is_first=True)
@@ -194,7 +194,7 @@ def test_missing_counts_of_the_first_attempt_are_reported(start: Start) -> None:
     resumption = Resumption([SequenceProgress([400, 401])])
     generation, outbox = start(make_job(resumption=resumption), attempt=2)
     feed(generation, [400], is_first=True)
-    assert outbox.started == [JobStarted(generation.job.handle, 2, 3, 2)]
+    assert outbox.started == [JobStarted(generation.job.handle, 2, 3, 2, "")]
 
 
 def test_prompt_and_cache_counts_stay_those_of_the_first_attempt(start: Start) -> None:

@@ -166,7 +166,7 @@ async def test_frames_stay_for_a_time_whatever_their_number(
 
     async def write(frames: int, writer: ReplyWriter = writers[0]) -> int:
         for _ in range(frames):
-            writer.outbox("g1").start(JobStarted(1, 1, 3, 0), is_streamed=True)
+            writer.outbox("g1").start(JobStarted(1, 1, 3, 0, "class"), is_streamed=True)
             writer.flush()
             await writer.drain(PATIENCE_SECONDS)
         return await redis.xlen(keys.replies("g1"))

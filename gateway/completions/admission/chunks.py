@@ -56,7 +56,7 @@ class PromptChunks:
         find no room, or a job may wait for longer than they are kept, its prompt is sent whole.
         """
         latest_ms = clock.now_ms() + _ms(self._settings.request_timeout.total_seconds())
-        if not card.reads_chunks or not any(names):
+        if not any(names):
             return jobs
         named = [
             msgspec.structs.replace(job, chunks=own) if job.deadline_ms <= latest_ms else job

@@ -136,11 +136,7 @@ class RequestSubmitter:
         # A whole response is collected while it arrives, so its unread bytes need no limit.
         most_unread = self._settings.max_unread_bytes if checked.request.stream else sys.maxsize
         turn = partial(self._loop_turns.slice_of, principal.tenant_id)
-        generation = Generation(
-            max_unread_bytes=most_unread,
-            turn=turn,
-            delivers_starts=checked.request.reports_progress,
-        )
+        generation = Generation(max_unread_bytes=most_unread, turn=turn)
         subjects = _subjects(call, checked)
         record = self.draft(call, checked, request_id, subjects)
         is_idempotent = idempotent is not None

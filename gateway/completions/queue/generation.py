@@ -46,8 +46,6 @@ class Reply(NamedTuple):
 
     prompt_index: int
     message: JobMessage
-    """A JobStarted with an exactness class, or the first one if the generation `delivers_starts`.
-    """
 
 
 @dataclass(eq=False, kw_only=True)
@@ -61,7 +59,6 @@ class Generation:
     max_unread_bytes: int
     turn: Turn = nullcontext
     """Entered for each slice of many replies."""
-    delivers_starts: bool = False
     jobs: Sequence[GenerationJob] = ()
     """The enqueued jobs, by prompt."""
     started: dict[int, JobStarted] = field(default_factory=dict)
@@ -104,10 +101,7 @@ class Generation:
         elif isinstance(message, JobFinished):
             self.finished[prompt_index] = message
         elif isinstance(message, JobStarted):
-            is_first = prompt_index not in self.started
             self.started[prompt_index] = message
-            if not (message.exactness_class or (self.delivers_starts and is_first)):
-                return True
         if self._is_detached:
             return True
         if prompt_index in self._selections and not isinstance(message, JobStarted):

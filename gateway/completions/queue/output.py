@@ -43,10 +43,7 @@ class ChoiceOutput:
 
 
 Classes = list[tuple[str, int]]
-"""The exactness classes that generated the tokens of a job, each with the number of tokens before.
-
-The name is empty for workers before 0.4.0, which do not report it.
-"""
+"""Exactness classes that generated the tokens of a job, each with the number of tokens before."""
 
 
 @dataclass(eq=False, slots=True)
@@ -107,9 +104,7 @@ class JobOutput:
     def receive(self, message: JobStarted | PromptScored | JobFinished | JobFailed) -> bool:
         """Apply another message than a delta. Return False if it contradicts the output."""
         if isinstance(message, JobFinished):
-            # A journal does not say where an attempt of a worker without a class began.
-            is_shown = self._tokens_before > 0 or not self.classes
-            if message.exactness_class or (is_shown and self._tokens != self._tokens_before):
+            if message.exactness_class:
                 self._note_class(message.exactness_class, self._tokens_before)
             return self._is_complete(message)
         if isinstance(message, JobStarted):
@@ -132,8 +127,7 @@ class JobOutput:
         """Whether an earlier attempt sent the same message."""
         if isinstance(message, JobStarted):
             is_counted = self._started is not None and self._started.prompt_tokens > 0
-            current = self.classes[-1][0] if self.classes else ""
-            return is_counted and current == message.exactness_class
+            return is_counted and self.classes[-1][0] == message.exactness_class
         return isinstance(message, PromptScored) and self._is_prompt_scored
 
     def with_total_duration(self, finished: JobFinished, now: float) -> JobFinished:
@@ -149,7 +143,7 @@ class JobOutput:
 
     @property
     def last_class(self) -> str:
-        """The exactness class that generated the last token; empty if unknown."""
+        """The exactness class that generated the last token; empty if there is none."""
         tokens = self._tokens
         return next((name for name, before in reversed(self.classes) if before < tokens), "")
 

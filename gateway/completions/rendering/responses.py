@@ -10,7 +10,6 @@ from typing import Any, Final
 import msgspec
 from typing_extensions import override
 
-from common.clock import now_seconds
 from contract.outcomes import FinishReason
 from contract.tier import ServiceTier
 from gateway.completions.queue.generation import Turn
@@ -71,15 +70,15 @@ class ResponseObjects:
         error: ApiError | None = None,
         ended_at: int = 0,
     ) -> msgspec.Raw:
-        """Return the response. `ended_at` is a Unix time in seconds."""
+        """Return the response. `ended_at` is a Unix time in seconds, if it is completed."""
         completion = self._completion
         is_complete, created = status == "completed", completion.created
         body = {
             "id": completion.id,
             "object": "response",
             "created_at": created,
-            # Clocks of machines differ, and older workers send no time.
-            "completed_at": max(ended_at or now_seconds(), created) if is_complete else None,
+            # Clocks of machines differ.
+            "completed_at": max(ended_at, created) if is_complete else None,
             "status": status,
             "model": completion.model,
             "output": list(output),

@@ -42,7 +42,7 @@ class Stopwatch:
         self._started_at = started_at
         self._times = Timings()
         self.ended_at = 0
-        """Unix time in seconds of the last end, the same in each replay; 0 if it is unknown."""
+        """Unix time in seconds of the last end, the same in each replay; 0 if none has ended."""
 
     def elapsed_ms(self) -> float:
         """Return the milliseconds since the start."""

@@ -125,9 +125,8 @@ class JobHistory:
     tokens: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
     """Tokens received of each choice; where sequences are ranked, of each sequence."""
     is_scored: bool = False
-    is_started: bool = False
     exactness_class: str = ""
-    """Of the last attempt that reported it."""
+    """Of the last attempt that has started; empty if none has."""
     end: JobFinished | JobFailed | None = None
 
 
@@ -184,7 +183,7 @@ class History:
         elif isinstance(message, PromptScored):
             job.is_scored = True
         elif isinstance(message, JobStarted):
-            job.is_started, job.exactness_class = True, message.exactness_class
+            job.exactness_class = message.exactness_class
         else:
             job.end = message
 
@@ -197,7 +196,7 @@ class History:
         if isinstance(message, PromptScored):
             return not job.is_scored
         if isinstance(message, JobStarted):
-            return not job.is_started or message.exactness_class != job.exactness_class
+            return message.exactness_class != job.exactness_class
         if isinstance(message, JobFinished):
             # If not, a message was lost: the job resumes after the output so far.
             return message.completion_tokens == sum(job.tokens.values())

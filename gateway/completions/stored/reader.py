@@ -44,8 +44,8 @@ logger = logging.getLogger(__name__)
 class ReplayedGeneration(Generation):
     """Delivers the messages of a journal, at the pace of the consumer."""
 
-    def __init__(self, turn: Turn, *, delivers_starts: bool) -> None:
-        super().__init__(max_unread_bytes=sys.maxsize, turn=turn, delivers_starts=delivers_starts)
+    def __init__(self, turn: Turn) -> None:
+        super().__init__(max_unread_bytes=sys.maxsize, turn=turn)
         self._was_taken = asyncio.Event()
 
     @override
@@ -86,8 +86,7 @@ class ResponseReader:
         head = self._head
         self.completion: Completion = head.completion(self._sealer)
         turn = partial(self._loop_turns.slice_of, head.tenant_id)
-        reports = self.completion.request.reports_progress
-        self.generation = ReplayedGeneration(turn, delivers_starts=reports)
+        self.generation = ReplayedGeneration(turn)
         """Delivers the same replies, in the same order, as the response's original generation.
 
         It does not overflow: a slow consumer only delays reading.

@@ -154,7 +154,7 @@ async def test_frames_of_other_streams_are_written_soon(
             async with asyncio.timeout(SOON_SECONDS):
                 for number in range(1, 21):
                     for name in (stalled, healthy):
-                        started = JobStarted(number, 1, 3, 0)
+                        started = JobStarted(number, 1, 3, 0, "class")
                         writer.outbox(name).start(started, is_streamed=True)
                     writer.flush()
                     while await redis.xlen(keys.replies(healthy)) < number:

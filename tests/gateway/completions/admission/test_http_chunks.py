@@ -1,14 +1,12 @@
 """Two turns with a long prompt, from HTTP through Redis to a worker with the scripted engine."""
 
-import asyncio
-
 import httpx
 from prometheus_client import REGISTRY
 from redis.asyncio import Redis
 
 from contract import keys
 from contract.prompts import CHUNK_BYTES, CHUNK_TOKENS
-from tests.gateway.conftest import complete, eventually
+from tests.gateway.conftest import complete
 from tests.support.events import parse_chunks
 from tests.support.fake_worker import FakeWorker
 from tests.support.redis_server import RedisServer
@@ -31,9 +29,6 @@ async def test_second_turn_sends_and_reads_only_what_is_new(
 ) -> None:
     announced = FakeWorker(store, MODEL)
 
-    async def announce(*, reads_chunks: bool) -> None:
-        await announced.announce(context_window=WINDOW, reads_chunks=reads_chunks)
-
     async def turn(client: httpx.AsyncClient, prompt: list[int]) -> str:
         response = await complete(client, model=MODEL, prompt=prompt, stream=True)
         assert response.status_code == 200, response.text
@@ -44,21 +39,16 @@ async def test_second_turn_sends_and_reads_only_what_is_new(
     script = Script(step_seconds=0.001, context_window=WINDOW)
     longer = TURN + TURN[:CHUNK_TOKENS]
     async with running_worker(stack.redis, script, chunk_cache_bytes=9 * CHUNK_BYTES):
-        await announce(reads_chunks=True)
+        await announced.announce(context_window=WINDOW)
         before = counts()
         texts = [await turn(client, TURN), await turn(other_client, longer)]
         assert counts() == [before[0] + 2, before[1] + 2 + 1]
         assert len(await store.keys(keys.chunk(MODEL, "*"))) == 3
-        await announce(reads_chunks=False)
-        whole = list[str]()
-
-        async def is_known() -> bool:
-            # Gateways read announcements once a second.
-            before = counts()
-            whole[:] = await asyncio.gather(turn(client, TURN), turn(other_client, longer))
-            return counts() == before
-
-        await eventually(is_known, what="the new announcement")
+        await store.delete(*await store.keys(keys.chunk(MODEL, "*")))
+    # Nothing has the chunks, so the worker gets whole prompts.
+    async with running_worker(stack.redis, script):
+        whole = [await turn(client, TURN), await turn(other_client, longer)]
+        assert not await store.keys(keys.chunk(MODEL, "*"))
     assert texts == whole
     await announced.announce(context_window=WINDOW, ttl_ms=1)
     await store.hdel(keys.MODELS, MODEL)

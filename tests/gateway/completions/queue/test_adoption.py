@@ -60,7 +60,7 @@ async def test_adopted_job_continues_and_its_former_worker_is_fenced_off(
     claim = await worker.claim_one()
     await dead.close()
     job = claim.job
-    generation = adopt(desk, (job, [JobStarted(job.handle, 1, 3, 1), token(job, "a", 0)]))
+    generation = adopt(desk, (job, [JobStarted(job.handle, 1, 3, 1, "class"), token(job, "a", 0)]))
 
     other = FakeWorker(redis, MODEL, name="fake-2")
     again = await other.claim_one()

@@ -49,7 +49,7 @@ from gateway.records.errors import (
     TenantQueueFullError,
 )
 from tests.gateway.conftest import eventually, nothing_left
-from tests.gateway.desk import GATEWAY, MODEL, Desk, begun, failure, take, texts
+from tests.gateway.desk import GATEWAY, MODEL, Desk, begun, take, texts
 from tests.support.cases import all_cases
 from tests.support.fake_worker import FakeWorker, delta
 from tests.support.patience import PATIENCE_SECONDS
@@ -168,10 +168,13 @@ async def test_job_with_too_many_lost_frames_fails(
         await worker.skip_frame(GATEWAY)
         await worker.say(claim, "lost")
         claim = await worker.claim_one()
-        await worker.send(GATEWAY, started=[JobStarted(claim.job.handle, claim.attempt, 3, 0)])
+        await worker.send(
+            GATEWAY, started=[JobStarted(claim.job.handle, claim.attempt, 3, 0, "class")]
+        )
     await worker.skip_frame(GATEWAY)
     await worker.say(claim, "lost")
-    assert await failure(generation) is FailureCode.REPLIES_LOST
+    _, end = await take(generation, 2)
+    assert end.code is FailureCode.REPLIES_LOST
     control = keys.control(MODEL, worker.name)
     await eventually(lambda: redis.llen(control), what="the cancellation being sent")
     await worker.drop(claim)

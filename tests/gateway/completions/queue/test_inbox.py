@@ -91,7 +91,7 @@ async def test_everything_received_is_noted_before_it_is_held_back_or_dropped() 
     noted: list[Any] = []
     inbox.on_reply = lambda index, message: noted.append((index, message))
     said: list[tuple[int, Any]] = [
-        (0, JobStarted(1, 1, 3, 0)),
+        (0, JobStarted(1, 1, 3, 0, "class")),
         (0, delta("there is no room for this")),
         (1, delta("a candidate")),
         (1, JobFinished(2, 1, 3, 1, 0, chosen=[0])),
@@ -102,13 +102,6 @@ async def test_everything_received_is_noted_before_it_is_held_back_or_dropped() 
     assert inbox.started == {0: said[0][1]}
     assert inbox.received_tokens == {0: 1, 1: 1}
     assert inbox.finished == {1: said[3][1]}
-
-
-async def test_start_of_a_job_is_stored_and_not_delivered() -> None:
-    inbox = Generation(max_unread_bytes=1000)
-    inbox.push(0, JobStarted(1, 1, 3, 0))
-    inbox.push(0, delta("a"))
-    assert [message for _, message in await inbox.replies()] == [delta("a")]
 
 
 async def test_inbox_without_a_consumer_stores_nothing_and_keeps_counting() -> None:

@@ -89,7 +89,7 @@ async def test_another_worker_resumes_after_the_received_tokens(
     scores = [encode_logprobs([TokenLogprob("x", None, 0)])]
     await worker.send(
         GATEWAY,
-        started=[JobStarted(claim.job.handle, 1, 3, 2)],
+        started=[JobStarted(claim.job.handle, 1, 3, 2, "class")],
         prompts=[PromptScored(claim.job.handle, 1, scores)],
     )
     await worker.say(claim, "a", "b")
@@ -103,7 +103,7 @@ async def test_another_worker_resumes_after_the_received_tokens(
     (receipt,) = await other.queue.receipts([claim.job.id])
     assert receipt == JobReceipt(JobState.RUNNING, 2, 3, 2, ENGINE)
     # Tokens that the next attempt repeats are dropped.
-    await other.send(GATEWAY, started=[JobStarted(claim.job.handle, 2, 3, 3)])
+    await other.send(GATEWAY, started=[JobStarted(claim.job.handle, 2, 3, 3, "class")])
     await other.conclude(again, "c")
 
     replies = await take(generation, 5)
@@ -123,10 +123,6 @@ async def test_another_worker_resumes_after_the_received_tokens(
         ([("a", 1), ("b", 0), ("a", 0), ("b", 1)], "a, b", 1),
         ([("a", 0), ("b", 2)], "b", 0),
         ([("a", 1), ("b", 1), ("a", 1)], "a, b", 2),
-        # Of workers that report no class; they report the start of the first attempt only.
-        ([("", 1), ("b", 1)], "unknown, b", 1),
-        ([("a", 1), ("", 1)], "a, unknown", 1),
-        ([("", 1), ("", 1)], "", 0),
     ],
 )
 async def test_receipt_says_which_classes_generated_the_tokens(
@@ -138,9 +134,8 @@ async def test_receipt_says_which_classes_generated_the_tokens(
     for number, (name, tokens) in enumerate(attempts, 1):
         claim = await worker.claim_one()
         assert claim.job.affinity == class_affinity(last), "another class may only continue it"
-        if name or number == 1:
-            started = JobStarted(claim.job.handle, number, 3, 0, name)
-            await worker.send(GATEWAY, started=[started])
+        started = JobStarted(claim.job.handle, number, 3, 0, name)
+        await worker.send(GATEWAY, started=[started])
         await worker.say(claim, *"ab"[:tokens])
         if number == len(attempts):
             await worker.finish(claim, exactness_class=name)
@@ -148,13 +143,11 @@ async def test_receipt_says_which_classes_generated_the_tokens(
             last = name if tokens else last
             await worker.lose(claim, tokens=worker.sent_tokens(claim))
     await eventually(lambda: generation.finished, what="the end")
-    # A gateway that takes the response over finds the same in its journal, unless a worker of an
-    # earlier release continued it.
+    # A gateway that takes the response over finds the same in its journal.
     replayed = JobOutput(generation.jobs[0], INTER_TOKEN_LATENCY.labels(MODEL))
     assert all(replayed.replay(message, 0.0) for message in history)
     draft = usage_record(1)
-    is_journaled = attempts[0][0] == "" or attempts[-1][0] != ""
-    for each in (generation.classes[0], replayed.classes)[: 1 + is_journaled]:
+    for each in (generation.classes[0], replayed.classes):
         record = draft.ended(
             Counts(), free=Counts(), outcome=Outcome.FINISHED, code="", classes=[[*dict(each)]]
         )

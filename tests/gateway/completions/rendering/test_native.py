@@ -85,7 +85,12 @@ def test_processed_prompt_is_reported_before_its_tokens(
         prompt_texts=None if chat or form is ResponseForm.NATIVE else ["abc"],
         reports_progress=True,
     )
-    replies = [Reply(0, JobStarted(1, 1, 9, 4)), said("a"), said("b", finish=STOP), ended()]
+    replies = [
+        Reply(0, JobStarted(1, 1, 9, 4, "class")),
+        said("a"),
+        said("b", finish=STOP),
+        ended(),
+    ]
     first, last, *others = events_of(event_renderer(answer).render(replies))
     assert first["prompt_progress"] == {"total": 9, "cache": 4, "processed": 4, "time_ms": 0}
     took = last["prompt_progress"].pop("time_ms")

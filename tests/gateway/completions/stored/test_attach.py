@@ -37,7 +37,7 @@ async def test_reader_at_another_gateway_gets_what_the_first_one_gets(
     request = await first.submit()
     direct = Reader(request.generation)
     claim = await worker.claim_one()
-    await worker.send("gw1", started=[JobStarted(claim.job.handle, 1, 3, 0)])
+    await worker.send("gw1", started=[JobStarted(claim.job.handle, 1, 3, 0, "class")])
     await worker.say(claim, "a", "b")
     await direct.until_text("ab")
 

@@ -25,14 +25,6 @@ PROMPT = [at % 2_000 for at in range(3 * CHUNK_TOKENS + 7)]
 ALL = "*:chunk:*"
 
 
-@pytest.fixture
-async def worker(redis: "Redis") -> FakeWorker:
-    """A worker that reads chunks."""
-    worker = FakeWorker(redis, MODEL)
-    await worker.announce(reads_chunks=True)
-    return worker
-
-
 def counts() -> list[float]:
     """Return how many chunks were kept and written so far."""
     name, outcomes = "sluice_gateway_prompt_chunks_total", ("kept", "written")

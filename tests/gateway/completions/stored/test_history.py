@@ -56,7 +56,7 @@ def text(history: History, choice: int = 0) -> str:
 
 def test_entry_decodes_to_its_input() -> None:
     received = [
-        Received(0, JobStarted(7, 1, 3, 2)),
+        Received(0, JobStarted(7, 1, 3, 2, "class")),
         Received(1, PromptScored(8, 1, [])),
         said(1, 0, 1, 2),
         ended(1, 2),
@@ -70,7 +70,7 @@ def test_frame_gives_replies_in_order() -> None:
     frame = Frame(
         "w",
         1,
-        started=[JobStarted(7, 1, 3, 0), JobStarted(9, 1, 3, 0)],
+        started=[JobStarted(7, 1, 3, 0, "class"), JobStarted(9, 1, 3, 0, "class")],
         deltas=[said(1, 0, 1).message, Delta(9, 1, 0, 0, "x", [1])],  # type: ignore[list-item]
         finished=[JobFinished(7, 1, 3, 1, 0)],
     )

@@ -81,13 +81,14 @@ async def test_response_continues_at_another_gateway_when_its_owner_dies(
     assert (resumption.prompt_tokens, resumption.cached_tokens) == (3, 2)
     assert again.job.affinity.startswith(class_affinity("class"))
     await worker.say(claim, "late")
+    await worker.send("gw2", started=[JobStarted(again.job.handle, 2, 3, 2, "other")])
     await worker.conclude(again, "d")
     await reader.to_the_end()
     assert reader.text == "abcd"
     await attachment.aclose()
     assert await settled(redis, request.id) == [("finished", 3, 4)]
     (record,) = (await usage_records(redis)).values()
-    assert (record.exactness_class, record.class_crossings) == ("class, unknown", 1)
+    assert (record.exactness_class, record.class_crossings) == ("class, other", 1)
     await state_is(second, request.id, RequestState.FINISHED)
     assert await nothing_left(redis, "m")
 
