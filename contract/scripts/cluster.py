@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from redis.asyncio import Redis
 
@@ -18,8 +18,6 @@ from common.redis_cluster import (
 )
 from contract.scripts import CommandExecutor
 from contract.scripts.executor import SharedConnection
-
-ConnectionT = TypeVar("ConnectionT", bound=SharedConnection)
 
 
 class ClusterConnection:
@@ -68,8 +66,8 @@ class ClusterConnection:
 
 
 def shared_connection(
-    client: "Redis", connect: Callable[["Redis"], ConnectionT]
-) -> "ConnectionT | ClusterConnection":
+    client: "Redis", connect: Callable[["Redis"], SharedConnection]
+) -> SharedConnection | ClusterConnection:
     """Return a shared connection of a client, made by `connect`; one to each server if several."""
     slots = slot_map_of(client)
     return connect(client) if slots is None else ClusterConnection(slots, connect)

@@ -206,7 +206,7 @@ class MeasuredConnection(SharedConnection):
 
 def shared_connection(
     client: "Redis", *, timeout_seconds: float | None = None
-) -> MeasuredConnection | ClusterConnection:
+) -> SharedConnection | ClusterConnection:
     """Return a connection that all tasks share; one to each server if there are several."""
     return shared(client, partial(MeasuredConnection, timeout_seconds=timeout_seconds))
 

@@ -116,7 +116,7 @@ class UsageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     recomputed_tokens: int = 0
     """Completion tokens that they had, which engines process again; they count and cost once."""
     exactness_class: str = ""
-    """Class of the engine that generated its tokens; empty if unknown, or if none did.
+    """Class of the engine that generated its tokens; empty if none did.
 
     Several ones are separated by commas, in the order of its jobs and of their tokens.
     """
