@@ -190,10 +190,6 @@ class AliasBody(RecordBody):
     created_at: datetime
 
 
-class AliasList(ListBody[AliasBody]):
-    """All aliases, by name."""
-
-
 class RemovedAlias(BaseModel):
     """A removed alias."""
 
@@ -207,7 +203,7 @@ router = operators_router("Aliases", "/aliases")
 Aliases = Annotated[AliasService, made(AliasService)]
 
 
-@router.get("", summary="List aliases", response_model=AliasList)
+@router.get("", summary="List aliases", response_model=ListBody[AliasBody])
 async def list_aliases(aliases: Aliases) -> Page[Alias]:
     """List all aliases by name."""
     return Page(await aliases.list_all(), has_more=False)

@@ -268,10 +268,6 @@ class MemberBody(RecordBody):
     created_at: datetime
 
 
-class MemberList(ListBody[MemberBody]):
-    """A page of members, oldest first."""
-
-
 class RemovedMember(BaseModel):
     """A removed member."""
 
@@ -288,7 +284,7 @@ Members = Annotated[MemberService, made(MemberService)]
 MemberId = Annotated[str, Path(description="Id, subject or e-mail of the member.")]
 
 
-@router.get("", summary="List members", response_model=MemberList)
+@router.get("", summary="List members", response_model=ListBody[MemberBody])
 async def list_members(members: Members, caller: OfTenant, wanted: WantedPage) -> Page[Member]:
     """List members, oldest first.
 

@@ -42,11 +42,7 @@ class ServedModelBody(BaseModel):
         )
 
 
-class ServedModelList(ListBody[ServedModelBody]):
-    """All known models, by name."""
-
-
-@router.get("", summary="List models with their load", response_model=ServedModelList)
+@router.get("", summary="List models with their load", response_model=ListBody[ServedModelBody])
 async def list_models(catalogue: ModelCatalogue) -> Page[ServedModelBody]:
     """List every model that a worker has announced, with its workers and its load now."""
     await catalogue.refresh()

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Final, Generic, Literal, Self, Type
 
 from fastapi import Depends, Path, Query, Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from typing_extensions import override
 
 from gateway.http.authorization import authorize_operator, requires
 from gateway.platform.database.paging import MAX_PAGE, PageRequest
@@ -81,18 +82,28 @@ class RecordBody(BaseModel):
         return cls.model_validate(record)
 
 
-class ListBody(RecordBody, Generic[T]):
+class PageBody(BaseModel):
+    """A page of a list. With entries of the type `KeyBody`, the document calls it `KeyList`."""
+
+    model_config = ConfigDict(from_attributes=True)
+    object: Literal["list"] = "list"
+
+    @classmethod
+    @override
+    def model_parametrized_name(cls, params: tuple[Any, ...]) -> str:
+        return f"{params[0].__name__.removesuffix('Body')}List"
+
+
+class ListBody(PageBody, Generic[T]):
     """A page of a list, made of a `Page` of records."""
 
-    object: Literal["list"] = "list"
     data: list[T] = Field(validation_alias="entries")
     has_more: bool = Field(description="Whether more entries follow; request them with `after`.")
 
 
-class CursorPage(BaseModel, Generic[T, C]):
+class CursorPage(PageBody, Generic[T, C]):
     """A page of a list whose cursor is not the id of an entry."""
 
-    object: Literal["list"] = "list"
     data: list[T]
     has_more: bool
     next: C | None = Field(description="`after` for the next page; null on the last page.")

@@ -476,10 +476,6 @@ class SpendLimitBody(RecordBody):
         )
 
 
-class SpendLimitList(ListBody[SpendLimitBody]):
-    """A page of spend limits, oldest first."""
-
-
 class RemovedSpendLimit(BaseModel):
     """A removed spend limit."""
 
@@ -496,17 +492,17 @@ SpendLimitId = Annotated[str, Path(description="Id of the spend limit.")]
 ProjectId = Annotated[str, Path(description="Id of the project.")]
 
 
-@router.get("", summary="List spend limits")
+@router.get("", summary="List spend limits", response_model=ListBody[SpendLimitBody])
 async def list_spend_limits(
     limits: SpendLimits, caller: OfTenant, wanted: WantedPage
-) -> SpendLimitList:
+) -> Page[SpendLimitBody]:
     """List spend limits, oldest first.
 
     All routes under `/v1/spend_limits` need the scope `keys`.
     """
     page = await limits.page(caller.tenant_id, wanted)
     data = [SpendLimitBody.of_use(each) for each in page.entries]
-    return SpendLimitList(entries=data, has_more=page.has_more)
+    return Page(data, has_more=page.has_more)
 
 
 @router.post("", summary="Add a spend limit")

@@ -70,14 +70,6 @@ class RegisteredAdapterBody(AdapterBody):
     source: str = Field(description="Where its files came from.")
 
 
-class AdapterList(ListBody[AdapterBody]):
-    """A page of the adapters of a tenant, oldest first."""
-
-
-class RegisteredAdapterList(ListBody[RegisteredAdapterBody]):
-    """A page of the adapters of a tenant with their sources, oldest first."""
-
-
 class DeletedAdapter(BaseModel):
     """A deleted adapter."""
 
@@ -95,7 +87,7 @@ Adapters = Annotated[AdapterService, made(AdapterService.of)]
 AdapterId = Annotated[str, Path(max_length=63, description="Id or name of the adapter.")]
 
 
-@_of_customers.get("", summary="List adapters", response_model=AdapterList)
+@_of_customers.get("", summary="List adapters", response_model=ListBody[AdapterBody])
 async def list_adapters(adapters: Adapters, caller: OfTenant, wanted: WantedPage) -> Page[Adapter]:
     """List the adapters of the account, oldest first, without shared ones of others.
 
@@ -117,7 +109,7 @@ async def delete_adapter(adapters: Adapters, caller: OfTenant, adapter_id: Adapt
 
 
 @_of_operators.get(
-    "", summary="List adapters with their sources", response_model=RegisteredAdapterList
+    "", summary="List adapters with their sources", response_model=ListBody[RegisteredAdapterBody]
 )
 async def list_registered(
     adapters: Adapters, caller: OfTenant, wanted: WantedPage

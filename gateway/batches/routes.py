@@ -325,10 +325,6 @@ class BatchBody(BaseModel):
         return cls.model_validate({**found, "request_counts": found, **computed})
 
 
-class BatchList(CursorList[BatchBody]):
-    """A page of batches, newest first."""
-
-
 _of_both = APIRouter(prefix="/batches", tags=["Batches"], route_class=BoundedRoute)
 _of_customers = APIRouter(prefix="/batches", tags=["Batches"], route_class=BoundedRoute)
 
@@ -369,10 +365,10 @@ async def list_batches(
     owner: OwnerOfFiles,
     after: After = None,
     limit: PageSize = 20,
-) -> BatchList:
+) -> CursorList[BatchBody]:
     """List batches, newest first."""
     page = await batches.page(owner, PageRequest(after, limit, is_newest_first=True))
-    return BatchList.of(page, BatchBody.of)
+    return CursorList[BatchBody].of(page, BatchBody.of)
 
 
 @_of_both.get("/{batch_id}", summary="Get a batch")

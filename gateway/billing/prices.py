@@ -200,16 +200,12 @@ class PriceBody(RecordBody):
     )
 
 
-class PriceList(ListBody[PriceBody]):
-    """A list of prices."""
-
-
 router = operators_router("Prices", "/prices")
 
 PriceTable = Annotated[PriceService, made(PriceService)]
 
 
-@router.get("", summary="List prices", response_model=PriceList)
+@router.get("", summary="List prices", response_model=ListBody[PriceBody])
 async def list_prices(
     table: PriceTable,
     *,

@@ -167,10 +167,6 @@ class RevokedKeyBody(KeyBody):
     made_keys: list[str] = Field(description="Ids of the keys that it made and that end with it.")
 
 
-class KeyList(ListBody[KeyBody]):
-    """A page of keys, oldest first."""
-
-
 router = APIRouter(prefix="/keys", tags=["Keys"], route_class=BoundedRoute)
 authorize_tenant = own_tenant(Scope.KEYS)
 
@@ -179,7 +175,7 @@ Keys = Annotated[KeyService, made(KeyService)]
 KeyId = Annotated[str, Path(description="Id of the key, or its public prefix.")]
 
 
-@router.get("", summary="List keys", response_model=KeyList)
+@router.get("", summary="List keys", response_model=ListBody[KeyBody])
 async def list_keys(keys: Keys, caller: OfTenant, wanted: WantedPage) -> Page[KeyRecord]:
     """List keys, oldest first, including revoked keys.
 

@@ -73,10 +73,6 @@ class PlanBody(BaseModel):
         return cls(id=plan.id, name=plan.name, created_at=plan.created_at, **limits)
 
 
-class PlanList(ListBody[PlanBody]):
-    """All plans, oldest first."""
-
-
 router = operators_router("Plans", "/plans")
 
 Plans = Annotated[PlanService, made(PlanService)]
@@ -84,7 +80,7 @@ Plans = Annotated[PlanService, made(PlanService)]
 PlanId = Annotated[str, Path(max_length=63, description="Id of the plan.")]
 
 
-@router.get("", summary="List plans", response_model=PlanList)
+@router.get("", summary="List plans", response_model=ListBody[PlanBody])
 async def list_plans(plans: Plans) -> Page[PlanBody]:
     """List plans, oldest first."""
     return Page(list(map(PlanBody.of, await plans.list_all())), has_more=False)

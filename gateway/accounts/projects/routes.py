@@ -51,10 +51,6 @@ class ProjectBody(RecordBody):
     created_at: datetime
 
 
-class ProjectList(ListBody[ProjectBody]):
-    """A page of projects, oldest first."""
-
-
 router = APIRouter(prefix="/projects", tags=["Projects"], route_class=BoundedRoute)
 authorize_tenant = own_tenant(Scope.KEYS)
 
@@ -63,7 +59,7 @@ Projects = Annotated[ProjectService, made(ProjectService)]
 ProjectId = Annotated[str, Path(description="Id of the project.")]
 
 
-@router.get("", summary="List projects", response_model=ProjectList)
+@router.get("", summary="List projects", response_model=ListBody[ProjectBody])
 async def list_projects(projects: Projects, caller: OfTenant, wanted: WantedPage) -> Page[Project]:
     """List projects, oldest first, including archived projects.
 

@@ -144,17 +144,13 @@ class TenantBody(RecordBody):
     created_at: datetime
 
 
-class TenantList(ListBody[TenantBody]):
-    """A page of tenants, oldest first."""
-
-
 router = operators_router("Tenants", "/tenants")
 
 
 Tenants = Annotated[TenantService, made(TenantService)]
 
 
-@router.get("", summary="List all tenants", response_model=TenantList)
+@router.get("", summary="List all tenants", response_model=ListBody[TenantBody])
 async def list_tenants(
     tenants: Tenants,
     *,

@@ -66,10 +66,6 @@ class CreatedWebhookBody(WebhookBody):
     secret: str = Field(description="Signs the events. Store it: it cannot be shown again.")
 
 
-class WebhookList(ListBody[WebhookBody]):
-    """All webhooks of a tenant, oldest first."""
-
-
 class RemovedWebhook(BaseModel):
     """A removed webhook."""
 
@@ -91,10 +87,6 @@ class EventStateBody(RecordBody):
     last_error: str = Field(description="Empty if no attempt has failed.")
 
 
-class EventStateList(ListBody[EventStateBody]):
-    """The newest events of a webhook, newest first."""
-
-
 class SentEventBody(BaseModel):
     """A test event that checks whether the webhook works."""
 
@@ -111,7 +103,7 @@ Webhooks = Annotated[WebhookService, made(WebhookService.of)]
 WebhookId = Annotated[str, Path(max_length=63, description="Id of the webhook.")]
 
 
-@router.get("", summary="List webhooks", response_model=WebhookList)
+@router.get("", summary="List webhooks", response_model=ListBody[WebhookBody])
 async def list_webhooks(webhooks: Webhooks, caller: OfTenant) -> Page[Webhook]:
     """List webhooks, oldest first, without their secrets.
 
@@ -133,7 +125,9 @@ async def create_webhook(webhooks: Webhooks, caller: OfTenant, body: WebhookCrea
 
 
 @router.get(
-    "/{webhook_id}/events", summary="List the events of a webhook", response_model=EventStateList
+    "/{webhook_id}/events",
+    summary="List the events of a webhook",
+    response_model=ListBody[EventStateBody],
 )
 async def list_events(
     webhooks: Webhooks, caller: OfTenant, webhook_id: WebhookId, limit: PageSize = 20

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import BaseModel, BeforeValidator, Field
 
-from gateway.accounts.shared import PLAIN, Caller, OfTenant, RecordBody, any_tenant
+from gateway.accounts.shared import PLAIN, Caller, OfTenant, PageBody, RecordBody, any_tenant
 from gateway.batches.files.service import (
     MAX_RETENTION_SECONDS,
     MIN_RETENTION_SECONDS,
@@ -64,10 +64,9 @@ class FileBody(RecordBody):
     lines: int
 
 
-class CursorList(BaseModel, Generic[T]):
+class CursorList(PageBody, Generic[T]):
     """A page of a list."""
 
-    object: Literal["list"] = "list"
     data: list[T]
     first_id: str | None
     last_id: str | None = Field(description="`after` of the request for the next page.")
@@ -83,10 +82,6 @@ class CursorList(BaseModel, Generic[T]):
             last_id=ids[-1] if ids else None,
             has_more=page.has_more,
         )
-
-
-class FileList(CursorList[FileBody]):
-    """A page of files."""
 
 
 class DeletedFile(BaseModel):
@@ -215,7 +210,7 @@ async def upload_file(
     return FileBody.of(file)
 
 
-@_of_both.get("", summary="List files", response_model=FileList)
+@_of_both.get("", summary="List files", response_model=CursorList[FileBody])
 async def list_files(
     files: Files,
     owner: OwnerOfFiles,
@@ -240,7 +235,7 @@ async def list_files(
     wanted = PageRequest(after, min(limit, MOST_OF_PAGE), is_newest_first=order == "desc")
     page = await files.page(owner, wanted, purpose=purpose)
     # FastAPI would check every entry again, and encode it in Python.
-    content = FileList.of(page, FileBody.of).model_dump_json()
+    content = CursorList[FileBody].of(page, FileBody.of).model_dump_json()
     return Response(content, media_type="application/json")
 
 

@@ -144,10 +144,6 @@ def _no_batch(batch_id: int) -> NotFoundError:
     return NotFoundError(f"There is no rejected or uncertain batch {batch_id}.")
 
 
-class ExportList(ListBody[ExportBody]):
-    """All sinks, by name."""
-
-
 class ExportBatchBody(RecordBody):
     """Events that the sink has not confirmed: a sum for Stripe, or requests."""
 
@@ -165,10 +161,6 @@ class ExportBatchBody(RecordBody):
         description="Since this attempt the sink may have stored the batch."
     )
     last_error: str
-
-
-class ExportBatchList(ListBody[ExportBatchBody]):
-    """A page of batches, oldest first."""
 
 
 class ExportRetry(BaseModel):
@@ -203,13 +195,17 @@ BatchId = Annotated[int, Path(ge=1, lt=2**63, description="Id of the batch."), P
 Exports = Annotated[ExportService, made(ExportService)]
 
 
-@router.get("", summary="List sinks", response_model=ExportList)
+@router.get("", summary="List sinks", response_model=ListBody[ExportBody])
 async def list_exports(exports: Exports) -> Page[ExportBody]:
     """List the billing systems to which the ledger is exported, and how far it is."""
     return Page(await exports.list_all(), has_more=False)
 
 
-@router.get("/{name}/batches", summary="List the batches of a sink", response_model=ExportBatchList)
+@router.get(
+    "/{name}/batches",
+    summary="List the batches of a sink",
+    response_model=ListBody[ExportBatchBody],
+)
 async def list_batches(
     exports: Exports,
     name: SinkName,

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Depends, Path, Query
 from fastapi.responses import Response
 
-from gateway.accounts.shared import MAX_TEXT_CHARACTERS, PRINTABLE, text_filter
+from gateway.accounts.shared import MAX_TEXT_CHARACTERS, PRINTABLE, CursorPage, text_filter
 from gateway.billing.usage.pages import UsagePages
 from gateway.billing.usage.parts import Dimension, UsageFilter
 from gateway.billing.usage.query import (
@@ -18,13 +18,10 @@ from gateway.billing.usage.query import (
 )
 from gateway.billing.usage.schemas import (
     AnyReceiptBody,
-    AnyReceiptList,
     AnyUsageBody,
-    AnyUsageList,
     ReceiptBody,
-    ReceiptList,
+    Report,
     UsageBody,
-    UsageList,
     receipt_fields,
 )
 from gateway.billing.usage.service import LatencyBody, UsageService
@@ -75,7 +72,7 @@ def group_by(known: tuple[Dimension, ...]) -> object:
 @router.get(
     "/v1/usage",
     summary="Report your usage",
-    response_model=UsageList,
+    response_model=Report[UsageBody],
     responses=WITH_CSV,
 )
 async def report(
@@ -104,7 +101,7 @@ async def report(
 @router.get(
     "/v1/usage/requests",
     summary="List your requests with their usage",
-    response_model=ReceiptList,
+    response_model=CursorPage[ReceiptBody, str],
     responses=WITH_CSV,
 )
 async def list_requests(
@@ -146,7 +143,7 @@ async def get_request(
     "/usage",
     name="report",
     summary="Report usage",
-    response_model=AnyUsageList,
+    response_model=Report[AnyUsageBody],
     responses=WITH_CSV,
 )
 async def report_any(
@@ -172,7 +169,7 @@ async def report_any(
     "/usage/requests",
     name="list_requests",
     summary="List requests with their usage",
-    response_model=AnyReceiptList,
+    response_model=CursorPage[AnyReceiptBody, str],
     responses=WITH_CSV,
 )
 async def list_any_requests(

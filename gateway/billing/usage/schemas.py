@@ -8,7 +8,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, Field
 
-from gateway.accounts.shared import CursorPage
+from gateway.accounts.shared import PageBody
 from gateway.billing.usage.parts import Dimension
 from gateway.billing.usage.service import UsageSlice
 from gateway.records.times import to_time
@@ -43,22 +43,15 @@ class AnyUsageBody(UsageBody):
     tenant: str | None = Field(description="Null unless grouped by `tenant`.")
 
 
-class _Report(BaseModel, Generic[T]):
-    object: Literal["list"] = "list"
+class Report(PageBody, Generic[T]):
+    """A page of a usage report, by time."""
+
     start: datetime
     end: datetime
     bucket: str
     has_more: bool
     next: str | None = Field(description="`after` for the next page; null on the last page.")
     data: list[T]
-
-
-class UsageList(_Report[UsageBody]):
-    """A page of a usage report, by time."""
-
-
-class AnyUsageList(_Report[AnyUsageBody]):
-    """A page of a usage report over any tenants."""
 
 
 class Prices(BaseModel):
@@ -126,14 +119,6 @@ class AnyReceiptBody(ReceiptBody):
 
     tenant: str
     gateway: str
-
-
-class ReceiptList(CursorPage[ReceiptBody, str]):
-    """A page of requests, newest first."""
-
-
-class AnyReceiptList(CursorPage[AnyReceiptBody, str]):
-    """A page of requests of any tenants, newest first."""
 
 
 def usage_fields(each: UsageSlice) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """The OpenAPI documents: FastAPI's own, completed with errors, credentials and headers."""
 
+import json
+import re
 from collections.abc import Collection, Iterator
 from typing import Any, Final
 
@@ -121,12 +123,14 @@ def install_documentation(app: FastAPI, *, generates: bool) -> None:
 
 
 def _document(app: FastAPI, *, generates: bool) -> dict[str, Any]:
-    schema = get_openapi(
-        title=app.title,
-        version=app.version,
-        description=app.description,
-        routes=app.routes,
-        tags=app.openapi_tags,
+    schema = _with_titles_as_names(
+        get_openapi(
+            title=app.title,
+            version=app.version,
+            description=app.description,
+            routes=app.routes,
+            tags=app.openapi_tags,
+        )
     )
     components = schema.setdefault("components", {})
     schemas: dict[str, Schema] = components.setdefault("schemas", {})
@@ -139,6 +143,14 @@ def _document(app: FastAPI, *, generates: bool) -> dict[str, Any]:
     schemas |= {name: each for name, each in table_schemas().items() if name.endswith("Error")}
     components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
     return schema
+
+
+def _with_titles_as_names(schema: dict[str, Any]) -> dict[str, Any]:
+    """Rename the schemas of generic models, such as `ListBody_KeyBody_` to `KeyList`."""
+    schemas = schema.get("components", {}).get("schemas", {})
+    titles = {name: each["title"] for name, each in schemas.items() if name.endswith("_")}
+    text = re.sub(r'\w+_(?=")', lambda name: titles.get(name[0], name[0]), json.dumps(schema))
+    return dict[str, Any](json.loads(text))
 
 
 def _place(path: tuple[str, dict[str, Any]]) -> int:
