@@ -249,7 +249,7 @@ class MemberAddition(RequestBody):
 class MemberChange(RequestBody):
     """Changes to a member."""
 
-    role: Role
+    role: Role = Field(description="Role of the member.")
 
 
 class MemberBody(RecordBody):

@@ -59,6 +59,7 @@ TenantLimitsShown = Annotated[
     dict[str, int | None], limits_schema(LimitScope.TENANT, description=_SHOWN)
 ]
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)]
+DisplayName = Annotated[Name, Field(description="Display name.")]
 
 
 class RequestBody(BaseModel):
@@ -69,6 +70,17 @@ class RequestBody(BaseModel):
     def given(self) -> dict[str, Any]:
         """Return the parsed values of the fields that the body contains."""
         return {name: getattr(self, name) for name in self.model_fields_set}
+
+
+def _without_defaults(schema: dict[str, Any]) -> None:
+    for each in schema["properties"].values():
+        each.pop("default", None)
+
+
+class ChangeBody(RequestBody):
+    """A request body with changes. Absent fields stay unchanged, so defaults are not described."""
+
+    model_config = ConfigDict(json_schema_extra=_without_defaults)
 
 
 class RecordBody(BaseModel):

@@ -20,6 +20,7 @@ from gateway.accounts.changes import By, Change, changing
 from gateway.accounts.projects.service import find_project
 from gateway.accounts.shared import (
     MAX_TEXT_CHARACTERS,
+    ChangeBody,
     ListBody,
     Name,
     OfTenant,
@@ -419,10 +420,10 @@ class SpendLimitAddition(RequestBody):
     limits: UserLimits = Field(default_factory=dict)
 
 
-class SpendLimitChange(RequestBody):
+class SpendLimitChange(ChangeBody):
     """Changes of a spend limit; absent fields stay unchanged."""
 
-    amount_micros: Amount | None = None
+    amount_micros: Amount | None = Field(None, description="Micro-dollars.")
     limits: UserLimits = Field(default_factory=dict)
     raised_micros: Amount | None = Field(
         None, description="The amount until `raised_until`. Null ends the raise."

@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import click
 from click.core import ParameterSource
-from msgspec import structs
 
 from gateway.cli.client import AdminClient, Target, connected, read_profile
 from gateway.cli.parameters import argument_of, operations, option_of, words
@@ -99,7 +98,6 @@ class Calls(click.Group):
         self._item = slash + item
         self.table = columns(table, **computed)
         self._flags = dict(each.split("=", 1) for each in flags.split())
-        self._texts: dict[str, str] = {}
         for usage in filter(None, verbs.split(", ")):
             self.add(usage)
 
@@ -140,10 +138,7 @@ class Calls(click.Group):
         texts = [text or operation.text]
         arguments: list[click.Parameter] = []
         options: list[click.Parameter] = []
-        for each, given in operation.given.items():
-            # The second operation of a resource may leave out what the first one has described.
-            described = self._texts.setdefault(each, given.text)
-            parameter = structs.replace(given, text=given.text or described)
+        for each, parameter in operation.given.items():
             shown, metavar = names.get(each, each), self._shown(each).upper()
             is_optional, flags = f"[{metavar}]" in takes, self._flags.get(each, "")
             if f"{{{each}}}" in rest or is_optional or metavar in takes:

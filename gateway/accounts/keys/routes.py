@@ -23,6 +23,7 @@ from gateway.accounts.keys.rules import (
 from gateway.accounts.keys.service import CreatedKey, KeyService
 from gateway.accounts.shared import (
     BodyWithLimits,
+    ChangeBody,
     LimitsShown,
     ListBody,
     Name,
@@ -48,7 +49,11 @@ Scopes = Annotated[
 ]
 
 
+KeyName = Annotated[Name, Field(description="Name of the key.")]
+
+
 class _KeyOptions(BodyWithLimits):
+    scopes: Scopes = Field(default_factory=lambda: [Scope.COMPLETIONS])
     allowed_models: list[Name] | None = Field(
         None,
         min_length=1,
@@ -84,18 +89,16 @@ class _KeyOptions(BodyWithLimits):
 class KeyCreation(_KeyOptions):
     """A key to create."""
 
-    name: Name = Field(description="Name of the key.")
-    scopes: Scopes = Field(default_factory=lambda: [Scope.COMPLETIONS])
+    name: KeyName
     project_id: str | None = Field(
         None, max_length=63, description="Project of the key, by its id."
     )
 
 
-class KeyChange(_KeyOptions):
+class KeyChange(ChangeBody, _KeyOptions):
     """Changes to a key; absent fields stay unchanged."""
 
-    name: Name = Field(default_factory=str)
-    scopes: Scopes = Field(default_factory=list)
+    name: KeyName = ""
 
 
 _MADE_KEYS: Final = (

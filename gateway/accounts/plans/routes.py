@@ -7,7 +7,7 @@ from fastapi import Path
 from pydantic import BaseModel, Field
 
 from gateway.accounts.plans.service import PlanService, ScopedLimits
-from gateway.accounts.shared import ListBody, Name, RequestBody, limits_schema
+from gateway.accounts.shared import ChangeBody, ListBody, Name, RequestBody, limits_schema
 from gateway.http.authorization import Operator, operators_router
 from gateway.http.services import made
 from gateway.platform.database.paging import Page
@@ -49,10 +49,10 @@ class PlanCreation(_PlanLimits):
     name: Name | None = Field(None, description="Display name. Default: the id.")
 
 
-class PlanChange(_PlanLimits):
+class PlanChange(ChangeBody, _PlanLimits):
     """Changes to a plan; absent fields stay unchanged."""
 
-    name: Name | None = None
+    name: Name | None = Field(None, description="Display name. Null: unchanged.")
 
 
 class PlanBody(BaseModel):

@@ -7,14 +7,14 @@ from datetime import datetime
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path
-from pydantic import Field
 
 from gateway.accounts.projects.service import ProjectService
 from gateway.accounts.shared import (
     BodyWithLimits,
+    ChangeBody,
+    DisplayName,
     LimitsShown,
     ListBody,
-    Name,
     OfTenant,
     RecordBody,
     WantedPage,
@@ -30,13 +30,13 @@ from gateway.records.scopes import Scope
 class ProjectCreation(BodyWithLimits):
     """A project to create."""
 
-    name: Name = Field(description="Display name.")
+    name: DisplayName
 
 
-class ProjectChange(BodyWithLimits):
+class ProjectChange(ChangeBody, BodyWithLimits):
     """Changes to a project; absent fields stay unchanged."""
 
-    name: Name = Field(default_factory=str)
+    name: DisplayName = ""
 
 
 class ProjectBody(RecordBody):

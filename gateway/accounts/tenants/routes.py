@@ -9,6 +9,8 @@ from contract.dialect import Dialect
 from contract.tier import RequestTier, ServiceTier
 from gateway.accounts.shared import (
     BodyWithLimits,
+    ChangeBody,
+    DisplayName,
     ListBody,
     Name,
     RecordBody,
@@ -76,17 +78,6 @@ class _TenantOptions(BodyWithLimits):
         AnomalyAction.STOP,
         description="`stop` rejects further requests of such a key in the hour; `report` does not.",
     )
-
-
-class TenantCreation(_TenantOptions):
-    """A tenant to create."""
-
-    name: Name = Field(description="Display name.")
-    id: str | None = Field(
-        None,
-        max_length=63,
-        description="1 to 63 characters from a-z, 0-9 and `-`. Default: random.",
-    )
     weight: Weight = 1.0
     strict_parameters: bool = Field(
         default=False,
@@ -107,16 +98,21 @@ class TenantCreation(_TenantOptions):
     )
 
 
-class TenantChange(_TenantOptions):
+class TenantCreation(_TenantOptions):
+    """A tenant to create."""
+
+    name: DisplayName
+    id: str | None = Field(
+        None,
+        max_length=63,
+        description="1 to 63 characters from a-z, 0-9 and `-`. Default: random.",
+    )
+
+
+class TenantChange(ChangeBody, _TenantOptions):
     """Changes to a tenant; absent fields stay unchanged."""
 
-    name: Name = Field(default_factory=str)
-    weight: Weight = Field(default_factory=float)
-    strict_parameters: bool = Field(default_factory=bool, strict=True)
-    billing: Billing = Field(default_factory=lambda: Billing.POSTPAID)
-    service_tier: RequestTier = Field(default_factory=lambda: ServiceTier.DEFAULT)
-    shows_cost: bool = Field(default_factory=bool, strict=True)
-    zero_retention: bool = Field(default_factory=bool, strict=True)
+    name: DisplayName = ""
 
 
 class TenantBody(RecordBody):
