@@ -77,6 +77,10 @@ class TranscriptionRequest(SpeechParameters):
     """`auto`: audio is cut at quiet points into clips that the model can read. Default: auto."""
 
 
+class TranslationRequest(SpeechParameters):
+    """Form of `POST /v1/audio/translations`."""
+
+
 def _read(
     body: dict[str, Any],
     profile: Profile,
@@ -94,7 +98,7 @@ def _read(
         raise unsupported(
             "timestamp_granularities[]", "must be segment: models give no times of words."
         )
-    wire = validate(SpeechParameters if is_translated else TranscriptionRequest, body)
+    wire = validate(TranslationRequest if is_translated else TranscriptionRequest, body)
     form = wire.response_format or SpeechFormat.JSON
     language, stream, granularities = None, False, None
     if isinstance(wire, TranscriptionRequest):

@@ -28,6 +28,7 @@ from gateway.dialects.pooling import (
     ScoreRequest,
 )
 from gateway.dialects.responses.request import ResponseRequest
+from gateway.dialects.speech import TranscriptionRequest, TranslationRequest
 from gateway.process.openapi.operations import (
     GENERATION_TAGS,
     generation_operations,
@@ -102,6 +103,8 @@ _REQUESTS: Final = (
     ChatCompletionRequest,
     MessageRequest,
     ResponseRequest,
+    TranscriptionRequest,
+    TranslationRequest,
     *_POOLING,
     *_TOKENIZE,
     DetokenizeRequest,

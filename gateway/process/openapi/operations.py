@@ -15,6 +15,7 @@ from gateway.dialects.endpoint import (
     INVOCATIONS,
     NATIVE_ENDPOINTS,
     POOLING_ENDPOINTS,
+    SPEECH_ENDPOINTS,
     Endpoint,
 )
 from gateway.dialects.json_types import Schema, reference
@@ -33,7 +34,7 @@ _NATIVE_TAG: Final = "llama.cpp"
 _POOLING_TAG: Final = "Embeddings and ranks"
 _MESSAGES_TAG: Final = "Messages"
 GENERATION_TAGS: Final = (
-    *("Completions", "Chat", _MESSAGES_TAG, "Responses"),
+    *("Completions", "Chat", _MESSAGES_TAG, "Responses", "Audio"),
     *(_POOLING_TAG, "Models", "Tokenization", _NATIVE_TAG),
 )
 """Tags of the generation API, in the order of the page."""
@@ -71,6 +72,10 @@ _EXAMPLES: Final[dict[str, dict[str, Schema]]] = json.loads(
   "openai": {"max_tokens": 40, "messages": SEA}
 }, "ResponseRequest": {
   "openai": {"input": "Write one line about the sea.", "max_output_tokens": 40}
+}, "TranscriptionRequest": {
+  "openai": {"file": "speech.mp3"}
+}, "TranslationRequest": {
+  "openai": {"file": "speech.mp3", "response_format": "srt"}
 }, "EmbeddingRequest": {
   "openai": {"input": ["Once upon a time", "The capital of France"]}
 }, "ClassificationRequest": {
@@ -114,6 +119,11 @@ delete /v1/responses/{completion_id} delete_response - DeletedResponse
   Cancel and delete a stored response
 post /v1/responses/input_tokens count_response_tokens ResponseRequest ResponseTokens
   Count the tokens of a response's prompt
+Audio
+post /v1/audio/transcriptions create_transcription TranscriptionRequest Transcription
+  Transcribe the speech of an audio file
+post /v1/audio/translations create_translation TranslationRequest Translation
+  Translate the speech of an audio file into English
 llama.cpp
 post /responses create_native_response ResponseRequest Response
   Create a response, as at `/v1/responses`
@@ -170,6 +180,7 @@ _EVENTS: Final = {
     "ChatCompletion": "a `ChatCompletionChunk` or an `Error` as JSON, and finally `[DONE]`.",
     "Message": "an event of Anthropic's API.",
     "Response": "an event of OpenAI's Responses.",
+    "Transcription": "an event of OpenAI's transcriptions.",
     "NativeResponse": "a `NativePartialResult`, a `NativeResult` or an `Error` as JSON; "
     "there is no `[DONE]`.",
 }
@@ -189,7 +200,10 @@ post PATH/{completion_id}/cancel cancel_NAME - STATUS
 """
 """The same for each endpoint whose responses can be read again, and the first for pooling."""
 _CREATING: Final = {
-    each.path: each for each in (*ENDPOINTS, INVOCATIONS, *NATIVE_ENDPOINTS, *POOLING_ENDPOINTS)
+    each.path: each
+    for each in (
+        *(*ENDPOINTS, INVOCATIONS, *NATIVE_ENDPOINTS, *POOLING_ENDPOINTS, *SPEECH_ENDPOINTS),
+    )
 }
 
 
@@ -259,7 +273,9 @@ def _operation(row: _Row) -> Schema:
         errors = _OF_BODIES if row.body else _OF_MODELS
         operation |= _responses(_response(row.schema), errors) | {"parameters": headers + queries}
     if row.body:
-        operation["requestBody"] = {"required": True, "content": {"application/json": _body(row)}}
+        takes_file = row.path in _CREATING and _CREATING[row.path].takes_file
+        kind = "multipart/form-data" if takes_file else "application/json"
+        operation["requestBody"] = {"required": True, "content": {kind: _body(row)}}
     if row.tag == _NATIVE_TAG:
         operation["description"] = "In dialects llamacpp and llamacpp-2026 only."
     if row.tag == _MESSAGES_TAG:
@@ -272,12 +288,13 @@ def _creation(row: _Row, endpoint: Endpoint) -> Schema:
     parameters, text, schemas = _parameters("header", "_CreationHeaders"), "Success.", [row.schema]
     if events := _EVENTS.get(row.schema, ""):
         parameters += _last_event_id(endpoint, "Resume after it. The request's body is ignored.")
-        text = (
-            f"The response. With `stream: true`, server-sent events, each {events} "
-            "With `background: true`, its status."
-        )
+        text = f"The response. With `stream: true`, server-sent events, each {events}"
+    if events and not endpoint.takes_file:
+        text += " With `background: true`, its status."
         schemas.append(_status(row.schema))
     response = _response(*schemas, text=text, events=events, headers=_CREATED_TEXT)
+    if endpoint.takes_file:
+        response["content"]["text/plain"] = {"schema": {"type": "string"}}
     refused = _refusals(_REJECTING[row.tag]) if row.tag in _REJECTING else {}
     return _responses(response, _OF_BODIES) | {"parameters": parameters} | refused
 

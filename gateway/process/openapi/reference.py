@@ -147,15 +147,15 @@ class Reference:
             given = ["-X POST"] if method == "POST" else []
             yield "", " \\\n  ".join([*lines, *given])
             return
+        examples = content.get("examples") or {"": {"value": self._sample(content["schema"])}}
         if not kind.endswith("json"):
-            parts = self._sample(content["schema"])
-            yield (
-                "",
-                " \\\n  ".join([*lines, *(f"-F {name}={value}" for name, value in parts.items())]),
-            )
+            properties = self._resolved(content["schema"])["properties"]
+            for name, value in next(iter(examples.values()))["value"].items():
+                sign = "@" * (properties[name].get("format") == "binary")
+                lines.append(f"-F {name}={sign}{value}")
+            yield "", " \\\n  ".join(lines)
             return
         lines.append('-H "Content-Type: application/json"')
-        examples = content.get("examples") or {"": {"value": self._sample(content["schema"])}}
         for number, (dialect, example) in enumerate(examples.items()):
             data = json.dumps(example["value"], indent=2, ensure_ascii=False)
             named = [f'-H "X-Api-Dialect: {dialect}"'] if number else []

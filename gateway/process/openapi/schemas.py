@@ -219,6 +219,21 @@ ResponseTokens
   object: "response.input_tokens"
   input_tokens: int  # Tokens of the prompt, as they would be billed.
 DeletedResponse = {"id": match("^resp_"), "object": "response", "deleted": bool}
+SpeechUsage
+  type: "duration"
+  seconds: int  # Length of the audio, rounded up.
+  cost?: float  # Cost in dollars, if the account or the request enables it.
+SpeechSegment  # Times are in seconds.
+  id: int; seek: int; start: float; end: float; text: str; tokens: list[int[0:]]
+  temperature: float; avg_logprob: float; compression_ratio: float
+  no_speech_prob: float  # Always 0: models do not report it.
+Transcription
+  text: str; usage: SpeechUsage
+  task?: "transcribe" | "translate"  # This and the following in format `verbose_json`.
+  language?: str  # The code of ISO 639-1.
+  duration?: float  # Seconds.
+  segments?: list[SpeechSegment]
+Translation = Transcription
 PooledUsage
   prompt_tokens: int  # Tokens of all texts.
   total_tokens: int

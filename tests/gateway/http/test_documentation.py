@@ -7,6 +7,7 @@ from html import unescape
 from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
+from starlette.routing import Route
 
 from gateway.http.allowances import FailedLogins, UnpaidRequests
 from gateway.limits.refusals import _CODES
@@ -22,8 +23,12 @@ BY_HAND = (
     *("/completion", "/chat/completions", "/infill", "/models", "/props", "/apply-template"),
     *("/health", "/v1/health", "/ping", "/load", "/version", "/invocations"),
     *("/v1/embeddings", "/v1/rerank", "/v2/rerank", "/rerank"),
-    *("/v1/score", "/score", "/v1/classify", "/classify"),
+    *("/v1/score", "/score", "/v1/classify", "/classify", "/v1/audio"),
 )
+
+
+PAGES = ("/anthropic", "/console", "/docs", "/openapi.json", "/status")
+"""Pages, and a prefix of paths that are described without it."""
 
 
 @cache
@@ -60,13 +65,29 @@ def test_pages_have_operations() -> None:
 def test_generation_comes_first_and_management_before_operations() -> None:
     paths = page()["paths"].values()
     tags = list(dict.fromkeys(next(iter(methods.values()))["tags"][0] for methods in paths))
-    generation = ["Completions", "Chat", "Messages", "Responses"]
+    generation = ["Completions", "Chat", "Messages", "Responses", "Audio"]
     generation += ["Embeddings and ranks", "Models", "Tokenization", "llama.cpp"]
     assert tags[: len(generation) + 4] == [*generation, "Files", "Batches", "Adapters", "Keys"]
     assert tags[-1] == "Operations"
     assert [tag["name"] for tag in page()["tags"]] == generation
     assert list(page()["paths"])[:2] == ["/v1/completions", "/v1/completions:estimate"]
     assert "tags" not in pages()[1]
+
+
+def test_every_api_is_described() -> None:
+    served = {
+        f"{method.lower()} {route.path.replace(':path}', '}')}"
+        for route in create_app(Settings()).routes
+        if isinstance(route, Route) and not route.path.startswith(PAGES)
+        for method in route.methods or ()
+        if method != "HEAD"
+    }
+    described = {
+        f"{method} {path}" for path, methods in page()["paths"].items() for method in methods
+    }
+    # Other names of paths that are described.
+    others = {"post /v1/tokenize", "post /v1/detokenize", "get /v1/tokenizer_info"}
+    assert served - described == others | {"get /", "get /healthz", "get /readyz"}
 
 
 def test_operation_has_description_and_parameters() -> None:

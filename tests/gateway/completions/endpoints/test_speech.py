@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema  # type: ignore[import-untyped]
 import pytest
 from openai import AsyncOpenAI
 from redis.asyncio import Redis
@@ -109,6 +110,10 @@ async def test_formats_tell_the_same(api: httpx.AsyncClient) -> None:
         for form in ("verbose_json", "srt", "vtt", "text")
     }
     whole = made["verbose_json"].json()
+    described = (await api.get("/openapi.json")).json()["components"]
+    schema = {"$ref": "#/components/schemas/Transcription", "components": described}
+    jsonschema.validate(whole, schema)
+    assert whole.keys() == described["schemas"]["Transcription"]["properties"].keys()
     assert (whole["task"], whole["language"], whole["duration"]) == ("transcribe", "en", 12.5)
     assert [(each["start"], each["end"]) for each in whole["segments"]] == [(0, 10), (10, 12.5)]
     assert [len(each["tokens"]) for each in whole["segments"]] == [10, 3]
