@@ -6,15 +6,13 @@ The commands of `sluice` for its resources get their parameters from this file. 
 takes seconds, and needs packages that a client of a gateway lacks.
 """
 
-import json
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
+import msgspec
+
+from gateway.cli.parameters import FILE, Operation, Parameter
 from gateway.platform.settings import Settings
 from gateway.process.app import create_app, create_operator_app
-
-FILE: Final = Path(__file__).resolve().parent.parent / "gateway" / "cli" / "admin_api.json"
-_BOUNDS: Final = {"minimum": "least", "maximum": "most"}
 
 
 def text_of(document: dict[str, Any]) -> str:
@@ -24,12 +22,12 @@ def text_of(document: dict[str, Any]) -> str:
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             if path.startswith("/admin/"):
-                described = json.dumps(_operation(operation, schemas), ensure_ascii=False)
-                lines.append(f"{json.dumps(f'{method.upper()} {path}')}: {described}")
+                described = msgspec.json.encode(_operation(operation, schemas)).decode()
+                lines.append(f'"{method.upper()} {path}": {described}')
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def _operation(operation: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
+def _operation(operation: dict[str, Any], schemas: dict[str, Any]) -> Operation:
     given = {
         each["name"]: _parameter(
             each["schema"] | {"description": each.get("description", "")},
@@ -42,27 +40,24 @@ def _operation(operation: dict[str, Any], schemas: dict[str, Any]) -> dict[str, 
         body = _resolved(content["schema"], schemas)
         for name, schema in body["properties"].items():
             given[name] = _parameter(schema, schemas, is_required=name in body.get("required", ()))
-    return {"text": operation["description"], "given": given}
+    return Operation(operation["description"], given)
 
 
-def _parameter(
-    schema: dict[str, Any], schemas: dict[str, Any], *, is_required: bool
-) -> dict[str, Any]:
+def _parameter(schema: dict[str, Any], schemas: dict[str, Any], *, is_required: bool) -> Parameter:
     plain = _resolved(schema, schemas)
     items = _resolved(plain.get("items", {}), schemas)
     kind = plain | items
-    found = {
-        "text": schema.get("description", ""),
-        "type": "time" if kind.get("format") == "date-time" else kind["type"],
-        "is_many": bool(items),
-        "is_nullable": {"type": "null"} in schema.get("anyOf", ()),
-        "is_required": is_required,
-        "choices": kind.get("enum", []),
-        "default": schema.get("default"),
-        **{name: int(kind[bound]) for bound, name in _BOUNDS.items() if bound in kind},
-    }
-    # What is absent, empty or false is the default of `gateway.cli.parameters`.
-    return {name: value for name, value in found.items() if value not in (None, "", [], False)}
+    return Parameter(
+        text=schema.get("description", ""),
+        type="time" if kind.get("format") == "date-time" else kind["type"],
+        is_many=bool(items),
+        is_nullable={"type": "null"} in schema.get("anyOf", ()),
+        is_required=is_required,
+        choices=tuple(kind.get("enum", ())),
+        default=schema.get("default") or None,
+        least=int(kind.get("minimum", 0)),
+        most=int(kind.get("maximum", 0)),
+    )
 
 
 def _resolved(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:

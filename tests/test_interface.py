@@ -20,6 +20,7 @@ from pydantic_settings import BaseSettings
 
 from common.metrics import LightCounter, LightHistogram
 from gateway.cli import main as cli
+from gateway.cli import parameters
 from gateway.jobs.schedule import TASKS
 from gateway.platform.settings import Settings
 from gateway.process.app import create_app, create_operator_app
@@ -66,7 +67,7 @@ def _applications() -> tuple[FastAPI, FastAPI]:
 def test_commands_are_made_from_the_admin_api() -> None:
     # `scripts/admin_api.py` writes the file.
     _, operators = _applications()
-    assert admin_api.text_of(operators.openapi()) == admin_api.FILE.read_text("utf-8")
+    assert admin_api.text_of(operators.openapi()) == parameters.FILE.read_text("utf-8")
 
 
 def test_interface_equals_the_recorded_one() -> None:

@@ -39,7 +39,7 @@ _TYPES: Final[Mapping[str, Any]] = {
 }
 
 
-class Parameter(msgspec.Struct, frozen=True):
+class Parameter(msgspec.Struct, frozen=True, omit_defaults=True):
     """A parameter of the path or query, or a member of the body."""
 
     text: str = ""

@@ -14,18 +14,9 @@ from gateway.limits.refusals import _CODES
 from gateway.platform.settings import Settings
 from gateway.process.app import create_app, create_operator_app
 from gateway.process.openapi.document import BODY_ERRORS, ERRORS, parameter_groups
+from gateway.process.openapi.operations import generation_operations
 from gateway.process.openapi.reference import Reference
 from gateway.records import errors
-
-BY_HAND = (
-    *("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses"),
-    *("/v1/models", "/tokenize", "/detokenize", "/responses"),
-    *("/completion", "/chat/completions", "/infill", "/models", "/props", "/apply-template"),
-    *("/health", "/v1/health", "/ping", "/load", "/version", "/invocations"),
-    *("/v1/embeddings", "/v1/rerank", "/v2/rerank", "/rerank"),
-    *("/v1/score", "/score", "/v1/classify", "/classify", "/v1/audio"),
-)
-
 
 PAGES = ("/anthropic", "/console", "/docs", "/openapi.json", "/status")
 """Pages, and a prefix of paths that are described without it."""
@@ -50,7 +41,9 @@ def operations() -> dict[str, Any]:
         for page in pages()
         for path, methods in page["paths"].items()
         for method, operation in methods.items()
-        if not path.startswith(BY_HAND)
+        if f"{method} {path}" not in generation_operations()
+        # Their errors are Anthropic's.
+        and not path.startswith("/v1/messages/")
     }
 
 
