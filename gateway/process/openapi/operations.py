@@ -225,7 +225,7 @@ def generation_operations() -> dict[str, Schema]:
     """Return the operations of the generation API by method and path."""
     operations = {f"{each.method} {each.path}": _operation(each) for each in _rows()}
     for name, schema in _OF_FASTAPI.items():
-        errors = _OF_STORED if schema == "ResponseItems" else _OF_MODELS
+        errors = _OF_STORED if schema == "ResponseItems" else _OF_MODELS | {"400"}
         operations[name] = _responses(_response(schema), errors)
     return operations
 

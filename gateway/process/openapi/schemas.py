@@ -536,6 +536,12 @@ _RETRY_TEXT = ID_TEXT | {
     "retry-after-ms": "The same in milliseconds.",
 }
 
+_REFUSED_TEXT: Final = _RETRY_TEXT | {
+    "x-ratelimit-limit-audio-seconds": "Limit of seconds of audio a day, if it is exceeded.",
+    "x-ratelimit-remaining-audio-seconds": "Remaining seconds of audio.",
+    "x-ratelimit-reset-audio-seconds": "Time until the day ends.",
+}
+
 OTHER_TEXT: Final = {
     "request-id": "The id of the request in Anthropic's API.",
     "x-cost": "Cost in dollars, if the account or the request enables it; not in streams.",
@@ -545,7 +551,7 @@ OTHER_TEXT: Final = {
     "Idempotency-Key.",
 }
 
-RESPONSE_HEADERS: Final = tuple(HEADER_TEXT | LIMIT_TEXT | OTHER_TEXT | _RETRY_TEXT)
+RESPONSE_HEADERS: Final = tuple(HEADER_TEXT | LIMIT_TEXT | OTHER_TEXT | _REFUSED_TEXT)
 """Names of all described headers."""
 
 
@@ -579,7 +585,7 @@ def error_responses(statuses: Iterable[str]) -> dict[str, Any]:
     return {
         status: {
             "description": ERROR_TEXT[status],
-            "headers": header_objects(_RETRY_TEXT),
+            "headers": header_objects(_REFUSED_TEXT if status == "429" else _RETRY_TEXT),
             "content": {"application/json": {"schema": reference("Error")}},
         }
         for status in sorted(statuses)

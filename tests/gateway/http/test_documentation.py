@@ -10,12 +10,14 @@ import jsonschema  # type: ignore[import-untyped]
 from starlette.routing import Route
 
 from gateway.http.allowances import FailedLogins, UnpaidRequests
+from gateway.limits.headers import _FAMILIES, _FAMILY_OF_DAY, _names
 from gateway.limits.refusals import _CODES
 from gateway.platform.settings import Settings
 from gateway.process.app import create_app, create_operator_app
 from gateway.process.openapi.document import BODY_ERRORS, ERRORS, parameter_groups
 from gateway.process.openapi.operations import generation_operations
 from gateway.process.openapi.reference import Reference
+from gateway.process.openapi.schemas import RESPONSE_HEADERS
 from gateway.records import errors
 
 PAGES = ("/anthropic", "/console", "/docs", "/openapi.json", "/status")
@@ -206,6 +208,11 @@ def test_every_schema_is_valid() -> None:
         assert "HTTPValidationError" not in text
         named = set(re.findall(r"#/components/schemas/(\w+)", text))
         assert named <= set(page["components"]["schemas"])
+
+
+def test_headers_of_limits_are_described() -> None:
+    families = {*_FAMILY_OF_DAY.values(), *(family for family, _ in _FAMILIES)}
+    assert {name for each in families for name in _names(each, False)} <= {*RESPONSE_HEADERS}
 
 
 def test_refusal_by_a_limit_fits_its_description() -> None:
