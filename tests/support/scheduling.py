@@ -43,6 +43,8 @@ TOGETHER: Final = {
 }
 """Files and folders, in this order; one process runs all that have the same name."""
 EARLY: Final = (
+    # One file that takes longer than the last files of all processes.
+    "tests/gateway/limits/test_interleavings.py",
     "tests/e2e/",
     # These share the deployment of tests/gateway/conftest.py, which ends when a process leaves it.
     "tests/gateway/accounts/test_http_",
@@ -57,8 +59,12 @@ EARLY: Final = (
     "tests/telemetry/",
     "tests/deploy/",
     "tests/gateway/jobs/",
+    "tests/gateway/cli/",
+    "tests/test_docs.py",
+    "tests/gateway/billing/",
+    "tests/gateway/accounts/",
 )
-"""Folders that come next; the rest has short files, of which every process ends with some."""
+"""What comes next; the rest has short files, of which every process ends with some."""
 
 
 class FileScheduling(LoadScopeScheduling):  # type: ignore[misc] # xdist has no types

@@ -11,7 +11,7 @@ import copy
 import hashlib
 import logging
 import struct
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -54,6 +54,7 @@ MICRO_A_TOKEN = 10**6
 TOKENS = (b"1", b"2")
 """The journal of a whole response. Its last entry ends it."""
 EXPIRED_MS = 1000
+USAGE = keys.usage(BUCKET).encode()
 LOCAL = ("receive", "leave", "cancel")
 """Steps that send nothing to Redis."""
 BYTES, BYTES_AT_END, BYTES_OF_MARK = 100_000, 50_000, RESPONSE_BYTES
@@ -104,6 +105,73 @@ class Programs(NamedTuple):
 
 Saved = list[tuple[bytes, bytes, int]]
 """The name, content and lifetime of each key."""
+# One script each, since the exploration reads and writes thousands of times.
+READ_ALL = """
+local function value_of(name, kind)
+    if kind == 'hash' then return redis.call('HGETALL', name) end
+    if kind == 'stream' then return redis.call('XRANGE', name, '-', '+') end
+    if kind == 'zset' then return redis.call('ZRANGE', name, 0, -1) end
+    return kind == 'string' and redis.call('GET', name)
+end
+
+local names, found = redis.call('KEYS', '*'), {}
+table.sort(names)
+for number, name in ipairs(names) do
+    local kind = redis.call('TYPE', name).ok
+    local content, ttl = redis.call('DUMP', name), redis.call('PTTL', name)
+    found[number] = {name, content, ttl, kind, value_of(name, kind)}
+end
+return found
+"""
+WRITE_ALL = """
+redis.call('FLUSHDB')
+for at = 1, #ARGV, 3 do
+    redis.call('RESTORE', ARGV[at], ARGV[at + 2], ARGV[at + 1])
+end
+"""
+
+
+class Found(NamedTuple):
+    """What Redis has."""
+
+    saved: Saved
+    values: dict[str, Any]
+    """What keys of simple types have: the fields of hashes as a dictionary."""
+    usage: list[UsageRecord]
+
+    def state(self) -> Any:
+        """Return what makes two states different: no time, nor the order of a hash's fields."""
+        values = self.values.values()
+        own = tuple(
+            (name, frozenset(value.items()) if isinstance(value, dict) else content, ttl < 0)
+            for (name, content, ttl), value in zip(self.saved, values, strict=True)
+            if name != USAGE
+        )
+        return own, tuple(sorted((each.request_id, each.completion_tokens) for each in self.usage))
+
+    def request(self) -> dict[bytes, bytes]:
+        """Return the record of the request, empty if there is none."""
+        fields: dict[bytes, bytes] = self.values.get(keys.request(BUCKET, ID), {})
+        return fields
+
+    def is_open(self) -> bool:
+        """Whether the request has a lease."""
+        return ID.encode() in self.values.get(keys.open_requests(BUCKET), ())
+
+    def made(self) -> int:
+        """Return how many tokens the engine has made."""
+        return int(self.values.get(MADE, 0))
+
+    def charged(self) -> int:
+        """Return the tokens in the ledger: of several rows of one id, the largest counts."""
+        rows: dict[str, int] = {}
+        for each in self.usage:
+            if each.admitted_id == ID:
+                known = rows.get(each.request_id, 0)
+                rows[each.request_id] = max(known, each.completion_tokens)
+        return sum(rows.values())
+
+
 Step = tuple[str, Callable[[], Awaitable[str]]]
 """The name of a program, and what it does; it returns where the program is then."""
 
@@ -117,8 +185,6 @@ class World:
     storage: Storage
     responses: ResponseStore
     seen: set[Any] = field(default_factory=set)
-    kinds: dict[bytes, bytes] = field(default_factory=dict)
-    """The type of each key."""
     steps: int = 0
     violations: list[str] = field(default_factory=list)
 
@@ -403,13 +469,14 @@ class World:
         self, at: Programs, path: tuple[str, ...] = (), before: tuple[Any, Saved] | None = None
     ) -> None:
         """Take every step from here. `before` is what Redis had before the last step."""
-        content, saved = await self._content()
+        found = await self._read()
+        content, saved = found.state(), found.saved
         before = before if at.failovers and at.first else None
         state = (at, content, before and before[0])
         if state in self.seen or self.violations:
             return
         self.seen.add(state)
-        await self._check(path)
+        await self._check(path, found)
         for name, step in [*self.steps_of(at)]:
             may_be_lost = at.lost_replies > 0 and name != "sweep" and step.__name__ not in LOCAL
             for is_lost in (False, True)[: 1 + may_be_lost]:
@@ -423,13 +490,12 @@ class World:
                     now, label = at._replace(lost_replies=at.lost_replies - 1), f"{label} (lost)"
                 await self.explore(now, (*path, label), (content, saved))
         if before is not None:
-            await self._restore([each for each in saved if not _is_of_record(each)])
-            await self._add(filter(_is_of_record, before[1]))
+            kept_keys = [each for each in saved if not _is_of_record(each)]
+            await self._restore([*kept_keys, *filter(_is_of_record, before[1])])
             self.steps += 1
             now = at._replace(failovers=at.failovers - 1)
             await self.explore(now, (*path, FAILOVER))
-        is_open = await self.redis.zscore(keys.open_requests(BUCKET), ID) is not None
-        for label, now, happen in self._chances(at, is_open=is_open):
+        for label, now, happen in self._chances(at, is_open=found.is_open()):
             await self._restore(saved)
             await happen()
             self.steps += 1
@@ -454,72 +520,40 @@ class World:
     async def _expire(self) -> None:
         await self.redis.zadd(keys.open_requests(BUCKET), {ID: EXPIRED_MS})
 
-    async def _content(self) -> tuple[Any, Saved]:
-        names = sorted(await self.redis.keys("*"))
-        pipeline = self.redis.pipeline(transaction=False)
-        for name in names:
-            pipeline.dump(name)
-            pipeline.pttl(name)
-            if name not in self.kinds:
-                self.kinds[name] = await self.redis.type(name)
-            # Redis keeps the fields of a hash in no order.
-            (pipeline.hgetall if self.kinds[name] == b"hash" else pipeline.exists)(name)
-        found = await pipeline.execute()
-        saved = list(zip(names, found[::3], found[1::3], strict=True))
-        usage = tuple(
-            sorted((each.request_id, each.completion_tokens) for each in await self._usage())
-        )
-        # Ids of stream entries, and what is left of lifetimes, are times.
-        own = tuple(
-            (name, frozenset(fields.items()) if isinstance(fields, dict) else content, ttl < 0)
-            for (name, content, ttl), fields in zip(saved, found[2::3], strict=True)
-            if name != keys.usage(BUCKET).encode()
-        )
-        return (own, usage), saved
+    async def _read(self) -> Found:
+        saved: Saved = []
+        values: dict[str, Any] = {}
+        for name, content, ttl, kind, value in await self.redis.eval(READ_ALL, 0):
+            saved.append((name, content, ttl))
+            values[name.decode()] = (
+                dict(zip(value[::2], value[1::2], strict=True)) if kind == b"hash" else value
+            )
+        entries = values.get(USAGE.decode(), ())
+        return Found(saved, values, [decode_usage(fields[1]) for _, fields in entries])
 
     async def _restore(self, saved: Saved) -> None:
-        await self.redis.flushdb()
-        await self._add(saved)
-
-    async def _add(self, saved: Iterable[tuple[bytes, bytes, int]]) -> None:
-        pipeline = self.redis.pipeline(transaction=False)
-        for name, content, ttl in saved:
-            pipeline.restore(name, max(ttl, 0), content)
-        await pipeline.execute()
+        arguments = [part for name, content, ttl in saved for part in (name, content, max(ttl, 0))]
+        await self.redis.eval(WRITE_ALL, 0, *arguments)
 
     # -- invariants ------------------------------------------------------------------------------
 
-    async def _usage(self) -> list[UsageRecord]:
-        entries = await self.redis.xrange(keys.usage(BUCKET))
-        return [decode_usage(fields[b"u"]) for _, fields in entries]
-
-    async def _charged(self) -> int:
-        """Return the tokens in the ledger: of several rows of one id, the largest counts."""
-        rows: dict[str, int] = {}
-        for each in await self._usage():
-            if each.admitted_id == ID:
-                known = rows.get(each.request_id, 0)
-                rows[each.request_id] = max(known, each.completion_tokens)
-        return sum(rows.values())
-
-    async def _check(self, path: tuple[str, ...]) -> None:
-        fields = await self.redis.hgetall(keys.request(BUCKET, ID))
-        is_open = await self.redis.zscore(keys.open_requests(BUCKET), ID) is not None
+    async def _check(self, path: tuple[str, ...], found: Found) -> None:
+        fields, is_open = found.request(), found.is_open()
         state = fields.get(b"state")
         has_ended = state is not None and state != b"claimed"
         holds = b"amounts" in fields
         _, status, spent = await self.store.status(TENANT, SUBJECTS)
         held = struct.unpack(">7d", fields[b"amounts"][:56])[5] if holds else 0
         costs = dict[str, int]()
-        for each in await self._usage():
+        for each in found.usage:
             costs[each.request_id] = max(costs.get(each.request_id, 0), each.cost_micros)
         is_unseeded = not status.is_seeded
         journal = await self._journal()
-        charged, made = await self._charged(), await self._made()
-        entry = await self.redis.hget(_kept(1, key="k").entry, "request")
+        charged, made = found.charged(), found.made()
+        entry = found.values.get(_kept(1, key="k").entry, {}).get(b"request")
         kept_key = fields.get(b"key")
         stored = int(fields.get(b"bytes", b":0").rpartition(b":")[2])
-        allowed = BYTES_BY_STATE.get(state, (0, BYTES, 2 * BYTES, BYTES_AT_END))
+        allowed = BYTES_BY_STATE.get(state or b"", (0, BYTES, 2 * BYTES, BYTES_AT_END))
         if FAILOVER in path:
             allowed = (*allowed, 0)  # They count again from the next change on.
         _, counted, _ = await self.storage.used(TENANT, SUBJECTS)
@@ -555,9 +589,10 @@ class World:
             await self._expire()
             [settle] = self._sweep_found(str(EXPIRED_MS))
             await settle()
-        fields = await self.redis.hgetall(keys.request(BUCKET, ID))
-        state, journal, made = fields.get(b"state"), await self._journal(), await self._made()
-        charged, rows = await self._charged(), [each.request_id for each in await self._usage()]
+        found = await self._read()
+        fields, journal, made = found.request(), await self._journal(), found.made()
+        state, charged = fields.get(b"state"), found.charged()
+        rows = [each.request_id for each in found.usage]
         for is_wrong, what in (
             (b"amounts" in fields, "every admitted request reaches an end"),
             (
