@@ -28,6 +28,7 @@ TOGETHER: Final = {
     # The next file continues with one of its workers.
     "tests/failures/kills/test_two_workers.py": "killed workers",
     "tests/failures/kills/": "killed workers",
+    "tests/failures/proofs/test_cluster.py": "proofs on a cluster",
     "tests/failures/proofs/": "proofs",
     "tests/failures/chaos/test_chaos.py": "chaos",
     "tests/worker/test_vision.py": VLLM,
@@ -36,14 +37,18 @@ TOGETHER: Final = {
     "tests/worker/test_parser_format.py": VLLM,
     "tests/worker/parsing/": VLLM,
     "tests/gateway/completions/structure/test_translate.py": VLLM,
-    "tests/failures/outages/": "outages",
+    "tests/failures/outages/test_rolling_restart.py": "outages",
+    "tests/failures/outages/test_redis_away.py": "outages",
+    "tests/failures/outages/test_sentinel.py": "watched Redis",
+    "tests/failures/outages/test_closed_connections.py": "watched Redis",
     "tests/gateway/cli/test_up.py": "sluice up",
     "tests/failures/overload/": "overload",
     "tests/gateway/console/": "console",
 }
 """Files and folders, in this order; one process runs all that have the same name."""
 EARLY: Final = (
-    # One file that takes longer than the last files of all processes.
+    # Single files that take longer than the last files of all processes.
+    "tests/failures/outages/",
     "tests/gateway/limits/test_interleavings.py",
     "tests/e2e/",
     # These share the deployment of tests/gateway/conftest.py, which ends when a process leaves it.

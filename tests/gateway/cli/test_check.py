@@ -16,6 +16,7 @@ from redis.asyncio import Redis
 from contract import keys
 from tests.support.cases import case
 from tests.support.fake_worker import FakeWorker
+from tests.support.patience import PROCESS_PATIENCE_SECONDS
 from tests.support.pgbouncer import running_pgbouncer
 from tests.support.processes import free_port, spawn
 from tests.support.redis_server import RedisServer
@@ -151,20 +152,26 @@ def test_pooler_and_tls_of_the_database(sluice: Sluice, postgres_sockets: str) -
         assert "database pooler: none" in _lines(result, "OK")
 
 
-def test_place_of_a_worker(redis_server: RedisServer, tmp_path: Path) -> None:
-    def check(*options: str) -> tuple[int, str]:
-        command = ("check", "--role", "worker", "--redis-url", redis_server.url, *options)
-        log = tmp_path / "log"
-        with log.open("wb") as output:
-            program = (sys.executable, "-P", "-m", "gateway.cli.main", *command)
-            process = spawn(*program, stdout=output, stderr=output)
-            code = process.wait(120)
-        return code, log.read_text()
+def _checked_worker(url: str, log: Path, *options: str) -> tuple[int, str]:
+    """Return the exit code and the output of the check of the tiny model's worker."""
+    place = ("--role", "worker", "--redis-url", url, "--model-path", str(CHECKPOINT))
+    with log.open("wb") as output:
+        program = (sys.executable, "-P", "-m", "gateway.cli.main", "check", *place, *options)
+        code = spawn(*program, stdout=output, stderr=output).wait(PROCESS_PATIENCE_SECONDS)
+    return code, log.read_text()
 
-    code, text = check("--model-path", str(CHECKPOINT), "--engine", "scripted", "--json")
+
+def test_place_of_a_worker(redis_server: RedisServer, tmp_path: Path) -> None:
+    options = ("--engine", "scripted", "--json")
+    code, text = _checked_worker(redis_server.url, tmp_path / "log", *options)
     assert code == 0, text
     assert {each["check"] for each in json.loads(text)} >= {"Redis version", "Redis clock"}
-    code, text = check("--model-path", str(CHECKPOINT), "--engine-arguments", '{"max_num_seq": 1}')
+
+
+@pytest.mark.slow
+def test_engine_arguments_are_read_by_vllm(redis_server: RedisServer, tmp_path: Path) -> None:
+    options = ("--engine-arguments", '{"max_num_seq": 1}')
+    code, text = _checked_worker(redis_server.url, tmp_path / "log", *options)
     assert code == 1
     assert "ERROR    engine arguments: " in text
     assert "max_num_seq" in text
