@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from bisect import bisect_left, bisect_right
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from unittest.mock import AsyncMock
@@ -60,11 +61,10 @@ def customer(kind: str, rng: random.Random) -> dict[datetime, int]:
 def test_ordinary_customers_are_rarely_stopped(kind: str) -> None:
     """At a factor of 5, at most one hour of two months is a false alarm."""
     costs, alarms = customer(kind, random.Random(1)), 0
-    for at, cost in costs.items():
-        if at < NOW - timedelta(days=60):
-            continue
-        before = (at - number * HOUR for number in range(1, 29 * 24))
-        recent = {hour: costs[hour] for hour in before if hour in costs}
+    hours, rows = [*costs], [*costs.items()]
+    for index in range(bisect_left(hours, NOW - timedelta(days=60)), len(rows)):
+        at, cost = rows[index]
+        recent = dict(rows[bisect_right(hours, at - timedelta(days=29)) : index])
         limit = learned_micros(recent, at, 5)
         assert limit is not None
         alarms += cost > limit
