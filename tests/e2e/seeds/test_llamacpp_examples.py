@@ -1,14 +1,11 @@
 """The document of llama.cpp's server, replayed: its examples byte for byte."""
 
-import asyncio
 import json
 from statistics import mean
 
 import jsonschema  # type: ignore[import-untyped]
 import pytest
-from redis.asyncio import Redis
 
-from contract.messages import WorkerState
 from tests.e2e.at_once import at_once, each_at_once
 from tests.e2e.examples import OPEN, ids_of
 from tests.e2e.seeds.arithmetic import begins_sentence, is_sentence
@@ -24,9 +21,6 @@ from tests.e2e.seeds.calling import (
     text_of,
     texts_of,
 )
-from tests.support.fake_worker import FakeWorker
-from tests.support.processes import wait_until
-from tests.support.stack import Stack
 
 pytestmark = pytest.mark.e2e
 
@@ -283,30 +277,3 @@ def test_missing_prompt_is_the_error_example(caller: Caller) -> None:
     error = response.json()["error"]
     assert (error["code"], error["type"]) == (400, "invalid_request_error")
     assert "prompt" in error["message"]
-
-
-def test_invalid_key_is_401(stack: Stack) -> None:
-    stranger = Caller(stack.url, "no-key")
-    response = stranger.post(DIALECT, example_bytes("llamacpp_request"))
-    stranger.close()
-
-    assert response.status_code == 401
-    assert response.json()["error"]["code"] == 401
-
-
-def test_model_that_is_loading_is_503(stack: Stack) -> None:
-    async def announce() -> None:
-        async with Redis.from_url(stack.redis.url) as redis:
-            await FakeWorker(redis, "still-loading").announce(WorkerState.LOADING)
-
-    asyncio.run(announce())
-    caller = Caller(stack.url, stack.key("documents", allowed_models=("still-loading",)))
-    wait_until(
-        lambda: caller.get("/v1/models/still-loading").status_code == 200,
-        what="the model being listed",
-    )
-    response = caller.post(DIALECT, {"model": "still-loading", "prompt": OPEN})
-    caller.close()
-
-    assert response.status_code == 503
-    assert response.json()["error"]["code"] == 503

@@ -273,6 +273,20 @@ def test_timings_per_token_are_in_every_chunk(caller: Caller) -> None:
     assert all(chunk["timings"]["predicted_n"] >= 1 for chunk in chunks)
 
 
+def test_cache_prompt_decides_whether_earlier_requests_are_reused(caller: Caller) -> None:
+    prompt = [7] * (2 * BLOCK_TOKENS + 1)
+
+    def cached(**options: Any) -> int:
+        answer = caller.complete("llamacpp", {"prompt": prompt, "max_tokens": 1, **options})
+        count: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return count
+
+    cached()
+    assert cached() == 2 * BLOCK_TOKENS
+    assert cached(cache_prompt=False) == 0
+    assert cached(cache_prompt=True) == 2 * BLOCK_TOKENS
+
+
 @each_at_once("name", ["prompt_cache_isolation_key", "cache_salt"])
 def test_prompt_cache_is_separate_for_each_isolation_key(caller: Caller, name: str) -> None:
     body = {"prompt": [21 + len(name)] * (BLOCK_TOKENS + 1), "max_tokens": 1}

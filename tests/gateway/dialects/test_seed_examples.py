@@ -1,13 +1,11 @@
 """Verbatim examples from the documents of the served APIs, each in its dialect."""
 
-import json
 from typing import Any
-
-import pytest
 
 from contract.sampling import Mirostat
 from gateway.dialects.profile import Profile
 from gateway.dialects.request import Structure, StructureKind
+from tests.e2e.seeds.calling import example
 from tests.gateway.dialects.reading import (
     FIREWORKS,
     LLAMACPP,
@@ -18,109 +16,22 @@ from tests.gateway.dialects.reading import (
 )
 from tests.support.cases import all_cases
 
-LLAMACPP_CURL = """
-{
-    "model": "gpt-3.5-turbo",
-    "prompt": "Once upon a time",
-    "max_tokens": 50,
-    "temperature": 0.7
-  }
-"""
-LLAMACPP_LOGPROBS = """
-{
-  "model": "gpt-3.5-turbo",
-  "prompt": "The sky is",
-  "max_tokens": 5,
-  "logprobs": 3
-}
-"""
-LLAMACPP_BATCH = """
-{
-  "model": "gpt-3.5-turbo",
-  "prompt": [
-    "The capital of France is",
-    "The capital of Germany is",
-    "The capital of Italy is"
-  ],
-  "max_tokens": 5
-}
-"""
-LLAMACPP_INFILL = r"""
-{
-  "model": "codellama",
-  "prompt": "def fibonacci(n):\n    ",
-  "suffix": "\n    return result",
-  "max_tokens": 100
-}
-"""
-LLAMACPP_GRAMMAR = r"""
-{
-  "model": "gpt-3.5-turbo",
-  "prompt": "Generate a simple arithmetic expression:",
-  "max_tokens": 20,
-  "grammar": "root ::= expr\nexpr ::= term (('+' | '-') term)*\nterm ::= factor (('*' | '/') factor)*\nfactor ::= [0-9]+ | '(' expr ')'"
-}
-"""
-LLAMACPP_SCHEMA = """
-{
-  "model": "gpt-3.5-turbo",
-  "prompt": "Generate a product:",
-  "max_tokens": 100,
-  "json_schema": {
-    "type": "object",
-    "properties": {
-      "name": {"type": "string"},
-      "price": {"type": "number", "minimum": 0},
-      "in_stock": {"type": "boolean"},
-      "tags": {
-        "type": "array",
-        "items": {"type": "string"},
-        "minItems": 1,
-        "maxItems": 5
-      }
-    },
-    "required": ["name", "price"]
-  }
-}
-"""
-LLAMACPP_MIROSTAT = """
-{
-  "model": "gpt-3.5-turbo",
-  "prompt": "Write a creative story:",
-  "max_tokens": 200,
-  "mirostat": 2,
-  "mirostat_tau": 5.0,
-  "mirostat_eta": 0.1
-}
-"""
-MISTRALRS_CURL = """
-{ "best_of": 1, "dry_allowed_length": null, "dry_base": null, "dry_multiplier": null, "dry_sequence_breakers": null, "echo": false, "frequency_penalty": null, "grammar": { "type": "regex", "value": "example" }, "logit_bias": null, "logprobs": null, "max_tokens": 16, "min_p": null, "model": "mistral", "n": 1, "presence_penalty": null, "prompt": "Say this is a test.", "repetition_penalty": null, "stop": "example", "stream": true, "suffix": null, "temperature": 0.7, "tool_choice": "none", "tools": null, "top_k": null, "top_p": null, "truncate_sequence": null, "user": "example" }
-"""
-OMLX_CURL = """
-{
-    "model": "your-model",
-    "prompt": "The quick brown fox",
-    "max_tokens": 50,
-    "temperature": 0.7
-  }
-"""
-
 EXAMPLES = [
-    pytest.param(LLAMACPP, LLAMACPP_CURL, id="llamacpp-curl"),
-    pytest.param(LLAMACPP, LLAMACPP_LOGPROBS, id="llamacpp-logprobs"),
-    pytest.param(LLAMACPP, LLAMACPP_BATCH, id="llamacpp-batch"),
-    pytest.param(LLAMACPP, LLAMACPP_INFILL, id="llamacpp-infill"),
-    pytest.param(LLAMACPP, LLAMACPP_GRAMMAR, id="llamacpp-grammar"),
-    pytest.param(LLAMACPP, LLAMACPP_SCHEMA, id="llamacpp-schema"),
-    pytest.param(LLAMACPP, LLAMACPP_MIROSTAT, id="llamacpp-mirostat"),
-    pytest.param(MISTRALRS, MISTRALRS_CURL, id="mistralrs-curl"),
-    pytest.param(OMLX, OMLX_CURL, id="omlx-curl"),
+    (LLAMACPP, "llamacpp_request"),
+    (LLAMACPP, "llamacpp_logprobs"),
+    (LLAMACPP, "llamacpp_batch"),
+    (LLAMACPP, "llamacpp_infill"),
+    (LLAMACPP, "llamacpp_grammar"),
+    (LLAMACPP, "llamacpp_json_schema"),
+    (LLAMACPP, "llamacpp_mirostat"),
+    (MISTRALRS, "mistralrs_request"),
+    (OMLX, "omlx_request"),
 ]
 
 
-@all_cases(("profile", "text"), EXAMPLES)
-def test_example_is_served_and_no_parameter_is_ignored(profile: Profile, text: str) -> None:
-    body = json.loads(text)
+@all_cases(("profile", "name"), EXAMPLES)
+def test_example_is_served_and_no_parameter_is_ignored(profile: Profile, name: str) -> None:
+    body = example(name)
     request = read_body(body, profile)
     assert request.ignored_parameters == ()
     assert request.model == body["model"]
@@ -133,20 +44,20 @@ def test_example_is_served_and_no_parameter_is_ignored(profile: Profile, text: s
 
 
 def test_constraints_of_the_llamacpp_examples_are_read() -> None:
-    grammar = read_body(json.loads(LLAMACPP_GRAMMAR), LLAMACPP).structure
+    grammar = read_body(example("llamacpp_grammar"), LLAMACPP).structure
     assert grammar is not None
     assert grammar.kind is StructureKind.GBNF
     assert grammar.source.startswith("root ::= expr\nexpr ::= term (('+'")
-    schema = read_body(json.loads(LLAMACPP_SCHEMA), LLAMACPP).structure
+    schema = read_body(example("llamacpp_json_schema"), LLAMACPP).structure
     assert schema is not None
     assert schema.source["required"] == ["name", "price"]
-    chain = read_body(json.loads(LLAMACPP_MIROSTAT), LLAMACPP).sampling.chain
+    chain = read_body(example("llamacpp_mirostat"), LLAMACPP).sampling.chain
     assert chain is not None
     assert chain.mirostat == Mirostat(2, 5.0, 0.1)
 
 
 def test_example_of_mistralrs_is_read() -> None:
-    request = read_body(json.loads(MISTRALRS_CURL), MISTRALRS)
+    request = read_body(example("mistralrs_request"), MISTRALRS)
     assert request.structure == Structure(StructureKind.REGEX, "example", "grammar")
     assert (request.stop, request.stream) == (["example"], True)
     assert (request.n, request.best_of, request.tool_use) == (1, 1, None)
