@@ -30,7 +30,7 @@ from gateway.dialects.stream_options import AUTO_TIER
 from gateway.records.errors import BadRequestError, ErrorStyle
 from tests.gateway.dialects.chat_reading import PNG
 from tests.gateway.dialects.reading import LLAMACPP, OPENAI, at_once
-from tests.gateway.dialects.test_chat_any_body import VALUES, check
+from tests.gateway.dialects.test_any_body import VALUES, check
 from tests.support.cases import all_cases
 from tests.support.examples import examples
 
