@@ -61,7 +61,7 @@ def test_every_route_of_the_management_api_is_named() -> None:
         "/v1/chat/completions",
         "/v1/messages",
         "/v1/responses",
-        *("/v1/embeddings", "/v1/rerank", "/v1/score", "/v1/classify"),
+        *("/v1/audio", "/v1/embeddings", "/v1/rerank", "/v1/score", "/v1/classify"),
         "/v1/models",
         "/v1/health",
     )
