@@ -3,12 +3,12 @@ almost used up.
 """
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, Final
+from datetime import datetime, timedelta
+from typing import Any, Final, NamedTuple
 
-from sqlalchemy import func, literal, select
+from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from common.tasks import each_apart
@@ -20,8 +20,9 @@ from gateway.accounts.webhooks.service import (
     make_event,
 )
 from gateway.billing.credits.service import balance_of
+from gateway.limits.seeding import Seeder
 from gateway.platform.database.engine import Database
-from gateway.platform.database.holders import counted_by, spend_limits_of
+from gateway.platform.database.holders import spend_limits_of
 from gateway.platform.database.tables import (
     ApiKeyRow,
     CreditRow,
@@ -35,9 +36,17 @@ from gateway.platform.database.tables import (
     WebhookRow,
 )
 from gateway.records.grants import defaults_of
-from gateway.records.limits import Limits, LimitScope, SpendScope, SubjectLimits, subject_of
+from gateway.records.limits import (
+    Bounds,
+    Limits,
+    LimitScope,
+    SpendScope,
+    SubjectLimits,
+    subject_of,
+)
 from gateway.records.records import Billing, CreditKind, Plan, ProjectStatus, Tenant, Webhook
-from gateway.records.times import month_start, to_ms, to_time
+from gateway.records.spending import SpendLimit
+from gateway.records.times import hour_of, month_start, to_ms, to_time
 
 Costs = Callable[[AsyncSession, str, datetime], Awaitable[Mapping[str, int]]]
 """Returns the cost of a tenant, its projects and its keys since a time, in micro-dollars.
@@ -130,31 +139,51 @@ ANOMALY_KIND: Final = "key.anomaly"
 """A key has spent a multiple of what it usually spends."""
 ANOMALY_SHARES: Final = (80,)
 """Percent of an automatic limit: a key that is stopped rarely spends all of it."""
-MOST_USERS: Final = 1_000
-"""End users of one spend limit for whom a run looks for events."""
+MOST_USERS: Final = 10_000
+"""End users of a tenant for whom a run looks for events."""
+RECENT: Final = timedelta(hours=1)
+"""A run looks for events of end users whose requests were admitted this long ago at most."""
+HOLDERS_AT_ONCE: Final = 50
+"""Holders of spend limits that one script reads: more would delay other commands."""
 
 
-async def find_alerts(database: Database, now: datetime, *, costs: Costs = rollup_costs) -> int:
+class SpendLimitUse(NamedTuple):
+    """What a holder of a spend limit has spent in the current window."""
+
+    limit: SpendLimit
+    user: str
+    """Empty unless it is an end user."""
+    bounds: Bounds
+    used_micros: int
+
+
+async def find_alerts(
+    database: Database, seeder: Seeder, now: datetime, *, costs: Costs = rollup_costs
+) -> int:
     """Add webhook events for every budget that has reached a threshold in the month of `now`.
 
     Each webhook receives one event per budget, month and threshold, even if two calls run at once.
     Return the number of new events. One tenant's failure, which is raised at the end, delays no
-    other tenant. Raises StoreUnavailableError.
+    other tenant. Raises StoreUnavailableError and RedisError.
     """
     async with database.reading() as transaction:
         watched = await _watched(transaction)
     new = []
 
-    async def find(tenant: Watched) -> None:
-        async with database.reading() as transaction:
-            events = [
-                *await _budget_events(transaction, tenant, now, costs=costs),
-                *await _credit_events(transaction, tenant),
-                *await _spend_limit_events(transaction, tenant, to_ms(now)),
-            ]
+    async def add(events: list[WebhookEvent]) -> None:
         if events:
             async with database.writing() as transaction:
                 new.append(await add_events(transaction, events))
+
+    async def find(tenant: Watched) -> None:
+        async with database.reading() as transaction:
+            events = await _budget_events(transaction, tenant, now, costs=costs)
+            events += await _credit_events(transaction, tenant)
+        await add(events)
+        uses = await _uses(database, seeder, tenant, now)
+        async with database.reading() as transaction:
+            events = await _spend_limit_events(transaction, tenant, uses, now)
+        await add(events)
 
     await each_apart(find, watched, at_once=1)
     return sum(new)
@@ -210,61 +239,121 @@ def _budget_data(
     }
 
 
+async def _uses(
+    database: Database, seeder: Seeder, watched: Watched, now: datetime
+) -> list[SpendLimitUse]:
+    """Return what the holders of a tenant's spend limits have spent in the current windows.
+
+    The accounts in Redis have it, so that no ledger row is read for a limit that is in use.
+    """
+    tenant_id, now_ms = watched.tenant.id, to_ms(now)
+    async with database.reading() as transaction:
+        found = await spend_limits_of(transaction, SpendLimitRow.tenant_id == tenant_id)
+        # An amount of 0 has no usage percentage.
+        limits = [each for each in found if each.amount_at(now_ms)]
+        users: Sequence[str] = ()
+        if not all(each.is_of_one for each in limits):
+            users = await _recent_users(transaction, tenant_id, now)
+        reported = [each for each in limits if not each.is_enforced]
+        costs = await _costs_of_hour(transaction, tenant_id, now) if reported else {}
+    uses = [
+        SpendLimitUse(each, "", each.bounds_at(now_ms), costs.get(each.holder or "", 0))
+        for each in reported
+    ]
+    holders = [
+        (each, user)
+        for each in limits
+        if each.is_enforced
+        for user in ([each.holder or ""] if each.is_of_one else users)
+    ]
+    for start in range(0, len(holders), HOLDERS_AT_ONCE):
+        some = holders[start : start + HOLDERS_AT_ONCE]
+        subjects = [limit.subject_at(now_ms, user=user) for limit, user in some]
+        statuses = await seeder.statuses(tenant_id, subjects)
+        uses += (
+            SpendLimitUse(
+                limit,
+                user if limit.scope is SpendScope.USER else "",
+                limit.bounds_at(status.now_ms),
+                # What open requests reserve is not spent yet.
+                status.cost_this_month - status.reserved_this_month,
+            )
+            for (limit, user), status in zip(some, statuses, strict=True)
+        )
+    return uses
+
+
+async def _recent_users(transaction: AsyncSession, tenant_id: str, now: datetime) -> Sequence[str]:
+    """Return the end users with the latest requests: only these can have reached a threshold."""
+    rows = await transaction.scalars(
+        select(LedgerRow.end_user)
+        .where(
+            LedgerRow.tenant_id == tenant_id,
+            LedgerRow.end_user != "",
+            LedgerRow.created_at >= now - RECENT,
+        )
+        .group_by(LedgerRow.end_user)
+        .order_by(func.max(LedgerRow.created_at).desc())
+        .limit(MOST_USERS)
+    )
+    return list(rows)
+
+
+async def _costs_of_hour(
+    transaction: AsyncSession, tenant_id: str, now: datetime
+) -> Mapping[str, int]:
+    """Return the cost of each key in an hour.
+
+    Limits that reject nothing have no accounts. All of them are automatic ones of keys and hours.
+    """
+    rows = await transaction.execute(
+        select(RollupRow.credential_id, func.sum(RollupRow.cost_micros))
+        .where(
+            RollupRow.tenant_id == tenant_id,
+            RollupRow.period == RollupPeriod.HOUR,
+            RollupRow.start_at == hour_of(now),
+        )
+        .group_by(RollupRow.credential_id)
+    )
+    return {credential_id: int(cost) for credential_id, cost in rows}
+
+
 async def _spend_limit_events(
-    transaction: AsyncSession, watched: Watched, now_ms: int
+    transaction: AsyncSession, watched: Watched, uses: Iterable[SpendLimitUse], now: datetime
 ) -> list[WebhookEvent]:
     """Return an event for each threshold that a spend limit has reached in its current window."""
-    tenant_id = watched.tenant.id
-    shares = [*ANOMALY_SHARES, *(each for hook in watched.webhooks for each in hook.thresholds)]
-    limits = await spend_limits_of(transaction, SpendLimitRow.tenant_id == tenant_id)
     reached = dict[EventName, dict[str, object]]()
-    for limit in limits:
-        amount, bounds = limit.amount_at(now_ms), limit.bounds_at(now_ms)
-        if not amount:
-            continue
-        start, end = to_time(bounds.start * 1000), to_time(bounds.end * 1000)
-        subject = limit.subject_at(now_ms, user=limit.holder or "")
-        user = LedgerRow.end_user if limit.scope is SpendScope.USER else literal("")
-        spent = func.sum(LedgerRow.cost_micros)
-        rows = await transaction.execute(
-            select(user, spent)
-            .where(
-                counted_by(tenant_id, subject, is_any_user=not limit.is_of_one),
-                LedgerRow.created_at >= start,
-                LedgerRow.created_at < end,
-            )
-            .group_by(user)
-            .having(spent * 100 >= amount * min(shares))
-            .limit(MOST_USERS)
-        )
-        for name, used in rows:
-            of_user = limit.subject_at(now_ms, user=name).subject
-            data = {
-                "spend_limit": limit.id,
-                "scope": limit.scope,
-                "holder": name or limit.holder,
-                "model": limit.model,
-                "window": limit.window,
-                "window_starts_at": start.isoformat(),
-                "amount_micros": amount,
-                "used_micros": int(used),
+    for limit, user, bounds, used in uses:
+        amount, start = limit.amount_at(to_ms(now)) or 0, to_time(bounds.start * 1000)
+        data = {
+            "spend_limit": limit.id,
+            "scope": limit.scope,
+            "holder": user or limit.holder,
+            "model": limit.model,
+            "window": limit.window,
+            "window_starts_at": start.isoformat(),
+            "amount_micros": amount,
+            "used_micros": used,
+        }
+        kind = ANOMALY_KIND if limit.is_automatic else SPEND_LIMIT_KIND
+        subject = limit.subject_at(bounds.start * 1000, user=user).subject
+        reached |= {
+            EventName(webhook.id, kind, subject, f"{start:%Y-%m-%dT%H:%M}", each): {
+                **data,
+                "threshold": each,
             }
-            kind = ANOMALY_KIND if limit.is_automatic else SPEND_LIMIT_KIND
-            reached |= {
-                EventName(webhook.id, kind, of_user, f"{start:%Y-%m-%dT%H:%M}", each): {
-                    **data,
-                    "threshold": each,
-                }
-                for webhook in watched.webhooks
-                for each in (ANOMALY_SHARES if limit.is_automatic else webhook.thresholds)
-                if used * 100 >= amount * each
-            }
+            for webhook in watched.webhooks
+            for each in (ANOMALY_SHARES if limit.is_automatic else webhook.thresholds)
+            if used * 100 >= amount * each
+        }
     periods, known = {name.period for name in reached}, set[EventName]()
     for kind in {name.kind for name in reached}:
         ids = [webhook.id for webhook in watched.webhooks]
         known |= await known_events(transaction, ids, kind, periods)
     return [
-        make_event(name, tenant_id, data) for name, data in reached.items() if name not in known
+        make_event(name, watched.tenant.id, data)
+        for name, data in reached.items()
+        if name not in known
     ]
 
 

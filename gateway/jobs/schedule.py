@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
+from functools import partial
 from typing import Final, NamedTuple
 
 from celery.schedules import crontab
@@ -23,6 +24,7 @@ from gateway.billing.credits.spending import fold
 from gateway.billing.ledger.drain import Drain
 from gateway.billing.ledger.reconcile import Reconciler, ReconcileReport
 from gateway.billing.ledger.rollups import Rollups
+from gateway.billing.ledger.store import read_balances
 from gateway.billing.ledger.sweep import Sweep
 from gateway.jobs import telemetry
 from gateway.jobs.audit_heads import HeadKeeper
@@ -30,6 +32,8 @@ from gateway.jobs.exports import Exporter
 from gateway.jobs.mail import Mailer
 from gateway.jobs.outbound import Outbound
 from gateway.jobs.webhooks import WebhookSender
+from gateway.limits.seeding import Seeder
+from gateway.limits.store import QuotaStore
 from gateway.models.catalogue import Catalogue
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import MOST_CONNECTIONS, Database
@@ -56,11 +60,13 @@ class JobServices:
         self.box = SecretBox(settings.plain_encryption_keys())
         self.files = FileService(settings, database)
         self.announcer = announcer = ChangeAnnouncer(redis)
-        catalogue = Catalogue(shared_connection(redis))
+        executor = shared_connection(redis)
+        catalogue = Catalogue(executor)
         authenticator = Authenticator.from_settings(settings, database)
         outbound = Outbound(allows_private=settings.webhook_allow_private)
         self.drain = Drain(redis, database)
         self.reconciler = Reconciler(redis, database)
+        self.seeder = Seeder(QuotaStore(executor), partial(read_balances, database))
         self.rollups = Rollups(database)
         self.sweep = Sweep(redis)
         self.credits = CreditService(database, announcer)
@@ -136,6 +142,11 @@ async def reconcile(services: JobServices) -> None:
             logger.warning("reconciliation found and healed differences: %s", report)
 
 
+async def alert(services: JobServices) -> None:
+    """Add events of budgets, spend limits and credits that are almost used up."""
+    await find_alerts(services.database, services.seeder, utc_now())
+
+
 async def learn(services: JobServices) -> None:
     """Set the automatic spend limits of keys."""
     await learn_limits(services.database, services.announcer, utc_now())
@@ -172,7 +183,7 @@ TASKS: Final = (
     Task("expire_keys", lambda services: audit_expired_keys(services.database, utc_now()), 60.0),
     Task("expire_credits", lambda services: services.credits.expire_due(utc_now()), 60.0),
     Task("sign_audit", lambda services: services.audit_heads.run(), 60.0),
-    Task("alert", lambda services: find_alerts(services.database, utc_now()), 60.0),
+    Task("alert", alert, 60.0),
     Task("learn_limits", learn, 300.0),
     Task("reconcile", reconcile, 60.0),
     Task("encrypt", encrypt, crontab(minute="37")),

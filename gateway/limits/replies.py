@@ -275,6 +275,8 @@ class SubjectStatus:
     audio_seconds_today: int
     cost_this_month: int
     """In the current window, if it is a spend limit."""
+    reserved_this_month: int
+    """The part of it that is only reserved."""
     credit_micros: int | None
     """Remaining credit of a prepaid tenant, minus reservations."""
 
@@ -304,6 +306,7 @@ class SubjectStatus:
             if is_today
             else 0,
             cost_this_month=account.cost_micros + account.reserved_micros if is_this_month else 0,
+            reserved_this_month=account.reserved_micros if is_this_month else 0,
             credit_micros=None if credit is None else credit - account.reserved_credit_micros,
         )
 

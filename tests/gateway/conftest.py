@@ -20,10 +20,13 @@ from gateway.accounts.keys.service import KeyService
 from gateway.accounts.members import MemberService
 from gateway.accounts.projects.service import ProjectService
 from gateway.accounts.tenants.service import TenantService
+from gateway.limits import storage as storage_module
+from gateway.limits import store as store_module
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
 from tests.gateway.desk import GATEWAY, Desk, hurry
 from tests.gateway.desk import MODEL as DESK_MODEL
+from tests.gateway.limits.building import SCRIPTS, TestClock, with_test_clock
 from tests.support.fake_worker import FakeWorker
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.processes import free_port
@@ -170,6 +173,17 @@ async def desk(open_desk: Callable[..., Any]) -> Desk:
 def tenants(database: Database, redis: Redis) -> TenantService:
     """The rules of tenants, on the database."""
     return TenantService(database, ChangeAnnouncer(redis))
+
+
+@pytest.fixture
+async def clock(any_redis: "Redis", monkeypatch: pytest.MonkeyPatch) -> TestClock:
+    """The scripts' time, which stands at noon."""
+    for name in SCRIPTS:
+        monkeypatch.setattr(store_module, name, with_test_clock(getattr(store_module, name)))
+    monkeypatch.setattr(storage_module, "_KEEP", with_test_clock(storage_module._KEEP))
+    clock = TestClock(any_redis)
+    await clock.set(clock.now_ms)
+    return clock
 
 
 @pytest.fixture

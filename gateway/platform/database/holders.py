@@ -38,13 +38,8 @@ async def spend_limits_of(
     return [replace(row.to_record(), time_zone=time_zone) for row, time_zone in found]
 
 
-def counted_by(
-    tenant_id: str, subject: SubjectLimits, *, is_any_user: bool = False
-) -> ColumnElement[bool]:
-    """Return the condition for the rows of the ledger that a holder of limits counts.
-
-    `is_any_user`: those of all end users, if it is one.
-    """
+def counted_by(tenant_id: str, subject: SubjectLimits) -> ColumnElement[bool]:
+    """Return the condition for the rows of the ledger that a holder of limits counts."""
     spending = subject.spending
     if spending is None:
         return held_by(LedgerRow, tenant_id, subject.scope, subject.id)
@@ -55,9 +50,7 @@ def counted_by(
         conditions.append(LedgerRow.credential_id == credential_id)
     if spending.scope is SpendScope.PROJECT:
         conditions.append(LedgerRow.project_id == spending.holder)
-    if spending.scope is SpendScope.USER and is_any_user:
-        conditions.append(LedgerRow.end_user != "")
-    elif spending.scope is SpendScope.USER:
+    if spending.scope is SpendScope.USER:
         conditions.append(LedgerRow.end_user == spending.user)
     return and_(*conditions)
 

@@ -132,14 +132,16 @@ async def test_limits_are_learned_kept_and_removed(
 
 
 async def test_anomaly_is_reported_once_in_an_hour(
-    database: Database, redis: Redis, key: str
+    database: Database, redis: Redis, tenants: TenantService, key: str
 ) -> None:
+    """Nothing that is only reported is in Redis."""
+    await tenants.update("acme", anomaly_action=AnomalyAction.REPORT)
     await WebhookService(database, BOX).create("acme", "https://example.com/", thresholds=[50])
     await learn_limits(database, ChangeAnnouncer(redis), NOW)
     await use(database, "acme", 3_900_000, at=NOW, credential_id=key)
-    assert await find_alerts(database, NOW) == 0
+    assert await find_alerts(database, AsyncMock(), NOW) == 0
     await use(database, "acme", 200_000, at=NOW, credential_id=key)
-    assert [await find_alerts(database, NOW) for _ in range(2)] == [1, 0]
+    assert [await find_alerts(database, AsyncMock(), NOW) for _ in range(2)] == [1, 0]
     async with database.writing() as transaction:
         [event] = await lock_due(transaction, utc_now() + HOUR, 9)
         assert await transaction.get(ApiKeyRow, key) is not None
