@@ -244,6 +244,8 @@ running = _BucketKeys("running:")
 """Sorted set: like `open_requests`, for one subject with a concurrency limit."""
 window = _BucketKeys("minute:")
 """Hash with expiry: slot of 250 ms -> the subject's usage, without the current slot."""
+repeats = _BucketKeys("repeats:")
+"""Sorted set of a key's requests in a window: digest -> how often it was sent."""
 account = _BucketKeys("subject:")
 """Hash: the subject's usage of the minute, day and month, and its credits.
 

@@ -84,7 +84,7 @@ class SpendLimitUse:
     amount_micros: int | None
     """The amount in force."""
     used_micros: int | None
-    """With what open requests may cost; None if each end user has the amount."""
+    """With what open requests may cost; None without an amount, or if each end user has it."""
     window_starts_at: datetime
     resets_at: datetime
 
@@ -100,7 +100,7 @@ async def uses_of(
     """Return what is spent of the limits of a tenant, first derived where Redis lacks it."""
     now_ms = to_ms(utc_now())
     subjects = [each.subject_at(now_ms, user=user or each.holder or "") for each in limits]
-    counted = [each.is_of_one or user is not None for each in limits]
+    counted = [(each.is_of_one or user is not None) and each.reserves_at(now_ms) for each in limits]
     known = [subject for subject, is_one in zip(subjects, counted, strict=True) if is_one]
     statuses = iter(await seeder.statuses(tenant_id, known))
     uses = list[SpendLimitUse]()
@@ -216,7 +216,7 @@ class SpendLimitService:
             if "limits" in options:
                 options["limits"] = _checked_limits(limit.scope, options["limits"])
             changed = _with_raise(replace(limit, **options), options)
-            if changed.amount_micros is None and not changed.limits:
+            if (changed.amount_micros, changed.repeats) == (None, None) and not changed.limits:
                 raise must("amount_micros", "not be null without 'limits'", None)
             columns = {name: getattr(changed, name) for name in {*options, *_RAISE}}
             await change.set(SpendLimitRow, SpendLimitRow.id == limit.id, columns)
@@ -372,7 +372,8 @@ def _with_raise(limit: SpendLimit, options: Mapping[str, Any]) -> SpendLimit:
     if not now < until <= now + LONGEST_RAISE:
         rule = f"be in the future, and at most {LONGEST_RAISE.days} days from now"
         raise must("raised_until", rule, until.isoformat())
-    if limit.amount_micros is None or limit.raised_micros < limit.amount_micros:
+    has_any = limit.amount_micros is not None or limit.repeats is not None
+    if not has_any or limit.raised_micros < (limit.amount_micros or 0):
         rule = f"be at least 'amount_micros', {limit.amount_micros}"
         raise must("raised_micros", rule, limit.raised_micros)
     check_name(limit.raise_reason or "", param="raise_reason")
@@ -444,6 +445,9 @@ class SpendLimitBody(RecordBody):
     starts_on: int
     time_zone: str
     amount_micros: int | None
+    repeats: int | None = Field(
+        description="The most equal requests of the key in the window; automatic limits have it."
+    )
     limits: dict[LimitName, int | None]
     raised_micros: int | None
     raised_until: datetime | None
@@ -454,8 +458,8 @@ class SpendLimitBody(RecordBody):
     is_enforced: bool = Field(description="Whether it rejects requests, or is only reported.")
     is_operators: bool = Field(description="Whether only operators can change it.")
     used_micros: int | None = Field(
-        description="Cost of ended requests, plus the maximum cost of running ones. Null if each "
-        "end user has the amount."
+        description="Cost of ended requests, plus the maximum cost of running ones. Null without "
+        "an amount, or if each end user has it."
     )
     remaining_micros: int | None
     window_starts_at: datetime

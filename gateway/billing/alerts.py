@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import func, select
@@ -20,7 +21,9 @@ from gateway.accounts.webhooks.service import (
     make_event,
 )
 from gateway.billing.credits.service import balance_of
+from gateway.billing.ledger.store import read_balances
 from gateway.limits.seeding import Seeder
+from gateway.limits.store import QuotaStore
 from gateway.platform.database.engine import Database
 from gateway.platform.database.holders import spend_limits_of
 from gateway.platform.database.tables import (
@@ -136,9 +139,11 @@ EXHAUSTED_PARTS: Final = 100
 SPEND_LIMIT_KIND: Final = "spend_limit.threshold"
 """Spending in the current window of a spend limit has reached a threshold of the webhook."""
 ANOMALY_KIND: Final = "key.anomaly"
-"""A key has spent a multiple of what it usually spends."""
+"""A key has spent a multiple of what it usually spends, or repeats one request."""
 ANOMALY_SHARES: Final = (80,)
 """Percent of an automatic limit: a key that is stopped rarely spends all of it."""
+REPEAT_SHARES: Final = (100,)
+"""Percent of the equal requests of a key that are allowed; differs from ANOMALY_SHARES."""
 MOST_USERS: Final = 10_000
 """End users of a tenant for whom a run looks for events."""
 RECENT: Final = timedelta(hours=1)
@@ -154,11 +159,13 @@ class SpendLimitUse(NamedTuple):
     user: str
     """Empty unless it is an end user."""
     bounds: Bounds
-    used_micros: int
+    used: int
+    """Micro-dollars, or how often the request was sent that is repeated most."""
+    is_repeats: bool = False
 
 
 async def find_alerts(
-    database: Database, seeder: Seeder, now: datetime, *, costs: Costs = rollup_costs
+    database: Database, quotas: QuotaStore, now: datetime, *, costs: Costs = rollup_costs
 ) -> int:
     """Add webhook events for every budget that has reached a threshold in the month of `now`.
 
@@ -180,7 +187,7 @@ async def find_alerts(
             events = await _budget_events(transaction, tenant, now, costs=costs)
             events += await _credit_events(transaction, tenant)
         await add(events)
-        uses = await _uses(database, seeder, tenant, now)
+        uses = await _uses(database, quotas, tenant, now)
         async with database.reading() as transaction:
             events = await _spend_limit_events(transaction, tenant, uses, now)
         await add(events)
@@ -240,7 +247,7 @@ def _budget_data(
 
 
 async def _uses(
-    database: Database, seeder: Seeder, watched: Watched, now: datetime
+    database: Database, quotas: QuotaStore, watched: Watched, now: datetime
 ) -> list[SpendLimitUse]:
     """Return what the holders of a tenant's spend limits have spent in the current windows.
 
@@ -251,6 +258,7 @@ async def _uses(
         found = await spend_limits_of(transaction, SpendLimitRow.tenant_id == tenant_id)
         # An amount of 0 has no usage percentage.
         limits = [each for each in found if each.amount_at(now_ms)]
+        repeating = [each for each in found if each.repeats_at(now_ms)]
         users: Sequence[str] = ()
         if not all(each.is_of_one for each in limits):
             users = await _recent_users(transaction, tenant_id, now)
@@ -260,6 +268,7 @@ async def _uses(
         SpendLimitUse(each, "", each.bounds_at(now_ms), costs.get(each.holder or "", 0))
         for each in reported
     ]
+    seeder = Seeder(quotas, partial(read_balances, database))
     holders = [
         (each, user)
         for each in limits
@@ -279,6 +288,13 @@ async def _uses(
                 status.cost_this_month - status.reserved_this_month,
             )
             for (limit, user), status in zip(some, statuses, strict=True)
+        )
+    for start in range(0, len(repeating), HOLDERS_AT_ONCE):
+        repeated = repeating[start : start + HOLDERS_AT_ONCE]
+        counts = await quotas.most_repeated(tenant_id, repeated)
+        uses += (
+            SpendLimitUse(each, "", each.bounds_at(now_ms), count, is_repeats=True)
+            for each, count in zip(repeated, counts, strict=True)
         )
     return uses
 
@@ -323,8 +339,11 @@ async def _spend_limit_events(
 ) -> list[WebhookEvent]:
     """Return an event for each threshold that a spend limit has reached in its current window."""
     reached = dict[EventName, dict[str, object]]()
-    for limit, user, bounds, used in uses:
-        amount, start = limit.amount_at(to_ms(now)) or 0, to_time(bounds.start * 1000)
+    for limit, user, bounds, used, is_repeats in uses:
+        start = to_time(bounds.start * 1000)
+        names, most = ("amount_micros", "used_micros"), limit.amount_at(to_ms(now)) or 0
+        if is_repeats:
+            names, most = ("repeats", "repeated"), limit.repeats or 0
         data = {
             "spend_limit": limit.id,
             "scope": limit.scope,
@@ -332,19 +351,19 @@ async def _spend_limit_events(
             "model": limit.model,
             "window": limit.window,
             "window_starts_at": start.isoformat(),
-            "amount_micros": amount,
-            "used_micros": used,
+            **dict(zip(names, (most, used), strict=True)),
         }
         kind = ANOMALY_KIND if limit.is_automatic else SPEND_LIMIT_KIND
         subject = limit.subject_at(bounds.start * 1000, user=user).subject
+        automatic = REPEAT_SHARES if is_repeats else ANOMALY_SHARES
         reached |= {
             EventName(webhook.id, kind, subject, f"{start:%Y-%m-%dT%H:%M}", each): {
                 **data,
                 "threshold": each,
             }
             for webhook in watched.webhooks
-            for each in (ANOMALY_SHARES if limit.is_automatic else webhook.thresholds)
-            if used * 100 >= amount * each
+            for each in (automatic if limit.is_automatic else webhook.thresholds)
+            if used * 100 >= most * each
         }
     periods, known = {name.period for name in reached}, set[EventName]()
     for kind in {name.kind for name in reached}:

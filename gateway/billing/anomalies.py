@@ -1,4 +1,5 @@
-"""Automatic spend limits: a key may not spend a multiple of what it usually spends in an hour.
+"""Automatic spend limits: a key may neither spend a multiple of what it usually spends in an hour,
+nor repeat one request.
 
 A job learns the limits from the hourly sums of the last four weeks. They are spend limits of keys
 as any other, so what exceeds them is rejected before it is spent.
@@ -9,7 +10,7 @@ from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from typing import Final
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import delete, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.platform.changes import ChangeAnnouncer
@@ -76,7 +77,12 @@ async def learn_limits(database: Database, announcer: ChangeAnnouncer, now: date
     async with database.reading() as transaction:
         tenants = list(
             await transaction.scalars(
-                select(TenantRow).where(TenantRow.anomaly_factor.is_not(None))
+                select(TenantRow).where(
+                    or_(
+                        TenantRow.anomaly_factor.is_not(None),
+                        TenantRow.anomaly_repeats.is_not(None),
+                    )
+                )
             )
         )
         holding = list(
@@ -100,7 +106,7 @@ async def _learn(
     is_its = SpendLimitRow.tenant_id == tenant_id
     found = await spend_limits_of(transaction, is_its, SpendLimitRow.is_automatic.is_(True))
     known = {each.holder: each for each in found}
-    amounts = dict[str, int]()
+    amounts = dict[str, int | None]()
     if tenant is not None:
         amounts = await _amounts(transaction, tenant, hour)
     stale = [each.id for holder, each in known.items() if holder not in amounts]
@@ -108,16 +114,19 @@ async def _learn(
         await transaction.execute(delete(SpendLimitRow).where(SpendLimitRow.id.in_(stale)))
     number = len(stale)
     is_enforced = tenant is not None and tenant.anomaly_action is AnomalyAction.STOP
+    repeats = None if tenant is None else tenant.anomaly_repeats
     for key_id, micros in amounts.items():
         earlier = known.get(key_id)
         if earlier is None:
-            limit = _limit_of(tenant_id, key_id, micros, is_enforced=is_enforced)
+            limit = _limit_of(tenant_id, key_id, micros, repeats, is_enforced=is_enforced)
             transaction.add(SpendLimitRow.of(limit))
-        elif is_enforced is not earlier.is_enforced or _differs(micros, earlier.amount_micros or 0):
+        elif (is_enforced, repeats) != (earlier.is_enforced, earlier.repeats) or _differs(
+            micros, earlier.amount_micros
+        ):
             await transaction.execute(
                 update(SpendLimitRow)
                 .where(SpendLimitRow.id == earlier.id)
-                .values(amount_micros=micros, is_enforced=is_enforced)
+                .values(amount_micros=micros, repeats=repeats, is_enforced=is_enforced)
             )
         else:
             continue
@@ -125,8 +134,13 @@ async def _learn(
     return number
 
 
-async def _amounts(transaction: AsyncSession, tenant: Tenant, hour: datetime) -> dict[str, int]:
-    """Return the learned limit of each key of a tenant that is not revoked."""
+async def _amounts(
+    transaction: AsyncSession, tenant: Tenant, hour: datetime
+) -> dict[str, int | None]:
+    """Return the keys of a tenant that have a limit, and the amounts that are learned.
+
+    Revoked keys have none.
+    """
     keys: Collection[str] = set(
         await transaction.scalars(
             select(ApiKeyRow.id).where(
@@ -148,16 +162,23 @@ async def _amounts(transaction: AsyncSession, tenant: Tenant, hour: datetime) ->
     for key_id, start_at, cost in rows:
         if key_id in keys:
             costs[key_id][start_at] = int(cost)
-    factor = tenant.anomaly_factor or 1
-    found = {key_id: learned_micros(each, hour, factor) for key_id, each in costs.items()}
+    factor, found = tenant.anomaly_factor, dict[str, int | None]()
+    if factor is not None:
+        found = {key_id: learned_micros(each, hour, factor) for key_id, each in costs.items()}
+    if tenant.anomaly_repeats is not None:
+        return dict.fromkeys(keys) | found
     return {key_id: micros for key_id, micros in found.items() if micros is not None}
 
 
-def _differs(learned: int, known: int) -> bool:
+def _differs(learned: int | None, known: int | None) -> bool:
+    if learned is None or known is None:
+        return learned is not known
     return abs(learned - known) * CHANGED_PARTS > known
 
 
-def _limit_of(tenant_id: str, key_id: str, micros: int, *, is_enforced: bool) -> SpendLimit:
+def _limit_of(
+    tenant_id: str, key_id: str, micros: int | None, repeats: int | None, *, is_enforced: bool
+) -> SpendLimit:
     return SpendLimit(
         id=new_limit_id(),
         tenant_id=tenant_id,
@@ -167,6 +188,7 @@ def _limit_of(tenant_id: str, key_id: str, micros: int, *, is_enforced: bool) ->
         window=Window.HOUR,
         starts_on=1,
         amount_micros=micros,
+        repeats=repeats,
         is_automatic=True,
         is_enforced=is_enforced,
         created_at=utc_now(),

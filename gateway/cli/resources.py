@@ -82,7 +82,7 @@ members.add("remove", "Removed {id} ({person}).",
 spend_limits = Calls(
     "spend-limits", "gateway.accounts.spend_limits", f"{_TENANT}/spend_limits/{{limit_id}}",
     "ID=id SCOPE=scope HOLDER=holder MODEL=model WINDOW=window AMOUNT=amount_micros "
-    "RAISED=raised_micros USED=used_micros RESETS=resets_at",
+    "REPEATS=repeats RAISED=raised_micros USED=used_micros RESETS=resets_at",
     "add, set, list, show, remove",
     """\
   sluice spend-limits add --tenant acme --scope key --holder key_0123456789abcdef \\

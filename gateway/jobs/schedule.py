@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
-from functools import partial
 from typing import Final, NamedTuple
 
 from celery.schedules import crontab
@@ -24,7 +23,6 @@ from gateway.billing.credits.spending import fold
 from gateway.billing.ledger.drain import Drain
 from gateway.billing.ledger.reconcile import Reconciler, ReconcileReport
 from gateway.billing.ledger.rollups import Rollups
-from gateway.billing.ledger.store import read_balances
 from gateway.billing.ledger.sweep import Sweep
 from gateway.jobs import telemetry
 from gateway.jobs.audit_heads import HeadKeeper
@@ -32,7 +30,6 @@ from gateway.jobs.exports import Exporter
 from gateway.jobs.mail import Mailer
 from gateway.jobs.outbound import Outbound
 from gateway.jobs.webhooks import WebhookSender
-from gateway.limits.seeding import Seeder
 from gateway.limits.store import QuotaStore
 from gateway.models.catalogue import Catalogue
 from gateway.platform.changes import ChangeAnnouncer
@@ -66,7 +63,7 @@ class JobServices:
         outbound = Outbound(allows_private=settings.webhook_allow_private)
         self.drain = Drain(redis, database)
         self.reconciler = Reconciler(redis, database)
-        self.seeder = Seeder(QuotaStore(executor), partial(read_balances, database))
+        self.quotas = QuotaStore(executor)
         self.rollups = Rollups(database)
         self.sweep = Sweep(redis)
         self.credits = CreditService(database, announcer)
@@ -144,7 +141,7 @@ async def reconcile(services: JobServices) -> None:
 
 async def alert(services: JobServices) -> None:
     """Add events of budgets, spend limits and credits that are almost used up."""
-    await find_alerts(services.database, services.seeder, utc_now())
+    await find_alerts(services.database, services.quotas, utc_now())
 
 
 async def learn(services: JobServices) -> None:

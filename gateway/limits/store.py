@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from common import clock
 from contract import keys
 from contract.scripts import Argument, CommandExecutor, LuaScript
 from contract.scripts.batcher import ScriptBatcher
@@ -38,11 +39,13 @@ from gateway.limits.replies import (
 )
 from gateway.records.limits import (
     RESERVED_LIMITS,
+    Bounds,
     LimitName,
     LimitScope,
     SubjectLimits,
     subject_of,
 )
+from gateway.records.spending import SpendLimit
 from gateway.records.usage_record import Counts, UsageRecord, encode_usage, readable_usage
 
 MOST_OPEN: Final = 20_000
@@ -59,6 +62,7 @@ USAGE_PAGE: Final = 200
 _PACKAGE = "gateway.limits.scripts"
 _CLAIM = LuaScript("request_claim", _PACKAGE)
 _ADMIT = LuaScript("request_admit", _PACKAGE)
+_REPEAT = LuaScript("request_repeat", _PACKAGE)
 _RENEW = LuaScript("request_renew", _PACKAGE)
 _ADOPT = LuaScript("request_adopt", _PACKAGE)
 _STOP = LuaScript("request_stop", _PACKAGE)
@@ -133,6 +137,34 @@ class QuotaStore:
             _reserve_reply(request, reply, is_extension=kind.extends)
             for request, reply in zip(requests, replies, strict=True)
         ]
+
+    async def repeat(self, tenant_id: str, limit: SpendLimit, digest: bytes, *, by: int = 1) -> int:
+        """Count a request among the equal ones in the limit's current window, or take it back.
+
+        Return how often it was sent. Requests that are repeated least are forgotten after 128
+        others.
+        """
+        bounds = limit.bounds_at(clock.now_ms())
+        return int(
+            await _REPEAT.run(
+                self._executor,
+                repeats=_repeats_of(tenant_id, limit, bounds),
+                digest=digest,
+                by=by,
+                ends_ms=bounds.end * 1000,
+            )
+        )
+
+    async def most_repeated(self, tenant_id: str, limits: Sequence[SpendLimit]) -> list[int]:
+        """Return how often the request was sent that is repeated most in each limit's window."""
+        now_ms, execute = clock.now_ms(), self._executor.execute_command
+
+        async def count(name: str) -> int:
+            most = await execute("ZREVRANGE", name, 0, 0)
+            return int(float(await execute("ZSCORE", name, most[0]) or 0)) if most else 0
+
+        names = (_repeats_of(tenant_id, each, each.bounds_at(now_ms)) for each in limits)
+        return await asyncio.gather(*map(count, names))
 
     async def was_replaced(self) -> bool:
         """Return whether a Redis was replaced since the last call, as `ServerProcesses` says."""
@@ -470,6 +502,10 @@ class QuotaStore:
         )
         records = [record for _, fields in page if (record := readable_usage(fields.get(b"u")))]
         return records, f"({page[-1][0].decode()}" if len(page) == USAGE_PAGE else None
+
+
+def _repeats_of(tenant_id: str, limit: SpendLimit, bounds: Bounds) -> str:
+    return keys.repeats(keys.bucket_of(tenant_id), f"{limit.id}:{bounds.start}")
 
 
 class _Kind(NamedTuple):

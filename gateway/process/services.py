@@ -28,6 +28,7 @@ from gateway.completions.admission.continuing import Continuations
 from gateway.completions.admission.diagnostics import CacheDiagnostics
 from gateway.completions.admission.idempotency import EarlierResponses
 from gateway.completions.admission.model_choice import Models
+from gateway.completions.admission.repeats import Repeats
 from gateway.completions.admission.submit import RequestSubmitter
 from gateway.completions.endpoints.generation import Completions
 from gateway.completions.endpoints.models import ModelList
@@ -111,6 +112,7 @@ _MADE: Final[tuple[type[Any], ...]] = (
     RequestChecker,
     PromptChunks,
     CacheDiagnostics,
+    Repeats,
     RequestSubmitter,
     EarlierResponses,
     ResponseSender,

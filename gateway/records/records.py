@@ -77,6 +77,8 @@ class Tenant:
     """IANA name of the time zone in which the windows of its spend limits begin."""
     anomaly_factor: int | None = None
     """A key that spends so many times of what it usually spends in an hour is an anomaly."""
+    anomaly_repeats: int | None = None
+    """A key that sends one request more often than this in an hour is an anomaly."""
     anomaly_action: AnomalyAction = AnomalyAction.STOP
 
 
@@ -96,6 +98,7 @@ class TenantOptions(TypedDict, total=False):
     stripe_customer_id: str | None
     time_zone: str
     anomaly_factor: int | None
+    anomaly_repeats: int | None
     anomaly_action: AnomalyAction
 
 

@@ -71,7 +71,9 @@ class SpendLimit:
     starts_on: int
     """Day of the week (1: Monday) or of the month on which a window begins."""
     amount_micros: int | None
-    """None if it only has `limits`."""
+    """None if it only has `limits` or `repeats`."""
+    repeats: int | None = None
+    """The most equal requests of the key in a window."""
     limits: LimitValues = field(default_factory=dict)
     """USER_LIMITS of each end user."""
     raised_micros: int | None = None
@@ -100,10 +102,20 @@ class SpendLimit:
 
     def amount_at(self, unix_ms: int) -> int | None:
         """Return the amount in force: a raise ends by itself."""
+        is_raised = self.amount_micros is not None and self._is_raised_at(unix_ms)
+        return self.raised_micros if is_raised else self.amount_micros
+
+    def repeats_at(self, unix_ms: int) -> int | None:
+        """Return how many equal requests are allowed at most; None: any number."""
+        return None if self._is_raised_at(unix_ms) else self.repeats
+
+    def reserves_at(self, unix_ms: int) -> bool:
+        """Return whether requests reserve in it."""
+        return bool(self.limits) or self.amount_at(unix_ms) is not None
+
+    def _is_raised_at(self, unix_ms: int) -> bool:
         until = self.raised_until
-        if until is not None and unix_ms < until.timestamp() * 1000:
-            return self.raised_micros
-        return self.amount_micros
+        return until is not None and unix_ms < until.timestamp() * 1000
 
     def bounds_at(self, unix_ms: int) -> Bounds:
         """Return the windows around a moment."""
@@ -151,7 +163,11 @@ def applied(
 
     An end user with limits of its own has none of those of every user.
     """
-    wanted = [each for each in limits if each.is_enforced and each.model in (None, model)]
+    wanted = [
+        each
+        for each in limits
+        if each.is_enforced and each.model in (None, model) and each.reserves_at(unix_ms)
+    ]
     own = [each for each in wanted if each.scope is SpendScope.USER and each.holder == user]
     return tuple(
         each.subject_at(unix_ms, user=user or "")

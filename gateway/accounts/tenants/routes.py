@@ -74,6 +74,14 @@ class _TenantOptions(BodyWithLimits):
         description="A key that spends so many times of what it usually spends in an hour is an "
         "anomaly. Null: none is.",
     )
+    anomaly_repeats: int | None = Field(
+        None,
+        strict=True,
+        ge=2,
+        le=1_000_000,
+        description="A key that sends one request more often than this in an hour is an anomaly. "
+        "Null: none is.",
+    )
     anomaly_action: AnomalyAction = Field(
         AnomalyAction.STOP,
         description="`stop` rejects further requests of such a key in the hour; `report` does not.",
@@ -136,6 +144,7 @@ class TenantBody(RecordBody):
     stripe_customer_id: str | None
     time_zone: str
     anomaly_factor: int | None
+    anomaly_repeats: int | None
     anomaly_action: AnomalyAction
     created_at: datetime
 

@@ -82,13 +82,18 @@ async def read_idempotent_request(request: Request, call: Call) -> IdempotentReq
             f"Given: {shown(key)} ({len(key)} characters).",
             param=HEADER,
         )
-    # Null means absent, so drop it.
-    body = {name: value for name, value in call.body.items() if value is not None}
     digest = hashlib.sha256(f"{request.url.path} {call.profile.name}\n".encode())
-    await call.beside(lambda: digest.update(msgspec.json.encode(body, order="deterministic")))
+    await call.beside(lambda: digest.update(content_of(call)))
     return IdempotentRequest.of(
         call.principal.tenant_id, call.principal.project_id, key, digest.hexdigest()
     )
+
+
+def content_of(call: Call) -> bytes:
+    """Return the content of a request's body, equal for equal requests."""
+    # Null means absent, so drop it.
+    body = {name: value for name, value in call.body.items() if value is not None}
+    return msgspec.json.encode(body, order="deterministic")
 
 
 @dataclass(eq=False)

@@ -34,6 +34,7 @@ from gateway.completions.admission.chunks import PromptChunks
 from gateway.completions.admission.diagnostics import CacheDiagnostics
 from gateway.completions.admission.idempotency import IdempotentRequest
 from gateway.completions.admission.model_choice import end_user_of
+from gateway.completions.admission.repeats import Repeats
 from gateway.completions.admission.speech import with_audio
 from gateway.completions.prompt.audio.decoder import AudioDecoder
 from gateway.completions.prompt.images.fetcher import ImageFetcher
@@ -108,6 +109,7 @@ class RequestSubmitter:
     _reservations: Reservations
     _refusals: Refusals
     _counts: PeriodCounts
+    _repeats: Repeats
     _storage: Storage
     _chunks: PromptChunks
     _diagnostics: CacheDiagnostics
@@ -130,6 +132,21 @@ class RequestSubmitter:
         Responses of streams, background and idempotent requests are stored, so that clients can
         read them again. Raises an ApiError after cleaning up.
         """
+        draft = partial(self.draft, call, checked, request_id)
+        async with self._repeats.counting(call, checked, draft):
+            return await self._submit(
+                call, checked, request_id, shows_cost=shows_cost, idempotent=idempotent
+            )
+
+    async def _submit(
+        self,
+        call: Call,
+        checked: CheckedRequest,
+        request_id: str,
+        *,
+        shows_cost: bool,
+        idempotent: IdempotentRequest | None,
+    ) -> Submission:
         principal = call.principal
         if checked.request.form is ResponseForm.SPEECH:
             checked = await self._with_audio(call, checked, request_id)

@@ -66,6 +66,7 @@ async def list_spend_limits(visitor: Manager, limits: SpendLimits, wanted: Newes
             Column("Model", lambda each: each.limit.model or "all", "wide"),
             Column("Per", lambda each: each.limit.window),
             Column("Amount", lambda each: each.amount_micros, "money"),
+            Column("Equal requests", lambda each: each.limit.repeats, "num wide"),
             Column("Spent or reserved", lambda each: each.used_micros, "money"),
             Column("Raised until (UTC)", lambda each: each.limit.raised_until, "time wide"),
             Column("Resets (UTC)", lambda each: each.resets_at, "time wide"),

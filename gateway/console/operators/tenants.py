@@ -68,6 +68,12 @@ REQUEST_FIELDS: Final = (
         "So many times of what it usually spends in an hour. Empty: none.",
         "number",
     ),
+    Field(
+        "anomaly_repeats",
+        "Repetition by a key",
+        "So many equal requests in an hour. Empty: any number.",
+        "number",
+    ),
     Field("anomaly_action", "After an anomaly", options=pairs(AnomalyAction), default="stop"),
     Field("strict_parameters", "Reject parameters without effect", type="checkbox"),
     Field("shows_cost", "Responses contain their cost", type="checkbox"),

@@ -16,6 +16,7 @@ from gateway.accounts.projects.service import ProjectService
 from gateway.accounts.spend_limits import SpendLimitService
 from gateway.accounts.tenants.service import TenantService
 from gateway.accounts.webhooks.service import WebhookService
+from gateway.billing.anomalies import learn_limits
 from gateway.billing.credits.service import CreditService
 from gateway.billing.ledger.store import read_balances
 from gateway.billing.prices import PriceService
@@ -56,7 +57,7 @@ class Accounts:
         self.plans = PlanService(database, announcer)
         self.prices = PriceService(database, announcer)
         self.credits = CreditService(database, announcer)
-        self._database = database
+        self._database, self._announcer = database, announcer
         seeder = Seeder(QuotaStore(redis), partial(read_balances, database))
         self.spend_limits = SpendLimitService(database, announcer, seeder)
         self.webhooks = WebhookService(database, BOX, allows_private=True)
@@ -110,6 +111,10 @@ class Accounts:
             starts_on=1 + (utc_now().day + 13) % LAST_START,
             amount_micros=micros,
         )
+
+    async def learn_limits(self) -> None:
+        """Set the automatic spend limits, as a job does every five minutes."""
+        await learn_limits(self._database, self._announcer, utc_now())
 
     async def spend_limits_of(self, key: Credential) -> list[SpendLimit]:
         """Return the spend limits of the key's tenant."""

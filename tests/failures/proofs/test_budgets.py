@@ -13,6 +13,7 @@ from tests.failures.proofs.accounts import Accounts, Credential
 from tests.failures.proofs.client import Answer, ask, request
 from tests.failures.proofs.conftest import COMPLETION_TOKENS, cost_of
 from tests.failures.proofs.ledger import Books
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stack import Stack
 
 CLIENTS = 12
@@ -126,6 +127,37 @@ def check_account(limits: dict[str, Any], holder: str, *, spent: int) -> None:
     }
     assert budgets[holder]["used"] == spent
     assert budgets[holder]["remaining"] == MONEY - spent
+
+
+async def test_repeated_request_is_stopped_until_it_is_lifted(
+    stack: Stack, accounts: Accounts, books: Books, name: Callable[[], str]
+) -> None:
+    most = CLIENTS
+    key = await accounts.holder(LimitScope.KEY, name(), {}, anomaly_repeats=most)
+    await accounts.learn_limits()
+    [limit] = await accounts.spend_limits_of(key)
+
+    async def send(number: int, prompt: str = "x") -> Answer:
+        return await ask(stack.gateways[number % 2], key.text, prompt=prompt, max_tokens=1)
+
+    answers = await asyncio.gather(*(send(number) for number in range(2 * most)))
+    stopped = [answer for answer in answers if answer.status != 200]
+    assert len(stopped) == most
+    for answer in stopped:
+        assert (answer.status, answer.error["code"], answer.error["scope"]) == (
+            429,
+            "repeats",
+            "key",
+        )
+        assert f"/v1/spend_limits/{limit.id}/lift" in answer.error["message"]
+        assert answer.headers["x-should-retry"] == "false"
+    assert [(await send(0, prompt)).status for prompt in ("y", "x")] == [200, 429]
+    await accounts.spend_limits.lift(key.tenant, limit.id)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while (await send(0)).status != 200:
+            await asyncio.sleep(0.1)
+    await books.settled()
+    assert len(await books.rows(key.tenant)) == most + 2
 
 
 async def test_dialect_with_402_uses_it_for_an_exceeded_budget(

@@ -46,6 +46,7 @@ async def test_tenant_is_created_and_changed_with_all_options(operator: httpx.As
         "stripe_customer_id": "cus_1",
         "time_zone": "Asia/Kathmandu",
         "anomaly_factor": 5,
+        "anomaly_repeats": 100,
         "anomaly_action": "report",
     }
     made = (await operator.post("/admin/tenants", json=body)).json()

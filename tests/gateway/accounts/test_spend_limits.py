@@ -81,6 +81,7 @@ async def test_spend_limit_counts_what_was_spent_in_its_window(
         "starts_on": 1,
         "time_zone": "UTC",
         "amount_micros": 100,
+        "repeats": None,
         "limits": {},
         "raised_micros": None,
         "raised_until": None,

@@ -4,6 +4,7 @@ import json
 import math
 import random
 from bisect import bisect_left, bisect_right
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from unittest.mock import AsyncMock
@@ -18,11 +19,14 @@ from gateway.accounts.webhooks.service import WebhookService
 from gateway.billing.alerts import find_alerts
 from gateway.billing.anomalies import LEARNING, LEAST_MICROS, learn_limits, learned_micros
 from gateway.jobs.webhooks import lock_due
+from gateway.limits.store import QuotaStore
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
+from gateway.platform.database.holders import spend_limits_of
 from gateway.platform.database.paging import PageRequest
-from gateway.platform.database.tables import ApiKeyRow
+from gateway.platform.database.tables import SpendLimitRow
 from gateway.records.errors import StateConflictError
+from gateway.records.limits import SpendScope, Window
 from gateway.records.records import AnomalyAction
 from gateway.records.spending import SpendLimit, applied
 from gateway.records.times import to_ms, utc_now
@@ -127,24 +131,64 @@ async def test_limits_are_learned_kept_and_removed(
     await tenants.update("acme", anomaly_factor=8)
     [larger] = await learn()
     assert (larger.id, larger.amount_micros) == (limit.id, 8 * 10**6)
-    await tenants.update("acme", anomaly_factor=None)
+    await tenants.update("acme", anomaly_factor=None, anomaly_repeats=9)
+    [repeated] = await learn()
+    assert (repeated.id, repeated.amount_micros, repeated.repeats) == (limit.id, None, 9)
+    # Nothing is reserved in it.
+    enforced = replace(repeated, is_enforced=True)
+    assert applied((enforced,), now_ms, model="m", user="") == ()
+    await tenants.update("acme", anomaly_repeats=None)
     assert await learn() == []
 
 
 async def test_anomaly_is_reported_once_in_an_hour(
     database: Database, redis: Redis, tenants: TenantService, key: str
 ) -> None:
-    """Nothing that is only reported is in Redis."""
-    await tenants.update("acme", anomaly_action=AnomalyAction.REPORT)
+    await tenants.update("acme", anomaly_action=AnomalyAction.REPORT, anomaly_repeats=3)
     await WebhookService(database, BOX).create("acme", "https://example.com/", thresholds=[50])
     await learn_limits(database, ChangeAnnouncer(redis), NOW)
+    quotas = QuotaStore(redis)
+    async with database.reading() as transaction:
+        [limit] = await spend_limits_of(transaction, SpendLimitRow.holder == key)
     await use(database, "acme", 3_900_000, at=NOW, credential_id=key)
-    assert await find_alerts(database, AsyncMock(), NOW) == 0
+    await quotas.repeat("acme", limit, b"one")
+    await quotas.repeat("acme", limit, b"one")
+    assert await quotas.repeat("acme", limit, b"two") == 1
+    assert await find_alerts(database, quotas, NOW) == 0
     await use(database, "acme", 200_000, at=NOW, credential_id=key)
-    assert [await find_alerts(database, AsyncMock(), NOW) for _ in range(2)] == [1, 0]
+    assert await quotas.repeat("acme", limit, b"one") == 3
+    assert [await find_alerts(database, quotas, NOW) for _ in range(2)] == [2, 0]
     async with database.writing() as transaction:
-        [event] = await lock_due(transaction, utc_now() + HOUR, 9)
-        assert await transaction.get(ApiKeyRow, key) is not None
-    body = json.loads(event.body)
-    assert (body["type"], body["data"]["holder"]) == ("key.anomaly", key)
-    assert (body["data"]["amount_micros"], body["data"]["used_micros"]) == (5_000_000, 4_100_000)
+        events = await lock_due(transaction, utc_now() + HOUR, 9)
+        bodies = [json.loads(event.body) for event in events]
+    assert {(body["type"], body["data"]["holder"]) for body in bodies} == {("key.anomaly", key)}
+    found = sorted((body["data"] for body in bodies), key=lambda data: data["threshold"])
+    assert (found[0]["amount_micros"], found[0]["used_micros"]) == (5_000_000, 4_100_000)
+    assert (found[1]["repeats"], found[1]["repeated"]) == (3, 3)
+
+
+async def test_most_repeated_requests_stay_counted(redis: Redis) -> None:
+    quotas, limit = QuotaStore(redis), limit_of_repeats()
+    for number in range(1_000):
+        await quotas.repeat("acme", limit, f"other {number}".encode())
+        if number % 50 == 0:
+            await quotas.repeat("acme", limit, b"one")
+    assert await quotas.most_repeated("acme", [limit]) == [20]
+    [kept] = await redis.keys("*repeats*")
+    assert await redis.zcard(kept) <= 256
+    assert 0 < await redis.pttl(kept) <= 3_600_000
+
+
+def limit_of_repeats() -> SpendLimit:
+    return SpendLimit(
+        id="spl_1",
+        tenant_id="acme",
+        scope=SpendScope.KEY,
+        holder="key_1",
+        model=None,
+        window=Window.HOUR,
+        starts_on=1,
+        amount_micros=None,
+        repeats=20,
+        created_at=NOW,
+    )

@@ -112,6 +112,7 @@ def test_tenant_is_created_listed_suspended_and_activated(sluice: Sluice) -> Non
         "stripe_customer_id": None,
         "time_zone": "UTC",
         "anomaly_factor": None,
+        "anomaly_repeats": None,
         "anomaly_action": "stop",
         "created_at": None,
     }

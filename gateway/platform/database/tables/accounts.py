@@ -91,6 +91,7 @@ class TenantRow(Recorded[Tenant], Table):
     stripe_customer_id: Mapped[str | None] = mapped_column(String(255))
     time_zone: Mapped[str] = mapped_column(String(63), server_default="UTC")
     anomaly_factor: Mapped[int | None] = mapped_column(Integer)
+    anomaly_repeats: Mapped[int | None] = mapped_column(Integer)
     anomaly_action: Mapped[AnomalyAction] = mapped_column(
         enum_column(AnomalyAction, "anomaly_action"), server_default=AnomalyAction.STOP.value
     )
@@ -109,6 +110,7 @@ class SpendLimitRow(Recorded[SpendLimit], Table):
     window: Mapped[Window] = mapped_column(enum_column(Window, "window"))
     starts_on: Mapped[int] = mapped_column(Integer)
     amount_micros: Mapped[int | None]
+    repeats: Mapped[int | None] = mapped_column(Integer)
     limits: Mapped[LimitValues]
     raised_micros: Mapped[int | None]
     raised_until: Mapped[datetime | None]
