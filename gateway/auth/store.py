@@ -7,13 +7,12 @@ from sqlalchemy import ColumnElement, and_, exists, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
-from gateway.platform.database.holders import spend_limits_of
+from gateway.platform.database.holders import may_count_for, spend_limits_of
 from gateway.platform.database.tables import (
     ApiKeyRow,
     MemberRow,
     PlanRow,
     ProjectRow,
-    SpendLimitRow,
     TenantRow,
 )
 from gateway.records.limits import JWT_PREFIX
@@ -57,14 +56,9 @@ async def find_owner(transaction: AsyncSession, name: str) -> KeyOwner | None:
     if row is None:
         return None
     key, tenant, project, plan = map(_record, row)
-    limits = await spend_limits_of(transaction, SpendLimitRow.tenant_id == tenant.id)
-    return KeyOwner(
-        key,
-        tenant,
-        project,
-        plan,
-        tuple(each for each in limits if each.is_of(key.id, key.project_id)),
-    )
+    may_count = may_count_for(tenant.id, key.id, key.project_id)
+    limits = await spend_limits_of(transaction, *may_count)
+    return KeyOwner(key, tenant, project, plan, tuple(limits))
 
 
 def _record(row: Any) -> Any:
@@ -111,6 +105,6 @@ async def find_caller(
     if row is None:
         return None
     tenant, plan, member, project = map(_record, row[:4])
-    limits = await spend_limits_of(transaction, SpendLimitRow.tenant_id == tenant.id)
-    own = tuple(each for each in limits if each.is_of(f"{JWT_PREFIX}{person.subject}", project_id))
-    return TenantMember(tenant, plan, member, project, row[4], own)
+    may_count = may_count_for(tenant_id, f"{JWT_PREFIX}{person.subject}", project_id)
+    limits = await spend_limits_of(transaction, *may_count)
+    return TenantMember(tenant, plan, member, project, row[4], tuple(limits))

@@ -3,12 +3,18 @@
 from dataclasses import replace
 from typing import Final
 
-from sqlalchemy import ColumnElement, and_, func, select
+from sqlalchemy import ColumnElement, and_, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.platform.database.tables import BatchRow, LedgerRow, SpendLimitRow, TenantRow
 from gateway.records.batches import ENDED
-from gateway.records.limits import LimitScope, SpendScope, SubjectLimits, credential_of
+from gateway.records.limits import (
+    JWT_PREFIX,
+    LimitScope,
+    SpendScope,
+    SubjectLimits,
+    credential_of,
+)
 from gateway.records.spending import SpendLimit
 
 _COLUMNS: Final = {
@@ -36,6 +42,19 @@ async def spend_limits_of(
         .order_by(SpendLimitRow.created_at, SpendLimitRow.id)
     )
     return [replace(row.to_record(), time_zone=time_zone) for row, time_zone in found]
+
+
+def may_count_for(
+    tenant_id: str, credential_id: str, project_id: str | None
+) -> tuple[ColumnElement[bool], ...]:
+    """Return the conditions for the spend limits that may count requests of a credential."""
+    scope, holder = SpendLimitRow.scope, SpendLimitRow.holder
+    of_credential = SpendScope.MEMBER if credential_id.startswith(JWT_PREFIX) else SpendScope.KEY
+    return SpendLimitRow.tenant_id == tenant_id, or_(
+        scope.in_((SpendScope.TENANT, SpendScope.USER)),
+        and_(scope == of_credential, holder == credential_id.removeprefix(JWT_PREFIX)),
+        and_(scope == SpendScope.PROJECT, holder == project_id),
+    )
 
 
 def counted_by(tenant_id: str, subject: SubjectLimits) -> ColumnElement[bool]:

@@ -101,9 +101,10 @@ class SpendLimitRow(Recorded[SpendLimit], Table):
     """The most that a holder may spend in a window."""
 
     __tablename__ = "spend_limits"
+    __table_args__ = (Index("ix_spend_limits_holder", "tenant_id", "scope", "holder"),)
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
-    tenant_id: Mapped[TenantId] = mapped_column(index=True)
+    tenant_id: Mapped[TenantId]
     scope: Mapped[SpendScope] = mapped_column(enum_column(SpendScope, "scope"))
     holder: Mapped[str | None] = mapped_column(String(300))
     model: Mapped[str | None] = mapped_column(String(300))
