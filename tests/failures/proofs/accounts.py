@@ -26,8 +26,8 @@ from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
 from gateway.platform.database.holders import spend_limits_of
 from gateway.platform.database.tables import SpendLimitRow
-from gateway.records.limits import LimitName, LimitScope, SpendScope, Window
-from gateway.records.scopes import TENANT_SCOPES
+from gateway.records.limits import JWT_PREFIX, LimitName, LimitScope, SpendScope, Window
+from gateway.records.scopes import TENANT_SCOPES, Role
 from gateway.records.spending import LAST_START, SpendLimit
 from gateway.records.times import utc_now
 from tests.failures.proofs.client import request
@@ -89,6 +89,11 @@ class Accounts:
         self._stack.note_key(text)
         return Credential(tenant, project, created.record.id, text)
 
+    async def member(self, tenant: str, token: str) -> Credential:
+        """Add the person `ada`, who sends requests with this JWT."""
+        await self.members.add(tenant, subject="ada", role=Role.DEVELOPER)
+        return Credential(tenant, None, f"{JWT_PREFIX}ada", token)
+
     async def holder(
         self, scope: LimitScope, name: str, limits: dict[str, int], **options: Any
     ) -> Credential:
@@ -100,7 +105,11 @@ class Accounts:
 
     async def limit_spending(self, key: Credential, scope: SpendScope, micros: int) -> SpendLimit:
         """Add a monthly spend limit for the model."""
-        holder = {SpendScope.KEY: key.id, SpendScope.PROJECT: key.project}.get(scope)
+        holder = {
+            SpendScope.KEY: key.id,
+            SpendScope.PROJECT: key.project,
+            SpendScope.MEMBER: key.id.removeprefix(JWT_PREFIX),
+        }.get(scope)
         # Tests take minutes: the window does not end meanwhile.
         return await self.spend_limits.add(
             key.tenant,

@@ -1,12 +1,14 @@
 """A deployment of real processes on either database, with two gateways and background jobs."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+import jwt
 import pytest
 
 from tests.failures.proofs.accounts import Accounts, open_accounts
@@ -48,6 +50,18 @@ PROMPT_PRICE, CACHED_PRICE, COMPLETION_PRICE = 3_333_333, 1_111_111, 7_777_777
 GATEWAYS = ("gateway-1", "gateway-2")
 
 _numbers = count(1)
+
+
+def token_of(tenant: str, subject: str) -> str:
+    """Return a JWT of a person."""
+    claims = {
+        "iss": ENVIRONMENT["SLUICE_JWT_ISSUER"],
+        "aud": ENVIRONMENT["SLUICE_JWT_AUDIENCE"],
+        "exp": int(time.time()) + 7_200,
+        "sub": subject,
+        "tenant": tenant,
+    }
+    return jwt.encode(claims, JWT_SECRET, algorithm="HS256")
 
 
 def cost_of(prompt_tokens: int, completion_tokens: int) -> int:
@@ -150,7 +164,7 @@ async def _set_price(stack: Stack) -> None:
 )
 def stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
     """A deployment that every test shares; each makes its own tenants."""
-    with deployed(database_url(request.param, request)) as stack:
+    with deployed(database_url(request.param, request), environment=ENVIRONMENT) as stack:
         yield stack
 
 

@@ -6,15 +6,13 @@ import time
 from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-import jwt
-
 from gateway.billing.ledger.rollups import Rollups
 from gateway.records.records import Billing
 from gateway.records.scopes import Role
 from tests.failures.proofs.accounts import Accounts, Credential, open_accounts
 from tests.failures.proofs.client import Answer, request
 from tests.failures.proofs.clients import Clients, Wish, wishes
-from tests.failures.proofs.conftest import ENVIRONMENT, JWT_SECRET, Scale
+from tests.failures.proofs.conftest import JWT_SECRET, Scale, token_of
 from tests.failures.proofs.dumps import dump_database, dump_redis, logs
 from tests.failures.proofs.kills import Freed, Kills, Waited, wait_for_place, wait_for_retry_after
 from tests.failures.proofs.ledger import LEASE_AND_SWEEP_SECONDS, Books, Row, open_books
@@ -182,7 +180,7 @@ async def _open_accounts(accounts: Accounts, evidence: Evidence) -> None:
     # No server listens there, so deliveries fail and are recorded.
     webhook = await accounts.webhooks.create("limited", "http://127.0.0.1:9/hook")
     await accounts.webhooks.test("limited", webhook.id)
-    token = _token("people", "ada")
+    token = token_of("people", "ada")
     evidence.credentials.append(Credential("people", None, "jwt:ada", token))
     evidence.secrets = [*evidence.stack.keys, webhook.secret, JWT_SECRET, token]
 
@@ -195,17 +193,6 @@ async def _probes(accounts: Accounts) -> tuple[Credential, Credential, Credentia
         await accounts.key(tenant, limits={"requests_per_minute": 3}),
         await accounts.key(tenant),
     )
-
-
-def _token(tenant: str, subject: str) -> str:
-    claims = {
-        "iss": ENVIRONMENT["SLUICE_JWT_ISSUER"],
-        "aud": ENVIRONMENT["SLUICE_JWT_AUDIENCE"],
-        "exp": int(time.time()) + 7_200,
-        "sub": subject,
-        "tenant": tenant,
-    }
-    return jwt.encode(claims, JWT_SECRET, algorithm="HS256")
 
 
 async def _bad_credentials(stack: Stack, evidence: Evidence) -> list[Answer]:

@@ -1,29 +1,35 @@
 """Budgets and credits under many clients on two gateways: fully spent, never overspent."""
 
 import asyncio
+import csv
+import io
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
 
 from gateway.records.limits import LimitScope, SpendScope
 from gateway.records.records import Billing
+from gateway.records.times import month_start, utc_now
+from gateway.records.usage_record import MICRO
 from tests.failures.proofs.accounts import Accounts, Credential
 from tests.failures.proofs.client import Answer, ask, request
-from tests.failures.proofs.conftest import COMPLETION_TOKENS, cost_of
+from tests.failures.proofs.conftest import COMPLETION_TOKENS, cost_of, token_of
 from tests.failures.proofs.ledger import Books
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.stack import Stack
 
-CLIENTS = 12
+CLIENTS = 100
 """On each gateway."""
 PROMPT_TOKENS = 10
 MAX_TOKENS = 40
 """More than a text has, so that each settlement returns some."""
 MOST = cost_of(PROMPT_TOKENS, MAX_TOKENS)
 COST = cost_of(PROMPT_TOKENS, COMPLETION_TOKENS)
-MONEY = 3_003
+MONEY = 25_003
 """Micro-dollars: enough for a third as many reservations at a time as there are clients."""
 
 _LONG = pytest.mark.long
@@ -65,7 +71,6 @@ async def spend(stack: Stack, key: Credential, number: int) -> list[Answer]:
         *(
             pytest.param(f"spend limit {scope}", marks=() if scope is SpendScope.USER else _LONG)
             for scope in SPENDING
-            if scope is not SpendScope.MEMBER  # Its requests have a JWT.
         ),
     ],
 )
@@ -78,7 +83,10 @@ async def test_budget_is_spent_fully_and_never_overspent(
         billing = Billing.POSTPAID
     key = await accounts.holder(scope, name(), limits, billing=billing)
     if is_spend_limit:
-        await accounts.limit_spending(key, SpendScope(holder.rpartition(" ")[2]), MONEY)
+        of = SpendScope(holder.rpartition(" ")[2])
+        if of is SpendScope.MEMBER:
+            key = await accounts.member(key.tenant, token_of(key.tenant, "ada"))
+        await accounts.limit_spending(key, of, MONEY)
     if billing is Billing.PREPAID:
         await accounts.grant(key.tenant, MONEY)
 
@@ -97,6 +105,8 @@ async def test_budget_is_spent_fully_and_never_overspent(
     assert {row["cost_micros"] for row in rows} == {COST}
     spent = sum(row["cost_micros"] for row in rows)
     assert MONEY - MOST < spent <= MONEY
+    reported = await reports_of(stack, await accounts.key(key.tenant))
+    assert set(reported.values()) == {spent}, reported
     if is_spend_limit:
         [own] = await accounts.spend_limits.uses(
             key.tenant, await accounts.spend_limits_of(key), user=USER
@@ -105,6 +115,34 @@ async def test_budget_is_spent_fully_and_never_overspent(
         return
     limits = await accounts.limits(stack.url, key)
     check_account(limits, holder, spent=spent)
+
+
+async def reports_of(stack: Stack, key: Credential) -> dict[str, int]:
+    """Return the micro-dollars that a tenant has spent, as each report has them."""
+    now = utc_now()
+    month, start = f"{now:%Y-%m}", int(month_start(now).timestamp())
+
+    async def read(path: str) -> Any:
+        return (await request(stack.url, key.text, path=path)).json
+
+    async with httpx.AsyncClient(base_url=stack.url, timeout=PATIENCE_SECONDS) as console:
+        [token] = re.findall(
+            r'name="csrf" value="([^"]+)"', (await console.get("/console/login")).text
+        )
+        await console.post("/console/login", data={"csrf": token, "key": key.text})
+        table = (await console.get(f"/console/invoices/{month}.csv")).text
+    async with asyncio.timeout(PATIENCE_SECONDS):  # Until the sums of hours are made.
+        while not (usage := (await read("/v1/usage?bucket=total"))["data"]):
+            await asyncio.sleep(0.1)
+    costs = await read(f"/v1/organization/costs?start_time={start}&limit=31")
+    return {
+        "usage": sum(each["cost_micros"] for each in usage),
+        "invoice": (await read(f"/v1/invoices/{month}"))["total_micros"],
+        "costs": round(
+            sum(e["amount"]["value"] for day in costs["data"] for e in day["results"]) * MICRO
+        ),
+        "console": sum(int(row["cost_micros"]) for row in csv.DictReader(io.StringIO(table))),
+    }
 
 
 def check_refusal(answer: Answer, holder: str) -> None:
@@ -132,7 +170,7 @@ def check_account(limits: dict[str, Any], holder: str, *, spent: int) -> None:
 async def test_repeated_request_is_stopped_until_it_is_lifted(
     stack: Stack, accounts: Accounts, books: Books, name: Callable[[], str]
 ) -> None:
-    most = CLIENTS
+    most = 12
     key = await accounts.holder(LimitScope.KEY, name(), {}, anomaly_repeats=most)
     await accounts.learn_limits()
     [limit] = await accounts.spend_limits_of(key)
