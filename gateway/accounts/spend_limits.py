@@ -213,6 +213,8 @@ class SpendLimitService:
         async with changing_it as change:
             limit = await _find(change.transaction, tenant_id, limit_id)
             _check_may_change(change, limit)
+            if not options.keys() <= set(_RAISE):
+                _check_not_of_plan(limit)
             if "limits" in options:
                 options["limits"] = _checked_limits(limit.scope, options["limits"])
             changed = _with_raise(replace(limit, **options), options)
@@ -241,6 +243,7 @@ class SpendLimitService:
                     "An automatic spend limit cannot be removed: lift it, or change "
                     "'anomaly_factor' of the account."
                 )
+            _check_not_of_plan(limit)
             await change.transaction.execute(
                 delete(SpendLimitRow).where(SpendLimitRow.id == limit.id)
             )
@@ -312,6 +315,13 @@ def _check_may_change(change: Change, limit: SpendLimit) -> None:
     if limit.is_operators:
         raise PermissionDeniedError("Only an operator can change this spend limit.")
     check_not_own(grantor, limit)
+
+
+def _check_not_of_plan(limit: SpendLimit) -> None:
+    if limit.is_from_plan:
+        raise StateConflictError(
+            "This spend limit is the plan's: change the plan, or raise the limit."
+        )
 
 
 def check_not_own(grantor: Grant, limit: SpendLimit) -> None:
@@ -457,6 +467,7 @@ class SpendLimitBody(RecordBody):
     )
     is_enforced: bool = Field(description="Whether it rejects requests, or is only reported.")
     is_operators: bool = Field(description="Whether only operators can change it.")
+    is_from_plan: bool = Field(description="Whether the account's plan has it.")
     used_micros: int | None = Field(
         description="Cost of ended requests, plus the maximum cost of running ones. Null without "
         "an amount, or if each end user has it."

@@ -130,11 +130,12 @@ keys.add("revoke", "Revoked {key}.{made}", _KEY, call="DELETE /{key_id}", send=_
 plans = Calls(
     "plans", "gateway.accounts.plans.routes", "/admin/plans/{plan_id}",
     "ID=id NAME=name TENANT_LIMITS=tenant_limits PROJECT_LIMITS=project_limits "
-    "KEY_LIMITS=key_limits CREATED=created_at",
+    "KEY_LIMITS=key_limits SPEND_LIMITS=spend_limits CREATED=created_at",
     "create PLAN, set, list",
     f"""\
   sluice plans create starter --key-limit requests_per_minute=60
   sluice plans set starter --tenant-limit budget=50 --key-limit requests_per_minute=none
+  sluice plans set starter --spend-limit tenant/day=20 --spend-limit user/hour=0.50
 
 {LIMITS_HELP}""",
     "id=PLAN")

@@ -252,11 +252,12 @@ def own_limits(context: Any, param: Any, given: tuple[str, ...]) -> dict[str, An
 def _pair(text: str) -> tuple[str, int | str | None]:
     name, _, value = text.partition("=")
     name = name.strip()
-    if name == BUDGET:
-        name = LimitName.BUDGET.value
+    # Names of a plan's spend limits have a slash.
+    if name == BUDGET or "/" in name:
+        name = LimitName.BUDGET.value if name == BUDGET else name
         amount = None if value in (NONE, _PLAN) else read_dollars(value)
         if amount is None and value not in (NONE, _PLAN):
-            raise must("limit", f"be {BUDGET}=DOLLARS, such as {BUDGET}=50", text)
+            raise must("limit", "be NAME=DOLLARS, such as budget=50", text)
         value = value if amount is None else str(amount)
     if value == NONE:
         return name, None

@@ -116,6 +116,8 @@ class Plan:
     id: str
     name: str
     limits: Mapping[LimitScope, LimitValues]
+    spend_limits: Mapping[str, int] = field(default_factory=dict)
+    """Micro-dollars of each tenant by SCOPE/WINDOW or SCOPE/WINDOW/MODEL."""
     created_at: datetime
 
 

@@ -86,6 +86,8 @@ class SpendLimit:
     """Whether it rejects requests, or is only reported."""
     is_operators: bool = False
     """Whether only operators can change it."""
+    is_from_plan: bool = False
+    """Whether the tenant's plan has it."""
     created_at: datetime
     time_zone: str = "UTC"
     """That of the tenant."""

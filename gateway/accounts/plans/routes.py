@@ -7,6 +7,7 @@ from fastapi import Path
 from pydantic import BaseModel, Field
 
 from gateway.accounts.plans.service import PlanService, ScopedLimits
+from gateway.accounts.plans.spending import MOST_OF_PLAN, read_spend_limits
 from gateway.accounts.shared import ChangeBody, ListBody, Name, RequestBody, limits_schema
 from gateway.http.authorization import Operator, operators_router
 from gateway.http.services import made
@@ -31,6 +32,13 @@ class _PlanLimits(RequestBody):
     tenant_limits: TenantLimits = Field(default_factory=dict)
     project_limits: OtherLimits = Field(default_factory=dict)
     key_limits: OtherLimits = Field(default_factory=dict)
+    spend_limits: dict[str, Any] = Field(
+        default_factory=dict,
+        max_length=MOST_OF_PLAN,
+        description="Micro-dollars of each tenant, by SCOPE/WINDOW or SCOPE/WINDOW/MODEL, such as "
+        "`tenant/month` or `user/day`. Null removes one.",
+        examples=[{"tenant/month": 2_000_000_000, "user/day": 500_000}],
+    )
 
     def limits(self) -> ScopedLimits:
         """Return the limits by scope. Raises InvalidParameterError."""
@@ -64,12 +72,14 @@ class PlanBody(BaseModel):
     tenant_limits: TenantLimits
     project_limits: OtherLimits
     key_limits: OtherLimits
+    spend_limits: dict[str, int]
     created_at: datetime
 
     @classmethod
     def of(cls, plan: Plan) -> Self:
         """Return the response body of a plan."""
         limits: dict[str, Any] = {f"{scope}_limits": plan.limits[scope] for scope in LimitScope}
+        limits["spend_limits"] = dict(plan.spend_limits)
         return cls(id=plan.id, name=plan.name, created_at=plan.created_at, **limits)
 
 
@@ -89,7 +99,13 @@ async def list_plans(plans: Plans) -> Page[PlanBody]:
 @router.post("", summary="Create a plan")
 async def create_plan(plans: Plans, operator: Operator, body: PlanCreation) -> PlanBody:
     """Create a plan. It applies to every tenant whose `plan_id` names it."""
-    plan = await plans.create(body.id, name=body.name, limits=body.limits(), actor=operator.actor)
+    plan = await plans.create(
+        body.id,
+        name=body.name,
+        limits=body.limits(),
+        spend_limits=read_spend_limits(body.spend_limits),
+        actor=operator.actor,
+    )
     return PlanBody.of(plan)
 
 
@@ -105,6 +121,10 @@ async def change_plan(
 ) -> PlanBody:
     """Change only the given limits. Every gateway applies them within a second."""
     changed = await plans.update(
-        plan_id, name=body.name, limits=body.limits(), actor=operator.actor
+        plan_id,
+        name=body.name,
+        limits=body.limits(),
+        spend_limits=read_spend_limits(body.spend_limits),
+        actor=operator.actor,
     )
     return PlanBody.of(changed)

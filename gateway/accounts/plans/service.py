@@ -9,6 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.accounts.audit.log import SYSTEM
 from gateway.accounts.changes import Service, changing
+from gateway.accounts.plans.spending import apply_plans, changed_spend_limits
 from gateway.platform.database.paging import find_record, list_records
 from gateway.platform.database.tables import PlanRow, TenantRow
 from gateway.records.checks import check_known, check_name, check_new_id, check_not_empty
@@ -19,6 +20,8 @@ from gateway.records.times import utc_now
 
 ScopedLimits = Mapping[LimitScope, LimitValues]
 """Limits for tenants, projects and keys. In a plan, None and an absent limit both mean no limit."""
+SpendAmounts = Mapping[str, int | None]
+"""Micro-dollars of spend limits by the names that `spending` describes; None removes one."""
 
 
 class PlanService(Service):
@@ -30,6 +33,7 @@ class PlanService(Service):
         *,
         name: str | None = None,
         limits: ScopedLimits | None = None,
+        spend_limits: SpendAmounts | None = None,
         actor: str = SYSTEM,
     ) -> Plan:
         """Create a plan; without a name, its id is its name."""
@@ -40,6 +44,7 @@ class PlanService(Service):
             id=plan_id,
             name=name or plan_id,
             limits=_merged({}, limits or {}),
+            spend_limits=changed_spend_limits({}, spend_limits or {}),
             created_at=utc_now(),
         )
         conflict = f"The plan {shown(plan_id)} already exists."
@@ -54,18 +59,29 @@ class PlanService(Service):
         *,
         name: str | None = None,
         limits: ScopedLimits | None = None,
+        spend_limits: SpendAmounts | None = None,
         actor: str = SYSTEM,
     ) -> Plan:
-        """Change the name and the given limits, for all holders without their own limits."""
+        """Change the name and the given limits, for all holders without their own limits.
+
+        Each tenant of the plan has all of its spend limits, besides its own.
+        """
         check_known(plan_id, "plan")
-        given = any((limits or {}).values())
+        given = spend_limits or any((limits or {}).values())
         check_not_empty({} if name is None and not given else {"name": name})
         if name is not None:
             check_name(name)
         async with changing(self._database, actor=actor) as change:
             old = await _find(change.transaction, plan_id, is_locked=True)
-            plan = replace(old, name=name or old.name, limits=_merged(old.limits, limits or {}))
+            plan = replace(
+                old,
+                name=name or old.name,
+                limits=_merged(old.limits, limits or {}),
+                spend_limits=changed_spend_limits(old.spend_limits, spend_limits or {}),
+            )
             await change.set(PlanRow, PlanRow.id == plan_id, _columns(plan))
+            if plan.spend_limits != old.spend_limits:
+                await apply_plans(change.transaction, TenantRow.plan_id == plan_id)
             await change.audit("plan.update", plan_id, _columns(plan))
             change.announce(self._announcer.plan_changed)
         return plan
@@ -112,4 +128,5 @@ async def _find(transaction: AsyncSession, plan_id: str, *, is_locked: bool = Fa
 
 
 def _columns(plan: Plan) -> dict[str, Any]:
-    return {"name": plan.name, **{f"{scope}_limits": plan.limits[scope] for scope in LimitScope}}
+    limits = {f"{scope}_limits": plan.limits[scope] for scope in LimitScope}
+    return {"name": plan.name, **limits, "spend_limits": plan.spend_limits}

@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.accounts.audit.log import SYSTEM
 from gateway.accounts.changes import Service, changing
+from gateway.accounts.plans.spending import apply_plans
 from gateway.platform.database.engine import Database
 from gateway.platform.database.paging import Page, PageRequest, find_record, read_page
 from gateway.platform.database.tables import PlanRow, TenantRow
@@ -72,6 +73,8 @@ class TenantService(Service):
         async with changing(self._database, tenant.id, actor=actor, conflict=conflict) as change:
             await _check_plan(change.transaction, options)
             await change.insert(TenantRow(**asdict(tenant)))
+            if tenant.plan_id is not None:
+                await apply_plans(change.transaction, TenantRow.id == tenant.id)
             await change.audit("tenant.create", tenant.id, columns)
             if tenant.cors_origins:
                 # Gateways cache the origins of all tenants.
@@ -127,6 +130,8 @@ class TenantService(Service):
             if "limits" in options:
                 columns["limits"] = changed_limits(tenant.limits, options["limits"])
             await change.set(TenantRow, TenantRow.id == tenant_id, columns)
+            if "plan_id" in options:
+                await apply_plans(change.transaction, TenantRow.id == tenant_id)
             await change.audit("tenant.update", tenant_id, options)
             change.announce(self._announcer.tenant_changed, tenant_id)
         return replace(tenant, **columns)
@@ -190,7 +195,8 @@ async def _check_plan(transaction: AsyncSession, options: TenantOptions | Tenant
     if plan_id is None:
         return
     check_name(plan_id, param="plan_id")
-    if await transaction.get(PlanRow, plan_id) is None:
+    # Locked: a change of the plan's spend limits applies to the tenants that it sees.
+    if await transaction.get(PlanRow, plan_id, with_for_update=True) is None:
         raise must("plan_id", "be the id of a plan", plan_id)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from redis.asyncio import Redis
@@ -9,10 +10,21 @@ from redis.asyncio import Redis
 from contract.keys import KEY_EVENTS
 from gateway.accounts.audit.log import AuditLog
 from gateway.accounts.plans.service import PlanService
+from gateway.accounts.plans.spending import read_spend_limits
+from gateway.accounts.spend_limits import SpendLimitService
+from gateway.accounts.tenants.service import TenantService
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
-from gateway.records.errors import ConflictError, InvalidParameterError, NotFoundError
-from gateway.records.limits import LimitName, LimitScope
+from gateway.platform.database.holders import spend_limits_of
+from gateway.platform.database.tables import SpendLimitRow
+from gateway.records.errors import (
+    ConflictError,
+    InvalidParameterError,
+    NotFoundError,
+    StateConflictError,
+)
+from gateway.records.limits import LimitName, LimitScope, SpendScope, Window
+from gateway.records.spending import SpendLimit
 from tests.support.cases import all_cases
 from tests.support.kinds import every_database
 
@@ -102,3 +114,51 @@ async def test_empty_change_and_unknown_id_are_refused(plans: PlanService, redis
         with pytest.raises(NotFoundError, match="There is no plan"):
             await plans.get(plan_id)
     assert await _events(redis) == []
+
+
+@every_database
+async def test_tenants_have_the_spend_limits_of_their_plan(
+    plans: PlanService, database: Database, redis: Redis
+) -> None:
+    announcer = ChangeAnnouncer(redis)
+    tenants = TenantService(database, announcer)
+    service = SpendLimitService(database, announcer, AsyncMock())
+    service.uses = AsyncMock(side_effect=lambda _, limits: limits)  # type: ignore[method-assign]
+
+    async def limits_of(tenant_id: str) -> dict[str, SpendLimit]:
+        async with database.reading() as transaction:
+            found = await spend_limits_of(transaction, SpendLimitRow.tenant_id == tenant_id)
+        return {f"{each.scope} {each.window} {each.model}": each for each in found}
+
+    async def amounts_of(tenant_id: str) -> dict[str, int | None]:
+        return {name: each.amount_micros for name, each in (await limits_of(tenant_id)).items()}
+
+    await plans.create("pro", spend_limits={"tenant/month": 500, "user/day/org/m": 9})
+    await tenants.create("Acme", tenant_id="acme", plan_id="pro")
+    await tenants.create("Late", tenant_id="late")
+    assert await amounts_of("acme") == {"tenant month None": 500, "user day org/m": 9}
+    before = (await limits_of("acme"))["tenant month None"]
+    await plans.update(
+        "pro", spend_limits={"tenant/month": 700, "user/day/org/m": None, "tenant/hour": 3}
+    )
+    changed = {"tenant month None": 700, "tenant hour None": 3}
+    assert await amounts_of("acme") == changed
+    after = (await limits_of("acme"))["tenant month None"]
+    assert (after.id, after.is_operators) == (before.id, True)
+    assert await amounts_of("late") == {}
+    await tenants.update("late", plan_id="pro")
+    assert await amounts_of("late") == changed
+    with pytest.raises(StateConflictError, match="change the plan"):
+        await service.update("acme", after.id, amount_micros=10**6)
+    with pytest.raises(StateConflictError, match="change the plan"):
+        await service.remove("acme", after.id)
+    await service.lift("acme", after.id)
+    await service.add("acme", scope=SpendScope.TENANT, window=Window.MONTH, amount_micros=1)
+    await tenants.update("acme", plan_id=None)
+    assert await amounts_of("acme") == {"tenant month None": 1}
+
+
+@all_cases("name", ["tenant", "key/month", "tenant/year", "tenant/month/"])
+def test_unknown_spend_limit_is_refused(name: str) -> None:
+    with pytest.raises(InvalidParameterError, match="spend_limits"):
+        read_spend_limits({name: 5})

@@ -89,6 +89,7 @@ async def test_spend_limit_counts_what_was_spent_in_its_window(
         "is_automatic": False,
         "is_enforced": True,
         "is_operators": False,
+        "is_from_plan": False,
         "used_micros": 340,
         "remaining_micros": 0,
         "window_starts_at": made["window_starts_at"],

@@ -104,6 +104,7 @@ async def test_plan_is_created_shown_and_changed(management: Management, admin: 
         "tenant_limits": {},
         "project_limits": {},
         "key_limits": {"requests_per_minute": 60},
+        "spend_limits": {},
         "created_at": made["created_at"],
     }
     change = {"key_limits": {"requests_per_minute": None}, "tenant_limits": {"budget_micros": 5}}

@@ -58,6 +58,7 @@ class PlanRow(Table):
     tenant_limits: Mapped[LimitValues]
     project_limits: Mapped[LimitValues]
     key_limits: Mapped[LimitValues]
+    spend_limits: Mapped[dict[str, int]] = mapped_column(server_default="{}")
     created_at: Mapped[datetime]
 
     def to_record(self) -> Plan:
@@ -119,6 +120,7 @@ class SpendLimitRow(Recorded[SpendLimit], Table):
     is_automatic: Mapped[bool]
     is_enforced: Mapped[bool]
     is_operators: Mapped[bool]
+    is_from_plan: Mapped[bool] = mapped_column(server_default=false())
     created_at: Mapped[datetime]
 
     time_zone = "UTC"
