@@ -1,8 +1,9 @@
 """Cost of admitting a request: authentication, reservation, settlement.
 
 A key with every available limit (on itself, its project and its tenant) takes turns with a key that
-has none, and with the gateway of an earlier checkout, if given. LiteLLM's proxy, if given a virtual
-environment with it, does the same work in front of a backend that responds at once.
+has none, with a key that has ten spend limits on four holders, and with the gateway of an earlier
+checkout, if given. LiteLLM's proxy, if given a virtual environment with it, does the same work in
+front of a backend that responds at once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,7 @@ from typing import Final
 
 from bench import authentication
 from bench.background import BackgroundCost, measure_background
-from bench.credentials import Credential, limited, unlimited
+from bench.credentials import Credential, limited, spending, unlimited
 from bench.litellm_proxy import running_litellm
 from bench.measure import MeasureError, Measurement, Progress, measure_in_turns
 from bench.postgres import Postgres, running_postgres
@@ -118,7 +119,7 @@ def measure(
         if options.before is not None:
             earlier = stack.enter_context(_sluice(folder / "before", options.before, postgres))
             own.append(unlimited(earlier, "earlier checkout"))
-        run.measure_own(own)
+        run.measure_own(own, spending(now, "ten spend limits"))
         run.measure_proxy(own[:2], folder / "litellm", postgres)
         run.measure_background(own[0])
 
@@ -131,13 +132,15 @@ class _Run:
         self._options = options
         self._progress = progress
 
-    def measure_own(self, own: Sequence[Credential]) -> None:
-        """Measure keys of this checkout and, if given, of the earlier one."""
+    def measure_own(self, own: Sequence[Credential], spender: Credential) -> None:
+        """Measure keys of this checkout, one with spend limits, and a key of the earlier one."""
         if self._options.before is None:
             self._found.skipped.append("No earlier checkout was given (`--before PATH`).")
         for load in (_BUSY, _PACED):
-            self._take_turns(load, own, [(own[0].name, other.name) for other in own[1:]])
-        for each in own:
+            pairs = [(own[0].name, other.name) for other in own[1:]]
+            pairs.append((spender.name, own[1].name))
+            self._take_turns(load, [*own, spender], pairs)
+        for each in (*own, spender):
             self._count(each, each.sluice.redis_port)
         url, key = own[0].sluice.database_url, own[0].api_key
         self._found.authentication_us = authentication.measure(url, key)

@@ -1,6 +1,7 @@
 """Format the admission measurements as tables."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from statistics import median
 
 from bench.admission import AdmissionMeasurement, Comparison
@@ -12,14 +13,14 @@ from bench.systems import ENGINE_GROUP
 from bench.tables import table
 
 Pair = tuple[Measurement, Measurement]
-Difference = Callable[[Pair], float]
+Figure = Callable[[Measurement], float]
 
 
 def section(found: AdmissionMeasurement) -> str:
     """Return everything except the loads' own tables."""
     lines = ["## admission: what it adds\n", *(f"- {sentence}" for sentence in found.skipped), ""]
     lines += table(
-        ["load", "difference", "of", "median", "round by round"],
+        ["load", "difference", "of", "median", "ratio", "round by round"],
         [row for each in found.comparisons for row in _rows(each, found.loads)],
     )
     lines.append("")
@@ -39,38 +40,34 @@ def _rows(comparison: Comparison, loads: Sequence[Measurement]) -> Iterator[list
         for name in (comparison.more, comparison.less)
     )
     pairs = [(more[number], less[number]) for number in sorted(more)]
-    for what, difference in _differences(pairs[0]):
-        values = [difference(pair) for pair in pairs]
+    for what, figure in _figures(pairs[0]):
+        values = [figure(one) - figure(other) for one, other in pairs]
+        base = median(figure(other) for _, other in pairs)
+        ratio = median(figure(one) for one, _ in pairs) / base if base else None
         shown = ", ".join(f"{value:,.1f}" for value in values)
         yield [
             comparison.scenario,
             f"{comparison.more} - {comparison.less}",
             what,
             f"**{median(values):,.1f}**",
+            "-" if ratio is None else f"{ratio:.3f}",
             shown,
         ]
 
 
-def _differences(pair: Pair) -> Iterator[tuple[str, Difference]]:
+def _figures(pair: Pair) -> Iterator[tuple[str, Figure]]:
     """Yield all comparable figures: CPU of each part, and times if the load had a fixed pace."""
-    for group in pair[0].used.cpu_seconds:
-        if group not in (CLIENT, ENGINE_GROUP):
-            yield f"CPU us/request, {group}", _cpu(group)
-    yield "first token p50, ms", lambda pair: pair[0].ttft.p50 - pair[1].ttft.p50
-    yield "first token p99, ms", lambda pair: pair[0].ttft.p99 - pair[1].ttft.p99
+    groups = [each for each in pair[0].used.cpu_seconds if each not in (CLIENT, ENGINE_GROUP)]
+    for group in groups:
+        yield f"CPU us/request, {group}", partial(_cpu, [group])
+    yield "CPU us/request, all parts", partial(_cpu, groups)
+    yield "first token p50, ms", lambda one: one.ttft.p50
+    yield "first token p99, ms", lambda one: one.ttft.p99
 
 
-def _cpu(group: str) -> Difference:
-    """Return the difference of a part's CPU per request; a missing part costs nothing."""
-
-    def difference(pair: Pair) -> float:
-        more, less = (
-            each.cpu_us_per_request(group) if group in each.used.cpu_seconds else 0.0
-            for each in pair
-        )
-        return more - less
-
-    return difference
+def _cpu(groups: Sequence[str], one: Measurement) -> float:
+    """Return the CPU of some parts per request; a missing part costs nothing."""
+    return sum(one.cpu_us_per_request(group) for group in groups if group in one.used.cpu_seconds)
 
 
 def _authentication(microseconds: Sequence[float]) -> list[str]:

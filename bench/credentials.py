@@ -1,6 +1,7 @@
 """API keys of a deployment, with and without limits, as systems that take turns."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from bench.sluice import Sluice
@@ -18,6 +19,12 @@ _LIMITS: Final = (
     "concurrent_requests",
     "budget_micros",
 )
+_WINDOWS: Final = {
+    "key": ("hour", "day", "month"),
+    "project": ("day", "month"),
+    "tenant": ("hour", "day", "month"),
+    "user": ("hour", "day"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +34,8 @@ class Credential:
     name: str
     api_key: str
     sluice: Sluice
+    fields: Mapping[str, object] = field(default_factory=dict)
+    """Fields of all requests, in addition to their own."""
 
     def urls(self, number: int) -> list[str]:
         """Return base URLs of `number` gateways; starts missing ones."""
@@ -51,6 +60,21 @@ def limited(sluice: Sluice, name: str) -> Credential:
     key = sluice.create("keys", "create", *options)
     sluice.create("prices", "add", MODEL, "--prompt", "0.15", "--completion", "0.6")
     return Credential(name=name, api_key=key["key"], sluice=sluice)
+
+
+def spending(sluice: Sluice, name: str) -> Credential:
+    """Return a new key with ten spend limits: on itself, project, tenant and an end user."""
+    sluice.create("tenants", "create", "spending", "--id", "spending")
+    project = sluice.create("projects", "create", "bench", "--tenant", "spending")
+    options = ["--tenant", "spending", "--name", "bench", "--project", project["id"]]
+    key = sluice.create("keys", "create", *options)
+    holders = {"key": key["id"], "project": project["id"]}
+    for scope, windows in _WINDOWS.items():
+        holder = ["--holder", holders[scope]] if scope in holders else []
+        for window in windows:
+            limit = ["--scope", scope, *holder, "--window", window, "--amount", "1000000"]
+            sluice.create("spend-limits", "add", "--tenant", "spending", *limit)
+    return Credential(name=name, api_key=key["key"], sluice=sluice, fields={"user": "ada"})
 
 
 def unlimited(sluice: Sluice, name: str) -> Credential:

@@ -9,7 +9,7 @@ from random import Random
 
 from bench.client import Lane, Pace, Request
 from bench.starting import MODEL
-from bench.systems import Engine, Route, System
+from bench.systems import Engine, System
 
 _WORDS = (
     "river",
@@ -212,7 +212,7 @@ def lanes(scenario: Scenario, system: System, *, seed: str) -> list[Lane]:
     """Return what each connection sends, distributed over gateways and tenants in turn."""
     urls = system.urls(scenario.gateways)
     texts = prompts(seed, scenario.prompt_words)
-    fields = system.fields if isinstance(system, Route) else {}
+    fields = getattr(system, "fields", {})
     result = []
     for number in range(scenario.streams):
         tenant = f"tenant-{number % scenario.tenants + 1}"
