@@ -10,20 +10,12 @@ import logging
 import os
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
 from opentelemetry.context import Context
-from opentelemetry.trace import (
-    NonRecordingSpan,
-    SpanContext,
-    Tracer,
-    format_span_id,
-    format_trace_id,
-    get_current_span,
-    set_span_in_context,
-)
+from opentelemetry.trace import Link, NoOpTracer, Tracer, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from typing_extensions import override
 
@@ -99,9 +91,10 @@ PROPAGATOR: Final = TraceContextTextMapPropagator()
 class Tracing:
     """The spans of this process, from `start` until `stop`."""
 
-    tracer: Tracer | None = None
-    """Creates spans; None while traces are off."""
+    tracer: Tracer = field(default_factory=NoOpTracer)
+    """Creates spans, which record nothing while traces are off."""
     provider: "TracerProvider | None" = None
+    """None while traces are off."""
 
     def start(self, service: str, *, instance: str = "", sampler: "Sampler | None" = None) -> None:
         """Create and export spans from now on.
@@ -131,31 +124,31 @@ class Tracing:
 
     def stop(self) -> None:
         """Export queued spans for at most `FLUSH_SECONDS`; drop the rest if the collector hangs."""
-        provider, self.provider, self.tracer = self.provider, None, None
+        provider, self.provider, self.tracer = self.provider, None, NoOpTracer()
         if provider is not None:
             closing = threading.Thread(target=provider.shutdown, name="close-traces", daemon=True)
             closing.start()
             closing.join(FLUSH_SECONDS)
 
 
-def traceparent_of(span: SpanContext) -> str:
-    """Return the `traceparent` of a span, as jobs hold it; empty if the span is invalid."""
-    if not span.is_valid:
-        return ""
-    ids = f"{format_trace_id(span.trace_id)}-{format_span_id(span.span_id)}"
-    return f"00-{ids}-{span.trace_flags:02x}"
+def traceparent_of(context: Context | None = None) -> str:
+    """Return the `traceparent` of a context's span, by default the current one, as jobs hold it.
+
+    It is empty if there is no span.
+    """
+    carrier: dict[str, str] = {}
+    PROPAGATOR.inject(carrier, context)
+    return carrier.get("traceparent", "")
 
 
-def span_of(traceparent: str) -> SpanContext | None:
-    """Return the span that a `traceparent` identifies; None if it is empty or malformed."""
-    context = PROPAGATOR.extract({"traceparent": traceparent}, Context())
-    span = get_current_span(context).get_span_context()
-    return span if span.is_valid else None
+def context_of(traceparent: str) -> Context:
+    """Return a context with the span that a `traceparent` names; empty if it is malformed."""
+    return PROPAGATOR.extract({"traceparent": traceparent}, Context())
 
 
-def context_of(span: SpanContext) -> Context:
-    """Return a context whose parent is a span of another process."""
-    return set_span_in_context(NonRecordingSpan(span), Context())
+def link_to(traceparent: str) -> Link:
+    """Return a link to a span; OpenTelemetry's SDK drops it if the `traceparent` is malformed."""
+    return Link(get_current_span(context_of(traceparent)).get_span_context())
 
 
 class _Seldom(logging.Filter):

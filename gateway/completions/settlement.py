@@ -442,13 +442,13 @@ class Settlement:
         if self._trace is None:
             await self._service.reservations.end(ending)
             return record
-        tracing.note_in(
-            self._trace,
+        tracing.note(
             {
                 names.GEN_AI_USAGE_INPUT_TOKENS: record.prompt_tokens,
                 names.GEN_AI_USAGE_CACHED_TOKENS: record.cached_tokens,
                 names.GEN_AI_USAGE_OUTPUT_TOKENS: record.completion_tokens,
             },
+            self._trace,
         )
         with tracing.span_in(self._trace, names.SETTLE):
             tracing.note(

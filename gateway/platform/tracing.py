@@ -1,8 +1,8 @@
 """OpenTelemetry spans of a gateway process, with one tracer for the whole process.
 
-While traces are off, and in requests that are not sampled, each function here does nothing, within
-a microsecond. Spans contain ids, counts and names; they contain client text only if
-`shows_content`.
+While traces are off, and in requests that are not sampled, no span is current, and each function
+here does nothing, within a microsecond. Spans contain ids, counts and names; they contain client
+text only if `shows_content`.
 """
 
 import asyncio
@@ -15,9 +15,7 @@ from opentelemetry.context import Context, get_current
 from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE
 from opentelemetry.trace import (
     INVALID_SPAN,
-    Link,
     Span,
-    SpanContext,
     SpanKind,
     StatusCode,
     format_span_id,
@@ -58,11 +56,6 @@ def stop() -> None:
     _tracing.stop()
 
 
-def is_on() -> bool:
-    """Whether spans are created."""
-    return _tracing.tracer is not None
-
-
 def shows_content() -> bool:
     """Whether spans may contain client text."""
     return _tracing.shows_content
@@ -77,7 +70,7 @@ def span(name: str) -> AbstractContextManager[Span]:
     The current span stays the same. If an error leaves the block, the span records its name without
     its message.
     """
-    if _tracing.tracer is None or not get_current_span().is_recording():
+    if not get_current_span().is_recording():
         return NO_SPAN
     return _ending(_tracing.tracer.start_span(name))
 
@@ -87,7 +80,7 @@ def span_in(context: Context | None, name: str) -> AbstractContextManager[Span]:
 
     There is no span without a context.
     """
-    if _tracing.tracer is None or context is None:
+    if not context:
         return NO_SPAN
     return _current(_tracing.tracer.start_span(name, context))
 
@@ -97,38 +90,30 @@ def request_span(method: str, headers: Mapping[str, str]) -> AbstractContextMana
 
     Returns NO_SPAN for a request that is not sampled, which then creates no other spans either.
     """
-    if _tracing.tracer is None:
+    if _tracing.provider is None:
         return NO_SPAN
     context = tracing.PROPAGATOR.extract(headers, Context())
     span = _tracing.tracer.start_span(method, context, SpanKind.SERVER)
     return _current(span) if span.is_recording() else NO_SPAN
 
 
-def attempt_span(
-    traceparent: str, *, earlier: SpanContext | None, attributes: Attributes
-) -> Span | None:
-    """Start the span of a job's attempt, in the trace of the job's request, if there is one.
+def attempt_span(traceparent: str, *, earlier: str, attributes: Attributes) -> Span:
+    """Start the span of a job's attempt, in the trace of the job's request.
 
-    The span links to the span of the previous attempt. End it with `end`.
+    Both are a `traceparent`; the span links to the previous attempt, if there was one.
     """
-    parent = context_of(traceparent)
-    if _tracing.tracer is None or parent is None:
-        return None
-    links = [Link(earlier)] if earlier is not None else []
     return _tracing.tracer.start_span(
-        tracing.ATTEMPT, parent, SpanKind.PRODUCER, attributes=attributes, links=links
+        tracing.ATTEMPT,
+        tracing.context_of(traceparent),
+        SpanKind.PRODUCER,
+        attributes=attributes,
+        links=[tracing.link_to(earlier)],
     )
 
 
-def note(attributes: Attributes) -> None:
-    """Set attributes of the current span."""
-    if _tracing.tracer is not None and (span := get_current_span()).is_recording():
-        span.set_attributes(attributes)
-
-
-def note_in(context: Context | None, attributes: Attributes) -> None:
-    """Set attributes of the span of a context, if it has one that has not ended."""
-    if context is not None and (span := get_current_span(context)).is_recording():
+def note(attributes: Attributes, context: Context | None = None) -> None:
+    """Set attributes of a context's span, by default the current one, unless it has ended."""
+    if (span := get_current_span(context)).is_recording():
         span.set_attributes(attributes)
 
 
@@ -141,44 +126,15 @@ def fail(span: Span, error_type: str) -> None:
 # --- context propagation -------------------------------------------------------------------------
 
 
-def current() -> Span:
-    """Return the current span, or a span that ignores all calls if there is none."""
-    return INVALID_SPAN if _tracing.tracer is None else get_current_span()
-
-
 def here() -> Context | None:
     """Return a context that makes the current span a later one's parent; None without a span."""
-    if _tracing.tracer is None or not get_current_span().is_recording():
-        return None
-    return get_current()
+    return get_current() if get_current_span().is_recording() else None
 
 
-def traceparent() -> str:
-    """Return the current span's identifier for a job; empty if there is none."""
-    if _tracing.tracer is None:
-        return ""
-    return tracing.traceparent_of(get_current_span().get_span_context())
-
-
-def context_of(traceparent: str) -> Context | None:
-    """Return the context of the span that a job names; None if it names none, or traces are off."""
-    if _tracing.tracer is None or not traceparent:
-        return None
-    named = tracing.span_of(traceparent)
-    return None if named is None else tracing.context_of(named)
-
-
-def exemplar() -> dict[str, str] | None:
-    """Return the histogram exemplar of the current request; None if its trace is not recorded."""
-    return None if _tracing.tracer is None else exemplar_of(get_current_span())
-
-
-def exemplar_of(span: Span | None) -> dict[str, str] | None:
+def exemplar_of(span: Span) -> dict[str, str] | None:
     """Return the histogram exemplar of a span; None if the span is not sampled."""
-    if span is None:
-        return None
     context = span.get_span_context()
-    if not context.is_valid or not context.trace_flags.sampled:
+    if not context.trace_flags.sampled:
         return None
     return {
         "trace_id": format_trace_id(context.trace_id),

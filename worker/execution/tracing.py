@@ -16,10 +16,10 @@ from typing import Final
 
 from opentelemetry.context import Context
 from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE
-from opentelemetry.trace import Link, SpanKind, StatusCode, Tracer, set_span_in_context
+from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
 
 from common import tracing as names
-from common.tracing import Tracing, context_of, span_of
+from common.tracing import Tracing, context_of, link_to
 from contract.outcomes import FailureCode
 from worker.execution.generation import RunningJob
 from worker.settings import WorkerSettings
@@ -62,21 +62,17 @@ _FAILURES: Final = frozenset({LOST, *FailureCode}) - {FailureCode.CANCELLED}
 
 def attempt_ended(generation: RunningJob, outcome: str) -> None:
     """Create the spans of an attempt that has left this worker."""
-    tracer, job = _tracing.tracer, generation.job
-    if tracer is None or not job.traceparent:
+    job = generation.job
+    if _tracing.provider is None or not job.traceparent:
         return
-    attempt = span_of(job.traceparent)
-    if attempt is None or not attempt.trace_flags.sampled:
-        return
-    parent, times = context_of(attempt), _Times.of(generation)
-    _span(tracer, names.QUEUE, parent, times.enqueued, times.asked)
-    earlier = span_of(job.earlier_traceparent)
-    generate = tracer.start_span(
+    parent, times = context_of(job.traceparent), _Times.of(generation)
+    _span(names.QUEUE, parent, times.enqueued, times.asked)
+    generate = _tracing.tracer.start_span(
         names.GENERATE,
         parent,
         SpanKind.CONSUMER,
         start_time=times.asked,
-        links=[] if earlier is None else [Link(earlier)],
+        links=[link_to(job.earlier_traceparent)],
         attributes={
             **_about,
             names.ATTEMPT_NUMBER: generation.attempt,
@@ -97,9 +93,9 @@ def attempt_ended(generation: RunningJob, outcome: str) -> None:
         generate.set_attribute(ERROR_TYPE, outcome)
         generate.set_status(StatusCode.ERROR)
     within = set_span_in_context(generate, Context())
-    _span(tracer, names.PREFILL, within, times.asked, times.first_token or times.ended)
+    _span(names.PREFILL, within, times.asked, times.first_token or times.ended)
     if times.first_token is not None:
-        _span(tracer, names.DECODE, within, times.first_token, times.ended)
+        _span(names.DECODE, within, times.first_token, times.ended)
     generate.end(times.ended)
 
 
@@ -129,5 +125,5 @@ class _Times:
         )
 
 
-def _span(tracer: Tracer, name: str, parent: Context, start: int, end: int) -> None:
-    tracer.start_span(name, parent, start_time=start).end(end)
+def _span(name: str, parent: Context, start: int, end: int) -> None:
+    _tracing.tracer.start_span(name, parent, start_time=start).end(end)

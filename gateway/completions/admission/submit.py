@@ -16,7 +16,7 @@ import msgspec
 
 from common import clock, logs
 from common.tasks import wait_for_end
-from common.tracing import RESERVE
+from common.tracing import RESERVE, traceparent_of
 from contract.adapters import LOAD_TOKENS, cache_salt_of
 from contract.affinity import (
     prefix_affinity,
@@ -477,7 +477,7 @@ class RequestSubmitter:
                 pooling=prompt.pooling,
                 model_share=model_share_of(principal.limits),
                 request_id=logs.request_id.get(),
-                traceparent=tracing.traceparent(),
+                traceparent=traceparent_of(),
                 affinity=prefix_affinity(salt, plain, block_tokens, digests)
                 + adapter_affinity
                 + session_affinity(salt, session, token_ids),

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 from fastapi import APIRouter, Request, Response
+from opentelemetry.trace import get_current_span
 
 from common import logs
 from common import tracing as names
@@ -339,7 +340,7 @@ def note_request(
     checked: CheckedRequest, completion_id: str, *, shows_content: bool = True
 ) -> None:
     """Set the generation attributes of the current request's span."""
-    if not tracing.is_on():
+    if not get_current_span().is_recording():
         return
     request = checked.request
     attributes: dict[str, str | bool | int | float] = {
@@ -363,7 +364,7 @@ def _note_session(session: Session) -> None:
         return
     if _LOGGED_SESSION.fullmatch(session.id):
         logs.session_id.set(session.id)
-    if tracing.is_on():
+    if get_current_span().is_recording():
         attributes = (names.GEN_AI_CONVERSATION, names.GEN_AI_AGENT, names.PARENT_AGENT)
         pairs = zip(attributes, session, strict=True)
         tracing.note({name: text[:MOST_SESSION] for name, text in pairs if text})

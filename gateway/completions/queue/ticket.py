@@ -10,7 +10,8 @@ from enum import Enum, auto
 from typing import Final
 
 import msgspec
-from opentelemetry.trace import Span, SpanContext
+from opentelemetry.context import Context
+from opentelemetry.trace import INVALID_SPAN, Span, set_span_in_context
 
 from common import logs
 from common import tracing as names
@@ -36,8 +37,10 @@ class AttemptSpans:
     _request: str
     """The `traceparent` of the parent of all attempts."""
     _model: str
-    _earlier: SpanContext | None = None
-    _span: Span | None = None
+    _earlier: str = ""
+    """The `traceparent` of the previous attempt."""
+    _span: Span = INVALID_SPAN
+    """The open attempt."""
 
     def begin(self, job: GenerationJob, number: int) -> GenerationJob:
         """Begin attempt `number`, counted from 1, and return the job to enqueue for it."""
@@ -55,25 +58,17 @@ class AttemptSpans:
                 names.TENANT_ID: job.tenant,
             },
         )
-        if self._span is None:
-            return job
-        context = self._span.get_span_context()
-        earlier, self._earlier = self._earlier, context
-        return msgspec.structs.replace(
-            job,
-            traceparent=traceparent_of(context),
-            earlier_traceparent="" if earlier is None else traceparent_of(earlier),
-        )
+        earlier = self._earlier
+        self._earlier = traceparent_of(set_span_in_context(self._span, Context()))
+        return msgspec.structs.replace(job, traceparent=self._earlier, earlier_traceparent=earlier)
 
     def end(self, outcome: str, *, is_failure: bool = False) -> None:
         """End the open attempt, if any."""
-        if self._span is None:
-            return
         self._span.set_attribute(names.OUTCOME, outcome)
         if is_failure:
             tracing.fail(self._span, outcome)
         self._span.end()
-        self._span = None
+        self._span = INVALID_SPAN
 
     def exemplar(self) -> dict[str, str] | None:
         """Return the exemplar of the open attempt for a histogram."""

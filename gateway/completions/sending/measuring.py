@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from fastapi import Request, Response
 from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE
+from opentelemetry.trace import get_current_span
 from starlette.requests import ClientDisconnect
 
 from common.tracing import GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK
@@ -44,8 +45,8 @@ class RequestMeasure:
         self._closed = False
         self.is_streaming = False
         """Whether a stream closes the measure at its end."""
-        self._span = tracing.current()
-        self._exemplar = tracing.exemplar()
+        self._span = get_current_span()
+        self._exemplar = tracing.exemplar_of(self._span)
         RequestMeasure.in_progress += 1
 
     async def until_response(self, request: Request, responding: Awaitable[Response]) -> Response:

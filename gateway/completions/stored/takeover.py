@@ -9,7 +9,7 @@ import msgspec
 from redis.exceptions import RedisError
 
 from common import clock
-from common.tracing import TAKE_OVER
+from common.tracing import TAKE_OVER, context_of
 from contract.dialect import Dialect
 from contract.messages import Follow, JobFailed, JobMessage, JobStarted
 from contract.outcomes import FailureCode
@@ -151,7 +151,7 @@ class Takeovers:
             response = await self._store.read(tenant_id, request_id)
             if response is None or response.status.term != term or response.state.is_end:
                 return
-            trace = tracing.context_of(response.head.jobs[0].traceparent)
+            trace = context_of(response.head.jobs[0].traceparent)
             with tracing.span_in(trace, TAKE_OVER):
                 await self._adopt(response)
 

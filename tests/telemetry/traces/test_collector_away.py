@@ -90,7 +90,7 @@ def test_unexported_spans_are_bounded_and_cost_no_time(
         assert len(processor._batch_processor._queue) <= 100  # type: ignore[attr-defined]
     finally:
         tracing.stop()
-    assert not tracing.is_on()
+    assert tracing.request_span("POST", client_trace()[2]) is tracing.NO_SPAN
 
 
 def test_last_spans_are_exported_when_the_process_stops(collector: Collector) -> None:

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from common.tracing import span_of
+from common.tracing import context_of, link_to, traceparent_of
 from contract.messages import GenerationJob, decode_job, encode
 from contract.prompts import encode_ids, packed
 from contract.sampling import SamplingSpec
@@ -37,16 +37,13 @@ def job(**changes: object) -> GenerationJob:
 
 def test_tracing_functions_do_nothing_while_tracing_is_off() -> None:
     tracing.start(Settings())
-    assert not tracing.is_on()
-    assert tracing.span("plan") is tracing.span("settle")
-    with tracing.span("plan") as span:
-        assert not span.is_recording()
+    with tracing.request_span("POST", {"traceparent": PARENT}) as span:
+        assert tracing.span("plan") is tracing.span("settle")
         tracing.note({"a": 1})
-        assert tracing.traceparent() == ""
-        assert tracing.exemplar() is None
+        assert traceparent_of() == ""
+        assert tracing.exemplar_of(span) is None
         assert tracing.here() is None
-        assert tracing.context_of(PARENT) is None
-        assert tracing.attempt_span(PARENT, earlier=None, attributes={}) is None
+        assert not tracing.attempt_span(PARENT, earlier="", attributes={}).is_recording()
     tracing.stop()
 
 
@@ -79,12 +76,11 @@ def test_older_worker_can_read_a_job_with_a_trace() -> None:
 
 
 @all_cases("text", ["", "nonsense", f"00-{'0' * 32}-{'b' * 16}-01", PARENT[:-1]])
-def test_malformed_span_context_is_none(text: str) -> None:
-    assert span_of(text) is None
+def test_malformed_traceparent_names_no_span(text: str) -> None:
+    assert context_of(text) == {}
+    assert not link_to(text).context.is_valid
 
 
-def test_span_context_round_trips() -> None:
-    span = span_of(PARENT)
-    assert span is not None
-    assert f"{span.trace_id:032x}" == "a" * 32
-    assert span.trace_flags.sampled
+def test_traceparent_round_trips() -> None:
+    assert traceparent_of(context_of(PARENT)) == PARENT
+    assert f"{link_to(PARENT).context.span_id:016x}" == "b" * 16
