@@ -30,6 +30,7 @@ from gateway.console.operators import (
     tenants,
 )
 from gateway.console.search import search_router
+from gateway.console.trying import try_router
 from gateway.console.usage import usage_router
 from gateway.console.visitor import TENANT_PAGES
 
@@ -51,6 +52,7 @@ for router, audience, route_class, pages in (
     router.include_router(provider_login.provider_router(audience))
     router.include_router(usage_router(route_class))
     router.include_router(search_router(route_class))
+    router.include_router(try_router(route_class))
     for each in pages:
         router.include_router(each.router)
 # First: `/batches/{batch_id}` of the pages of a tenant would match `/batches/new`.

@@ -1,6 +1,6 @@
 """Authorize a request: the first step of every route."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Final
 
@@ -46,6 +46,9 @@ class Authorizer:
         `Authenticator.authenticate`, of `require_header_of` and of `require_known_query`, and
         PermissionDeniedError if the principal has none of the scopes.
         """
+        exchange = exchange_of(request.scope)
+        if exchange.session is not None:
+            return self._admitted(request, exchange.session, scopes)
         client, failed_logins = request.client, self._failed_logins
         address = None if client is None else client.host
         authorization = credential_of(request.headers)
@@ -55,7 +58,6 @@ class Authorizer:
             authorization
         ):
             failed_logins.require(network)
-        exchange = exchange_of(request.scope)
         with tracing.span(AUTHENTICATE):
             try:
                 principal = await self._authenticator.authenticate(authorization, address=address)
@@ -71,7 +73,12 @@ class Authorizer:
                 dialect = dialect_of(request.headers.get(DIALECT_HEADER, "")) or principal.dialect
                 if dialect is not None or not model_decides:
                     require_header_of(request, PROFILES[dialect or self._settings.default_dialect])
-            principal.require_scope(*scopes)
+        return self._admitted(request, principal, scopes)
+
+    def _admitted(
+        self, request: Request, principal: Principal, scopes: Sequence[Scope]
+    ) -> Principal:
+        principal.require_scope(*scopes)
         if request.scope["query_string"]:
             require_known_query(request)
         tracing.note({TENANT_ID: principal.tenant_id})
@@ -90,8 +97,10 @@ def require_header_of(request: Request, profile: Profile) -> None:
 
     Call it for an authorized request. Raises AuthenticationError.
     """
+    exchange = exchange_of(request.scope)
     is_known = any(map(request.headers.get, ("authorization", AZURE_KEY_HEADER)))
-    style = exchange_of(request.scope).error_style
+    is_known = is_known or exchange.session is not None
+    style = exchange.error_style
     takes_key = ErrorStyle.ANTHROPIC is style or profile.error_style is ErrorStyle.LLAMACPP
     if not (takes_key or is_known):
         raise AuthenticationError(

@@ -26,6 +26,8 @@ class Exchange:
     credential_id: str = ""
     """The credential that sends the request, likewise."""
     project_id: str | None = None
+    session: Principal | None = None
+    """Who sends the request, if a session of the console is its credential."""
     cors_origins: Collection[str] = ()
     """Origins whose pages may read the response, besides those of the deployment."""
     error_style: ErrorStyle | None = None

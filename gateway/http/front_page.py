@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import mimetypes
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -123,10 +124,15 @@ operator_router: Final = _router(_OPERATORS_LINKS, _operators)
 class FixedPages:
     """Pages that are made together in a thread when one of them is first requested."""
 
-    def __init__(self, make: Callable[[], Mapping[str, bytes]], *, media_type: str) -> None:
-        """`make` returns the pages by their paths."""
+    def __init__(
+        self,
+        make: Callable[[], Mapping[str, bytes]],
+        *,
+        headers: Mapping[str, str] = HEADERS,
+    ) -> None:
+        """`make` returns the pages by their paths, which without a suffix are HTML."""
         self._make = make
-        self._media_type = media_type
+        self._headers = headers
         self._contents: Mapping[str, bytes] = {}
         self._lock = asyncio.Lock()
 
@@ -142,7 +148,8 @@ class FixedPages:
         if (content := self._contents.get(path)) is None:
             raise NotFoundError(f"There is no page {shown(path)}.")
         tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-        headers = {**HEADERS, "etag": tag, "cache-control": "no-cache"}
+        headers = {**self._headers, "etag": tag, "cache-control": "no-cache"}
         if tag in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
-        return Response(content, media_type=self._media_type, headers=headers)
+        media_type = mimetypes.guess_type(path)[0] or "text/html"
+        return Response(content, media_type=media_type, headers=headers)

@@ -46,12 +46,19 @@ _STYLE: Final = _environment.get_template("base.html").render().partition("<styl
 _STYLE_HASH: Final = base64.b64encode(
     hashlib.sha256(_STYLE.partition("</style>")[0].encode()).digest()
 ).decode()
+_OTHERS: Final = {"referrer-policy": "no-referrer", "x-content-type-options": "nosniff"}
 HEADERS: Final = {
     "content-security-policy": f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "referrer-policy": "no-referrer",
-    "x-content-type-options": "nosniff",
+    **_OTHERS,
 }
+REFERENCE_HEADERS: Final = {
+    "content-security-policy": f"default-src 'none'; script-src 'self'; "
+    f"style-src 'self' 'sha256-{_STYLE_HASH}'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    **_OTHERS,
+}
+"""Of the reference, whose script and stylesheet are files."""
 
 
 def render(template: str, **values: Any) -> str:

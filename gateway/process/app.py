@@ -40,6 +40,7 @@ from gateway.http.draining import Draining, DrainMiddleware
 from gateway.http.error_handlers import install_error_handlers
 from gateway.http.front import FrontMiddleware
 from gateway.http.front_page import FixedPages
+from gateway.http.public_pages import REFERENCE_HEADERS
 from gateway.platform import tracing
 from gateway.platform.settings import Settings
 from gateway.process import health
@@ -181,11 +182,9 @@ def _application(
     for router in routers:
         app.include_router(router)
     install_documentation(app, generates=generates)
-    document = FixedPages(
-        lambda: {_OPENAPI: msgspec.json.encode(app.openapi())}, media_type="application/json"
-    )
+    document = FixedPages(lambda: {_OPENAPI: msgspec.json.encode(app.openapi())})
     docs = FixedPages(
-        lambda: Reference(app.openapi(), parameter_groups()).pages(), media_type="text/html"
+        lambda: Reference(app.openapi(), parameter_groups()).pages(), headers=REFERENCE_HEADERS
     )
     # FastAPI's own route encodes the document for each request.
     app.router.routes[:] = [

@@ -197,9 +197,8 @@ class RequestReader:
         has_native_path: bool = False,
         takes_file: bool = False,
         takes_models: bool = False,
-        authorized: Principal | None = None,
     ) -> Call:
-        """Authorize the caller, unless it is `authorized`, read the body, and choose the dialect.
+        """Authorize the caller, read the body, and choose the dialect.
 
         Raises an ApiError.
 
@@ -208,13 +207,7 @@ class RequestReader:
         one that `takes_file` is a form; one that `takes_models` may name fallbacks. After this
         call, errors have the style of the client's dialect.
         """
-        principal = authorized
-        if principal is None:
-            principal = await self._authorizer.authorize(
-                request, Scope.COMPLETIONS, model_decides=True
-            )
-        else:
-            principal.require_scope(Scope.COMPLETIONS)
+        principal = await self._authorizer.authorize(request, Scope.COMPLETIONS, model_decides=True)
         self._unpaid.admit(exchange_of(request.scope), principal, is_paid=is_paid)
         if takes_file:
             body = await self._bodies.read_form(request, principal.tenant_id)
@@ -230,8 +223,7 @@ class RequestReader:
         if takes_models and (call.choice.alias or body.get("models") is not None):
             fallbacks = await self._models.fallbacks(principal, body, call.choice)
             call = msgspec.structs.replace(call, fallbacks=fallbacks) if fallbacks else call
-        if authorized is None:
-            require_header_of(request, call.profile)
+        require_header_of(request, call.profile)
         if has_native_path:
             require_native_paths(request, call.profile)
         return call

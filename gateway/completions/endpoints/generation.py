@@ -55,7 +55,6 @@ from gateway.limits.refusal_log import Refusals
 from gateway.platform import tracing
 from gateway.platform.settings import Settings
 from gateway.records.errors import ApiError
-from gateway.records.principal import Principal
 
 MOST_SESSION: Final = 256
 """Maximum characters of the id of a session or an agent in a trace."""
@@ -83,25 +82,17 @@ class Completions:
     _refusals: Refusals
     _continuations: Continuations
 
-    async def create(
-        self, request: Request, endpoint: Endpoint, *, authorized: Principal | None = None
-    ) -> Response:
+    async def create(self, request: Request, endpoint: Endpoint) -> Response:
         """Authenticate, check, reserve, enqueue, and respond as a whole or with a stream.
 
         A client that resumes a stream, or repeats an Idempotency-Key, gets the original response.
-        An `authorized` caller sends no credential.
         """
         measure = RequestMeasure(endpoint.name, exchange_of(request.scope), self._refusals)
-        responding = self._create(request, endpoint, measure, authorized)
-        return await measure.until_response(request, responding)
+        return await measure.until_response(request, self._create(request, endpoint, measure))
 
-    async def estimate(
-        self, request: Request, endpoint: Endpoint, *, authorized: Principal | None = None
-    ) -> Response:
+    async def estimate(self, request: Request, endpoint: Endpoint) -> Response:
         """Estimate a request without running it."""
-        call = await self._reader.read(
-            request, takes_models=endpoint.takes_models, authorized=authorized
-        )
+        call = await self._reader.read(request, takes_models=endpoint.takes_models)
         call = await self._continuations.continued(call, endpoint)
         call, checked = await with_fallbacks(call, partial(self._estimated, endpoint=endpoint))
         return Response(
@@ -128,13 +119,9 @@ class Completions:
         return Response(content, media_type="application/json", headers=headers)
 
     async def _create(
-        self,
-        request: Request,
-        endpoint: Endpoint,
-        measure: RequestMeasure,
-        authorized: Principal | None,
+        self, request: Request, endpoint: Endpoint, measure: RequestMeasure
     ) -> Response:
-        if authorized is None and (position := read_last_event_id(request)) is not None:
+        if (position := read_last_event_id(request)) is not None:
             return await self._stored.continue_stream(request, endpoint, position, measure)
         exchange = exchange_of(request.scope)
         exchange.error_style = endpoint.error_style
@@ -144,7 +131,6 @@ class Completions:
             has_native_path=endpoint.has_native_path,
             takes_file=endpoint.takes_file,
             takes_models=endpoint.takes_models,
-            authorized=authorized,
         )
         if endpoint.form is ResponseForm.RESPONSES and call.body.get("stream") is True:
             exchange.stream_model = str(call.body.get("model") or "")

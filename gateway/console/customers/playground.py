@@ -4,7 +4,6 @@ One script sends the form and shows the stream. Without scripts, the form runs c
 completions, and the page shows the answer.
 """
 
-from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -19,9 +18,10 @@ from gateway.console.forms import Form, number
 from gateway.console.routing import FORM, AnswerRoute, base_url, needs
 from gateway.console.tables import pairs
 from gateway.console.visitor import Visitor
-from gateway.dialects.endpoint import CHATS, COMPLETIONS, ENDPOINTS, Endpoint
+from gateway.dialects.endpoint import CHATS, COMPLETIONS, Endpoint
 from gateway.dialects.profile_choice import DIALECT_HEADER
-from gateway.http.services import AllServices, services_of
+from gateway.http.exchange import exchange_of
+from gateway.http.services import AllServices
 from gateway.records.scopes import Scope
 
 HOME: Final = "/console/playground"
@@ -64,8 +64,8 @@ async def playground(
     if form.is_sent:
         endpoint = CHATS if form["endpoint"] == _path(CHATS) else COMPLETIONS
         own = _with_body(visitor.request, _body(form, endpoint))
-        run = services[Completions].create
-        response = await run(own, endpoint, authorized=visitor.principal)
+        exchange_of(own.scope).session = visitor.principal
+        response = await services[Completions].create(own, endpoint)
         answer = json.decode(response.body)
     listed = (await services[ModelList].list(visitor.principal))["data"]
     chosen = model or visitor.principal.default_model or ""
@@ -111,17 +111,3 @@ def _with_body(request: Request, body: dict[str, Any]) -> Request:
     headers = [*kept, *_OWN_HEADERS.items(), size]
     # Without the server's extensions: the connection would give the form that was read.
     return Request({**request.scope, "headers": headers, "extensions": {}}, receive)
-
-
-def _add_route(action: str, serve: Callable[..., Awaitable[Response]], endpoint: Endpoint) -> None:
-    async def run(request: Request, visitor: Generates) -> Response:
-        completions = services_of(request)[Completions]
-        return await serve(completions, request, endpoint, authorized=visitor.principal)
-
-    path = f"{HOME}/{_path(endpoint)}{action}"
-    router.add_api_route(path, run, methods=["POST"], response_class=Response)
-
-
-for _endpoint in ENDPOINTS:
-    _add_route("", Completions.create, _endpoint)
-    _add_route(":estimate", Completions.estimate, _endpoint)

@@ -116,7 +116,7 @@ function body(said = [...sides[0], { role: "user", content: spoken() }], differe
 }
 
 async function post(action, endpoint, request, signal) {
-  const ask = () => fetch(`/console/playground/${endpoint}${action}`, {
+  const ask = () => fetch(`/console/try/v1/${endpoint}${action}`, {
     method: "POST",
     headers: {
       "Accept": "application/json",

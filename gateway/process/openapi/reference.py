@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from importlib.resources import files
 from typing import Any, Final, NamedTuple
 
 from markupsafe import Markup
 
 from gateway.dialects.json_types import Schema
 from gateway.http.public_pages import render, slug
+from gateway.process.openapi.samples import Call
 from gateway.records.error_codes import CODES
 from gateway.records.errors import InvalidParameterError
 
@@ -69,21 +71,26 @@ class Reference:
             for method, operation in operations.items():
                 same = topics.setdefault(operation["tags"][0], [])
                 same.append(self._operation(method.upper(), path, operation, same))
-        found = {"/docs": render("docs.html", title=title, topics=topics)}
+        shared = {"title": title, "topics": topics}
+        found = {
+            "/docs": render("docs.html", **shared),
+            "/docs/search": render("search.html", errors=CODES.values(), **shared),
+        }
         for topic, described in topics.items():
             used = [each.pop("used") for each in described]
             found[f"/docs/{slug(topic)}"] = render(
                 "topic.html",
-                title=title,
                 topic=topic,
                 operations=described,
                 objects=list(map(self._object, self._used(used))),
+                **shared,
             )
-        found["/docs/errors"] = render("errors.html", title=title, code="", errors=CODES.values())
+        found["/docs/errors"] = render("errors.html", code="", errors=CODES.values(), **shared)
         for code, error in CODES.items():
-            found[f"/docs/errors/{code}"] = render(
-                "errors.html", title=title, code=code, errors=[error]
-            )
+            page = render("errors.html", code=code, errors=[error], **shared)
+            found[f"/docs/errors/{code}"] = page
+        for name in ("reference.css", "reference.js"):
+            found[f"/docs/{name}"] = files("gateway.process.openapi").joinpath(name).read_text()
         return {path: page.encode() for path, page in found.items()}
 
     def _operation(
@@ -125,8 +132,17 @@ class Reference:
             "body": [] if like else fields,
             "groups": {} if like else groups,
             "parameters": parameters,
+            "names": dict.fromkeys(
+                field.name
+                for part in ([] if like else [fields, *groups.values()], parameters.values())
+                for some in part
+                for field in some
+            ),
             "rejected": rejected and not like and f"{REJECTED}{rejected}",
-            "examples": list(self._requests(method, path, kind, content)),
+            "examples": [
+                (name, call, call.samples())
+                for name, call in self._requests(method, path, kind, content)
+            ],
             "responses": responses,
             "errors": errors,
             "error": CODES[InvalidParameterError.code].example,
@@ -138,29 +154,21 @@ class Reference:
 
     def _requests(
         self, method: str, path: str, kind: str, content: Schema
-    ) -> Iterator[tuple[str, str]]:
-        """Yield the title and the command of each example."""
-        lines = [f'curl "$SLUICE_URL{path}"', '-H "Authorization: Bearer $SLUICE_KEY"']
-        if method not in ("GET", "POST"):
-            lines[0] = lines[0].replace("curl", f"curl -X {method}")
+    ) -> Iterator[tuple[str, Call]]:
+        """Yield the title and the request of each example."""
         if not content:
-            given = ["-X POST"] if method == "POST" else []
-            yield "", " \\\n  ".join([*lines, *given])
+            yield "", Call(method, path)
             return
         examples = content.get("examples") or {"": {"value": self._sample(content["schema"])}}
         if not kind.endswith("json"):
-            properties = self._resolved(content["schema"])["properties"]
-            for name, value in next(iter(examples.values()))["value"].items():
-                sign = "@" * (properties[name].get("format") == "binary")
-                lines.append(f"-F {name}={sign}{value}")
-            yield "", " \\\n  ".join(lines)
+            body = dict(next(iter(examples.values()))["value"])
+            file = str(body.pop("file")).replace("...", "batch.jsonl")
+            yield "", Call(method, path, body, file=file)
             return
-        lines.append('-H "Content-Type: application/json"')
         for number, (dialect, example) in enumerate(examples.items()):
-            data = json.dumps(example["value"], indent=2, ensure_ascii=False)
-            named = [f'-H "X-Api-Dialect: {dialect}"'] if number else []
-            quoted = data.replace("'", "'\\''").replace("\n", "\n  ")
-            yield example.get("summary", ""), " \\\n  ".join([*lines, *named, f"-d '{quoted}'"])
+            named = dialect if number else ""
+            call = Call(method, path, example["value"], dialect=named)
+            yield example.get("summary", ""), call
 
     def _response(self, status: str, response: Schema) -> tuple[str, str, Markup, str]:
         schema = response.get("content", {}).get("application/json", {}).get("schema")

@@ -183,7 +183,7 @@ async def test_verified_email_makes_an_invited_person_a_member_once(
         assert "/console/members" not in home
         # The playground runs with the rights of the member.
         answer = await ada.client.post(
-            "/console/playground/completions",
+            "/console/try/v1/completions",
             json={"model": MODEL, "prompt": "Hi", "max_tokens": 2},
             headers={"x-csrf-token": ada.csrf, "accept": "application/json"},
         )

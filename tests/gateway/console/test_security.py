@@ -54,7 +54,7 @@ from tests.gateway.management_api import running_management
 from tests.support.cases import all_cases
 from tests.support.redis_server import RedisServer
 from tests.support.secret_box import ENCRYPTION_KEY
-from tests.support.stack import Stack
+from tests.support.stack import MODEL, Stack
 
 LOGIN = KeyLogin("prefix", b"digest")
 
@@ -169,6 +169,27 @@ async def _ids_of_other(stack: Stack) -> dict[str, str]:
     finally:
         await redis.aclose()
         await database.aclose()
+
+
+async def test_requests_of_a_session_need_its_token_and_its_rights(visit: Visit) -> None:
+    accepting = {"accept": "application/json"}
+    token = {**accepting, "x-csrf-token": visit.csrf}
+    ask = visit.client.request
+    for method, path in (("GET", "/v1/models"), ("POST", "/v1/completions")):
+        for headers in (accepting, token | {"x-csrf-token": "other"}):
+            refused = await ask(method, f"/console/try{path}", headers=headers)
+            assert refused.status_code in (403, 415), refused.text
+    # Of the API alone, with its own errors.
+    for path, code in (
+        ("/console/keys", "not_found"),
+        ("/v1/nothing", "not_found"),
+        ("/v1/keys?limti=3", "unknown_parameter"),
+    ):
+        refused = await visit.get(f"/console/try{path}", headers=token)
+        assert refused.json()["error"]["code"] == code
+    named = await ask("POST", "/console/try/v1/messages", headers=token, json={"model": MODEL})
+    assert named.json()["type"] == "error"
+    assert (await visit.get("/console/try/v1/keys", headers=token)).json()["object"] == "list"
 
 
 async def test_no_route_reaches_another_tenant(stack: Stack, visit: Visit) -> None:
