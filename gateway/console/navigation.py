@@ -53,4 +53,5 @@ def _for_operators() -> Iterator[tuple[str, str]]:
     yield "/console/refusals", "Rejected"
     yield "/console/money", "Money"
     yield "/console/prices", "Prices"
+    yield "/console/capacity", "Capacity"
     yield "/console/audit", "Audit log"

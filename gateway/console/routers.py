@@ -19,6 +19,7 @@ from gateway.console.customers import overview as own_overview
 from gateway.console.login import login_router
 from gateway.console.operators import (
     aliases,
+    capacity,
     live,
     models,
     money,
@@ -42,7 +43,10 @@ files = assets.router
 OF_CUSTOMERS = (own_overview, own_models, playground, account)
 OF_TENANTS = (keys, people, spend_limits, webhooks, batches, invoices)
 """Pages that customers have for their own tenant, and operators for each one."""
-OF_OPERATORS = (overview, tenants, tenant, plans, live, models, aliases, money, prices, refusals)
+OF_OPERATORS = (
+    *(overview, tenants, tenant, plans, live, models, aliases, money, prices, refusals),
+    capacity,
+)
 
 for router, audience, route_class, pages in (
     (customers, Audience.CUSTOMERS, routing.CustomerRoute, OF_CUSTOMERS),

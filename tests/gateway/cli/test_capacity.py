@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 from click.testing import Result
 
-from gateway.cli.capacity import COSTS
+from gateway.records.capacity import COSTS
 from tests.deploy.helm import CHART, named, render
 from tests.support.cases import all_cases
 from tests.support.stack import REPOSITORY
@@ -52,7 +52,7 @@ def test_chart_takes_the_values(sluice: Sluice, tmp_path: Path) -> None:
         (("--cost", "wake_ups=600000"), "'cost' must leave wake_ups below 600000 us"),
         (
             ("--kv-tokens", "1599"),
-            "'kv-tokens' must be at least 1600, for one request",
+            "'kv_tokens' must be at least 1600, for one request",
         ),
     ],
 )

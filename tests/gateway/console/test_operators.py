@@ -502,3 +502,13 @@ async def test_readers_see_no_forms_and_no_links_to_them(stack: Stack, operator:
                 each for each in lead if not re.match(r"/console/tenants/(?!read-only)", each)
             ]
     assert {f"{home}/{part}/" for part in ("keys", "projects", "members", "webhooks")} <= seen
+
+
+async def test_operator_computes_what_a_load_needs(operator: Visit) -> None:
+    load = "requests=40&prompt_tokens=1200&completion_tokens=400"
+    page = html.unescape((await operator.get(f"/console/capacity?{load}")).text)
+    # As docs/capacity.md has it.
+    assert re.search(r">workers</th><td[^>]*>4<", page)
+    assert "sluice capacity --requests 40 --prompt-tokens 1200 --completion-tokens 400 p" in page
+    refused = await operator.get(f"/console/capacity?{load}&traced=2")
+    assert (refused.status_code, refused.text.count("“Traced”")) == (400, 1)
