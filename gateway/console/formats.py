@@ -1,7 +1,8 @@
 """How pages show amounts, counts, ids and times."""
 
+import re
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ _DECIMALS: Final = 6
 _SHORT: Final = 6
 _LETTERS: Final = ((10**15, "P"), (10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
 _BYTES: Final = ((2**50, "PiB"), (2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+_IN_SECONDS: Final = re.compile(r"\bin (\d+\.\d) s\b")
 _PARTS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
@@ -66,6 +68,14 @@ def moment(value: datetime, mark: str = " UTC") -> Markup:
     return Markup(
         '<time class="local" datetime="{}" title="{} UTC">{}</time><span class="utc">{}</span>'
     ).format(value.isoformat(), shown, shown, mark)
+
+
+def with_times(message: str, at: datetime) -> Markup:
+    """Return a message as HTML, with the time that its "in 12.3 s" meant at a moment."""
+    return Markup("").join(
+        Markup("at {}").format(moment(at + timedelta(seconds=float(part)))) if number % 2 else part
+        for number, part in enumerate(_IN_SECONDS.split(message))
+    )
 
 
 def size(value: int) -> str:

@@ -12,7 +12,7 @@ from gateway.billing.usage.parts import UsageFilter
 from gateway.billing.usage.periods import Span
 from gateway.billing.usage.service import UsageService
 from gateway.console.customers.invoices import SeesInvoices
-from gateway.console.formats import shortened
+from gateway.console.formats import shortened, with_times
 from gateway.console.limit_fields import LABELS
 from gateway.console.lists import Newest, cursor_of
 from gateway.console.routing import AnyVisitor, CustomerRoute, base_url
@@ -47,7 +47,7 @@ async def limits(visitor: AnyVisitor, services: AllServices, reports: Reports) -
         Column("Key", lambda each: names.get(each.key, shortened(each.key))),
         Column("Model", lambda each: each.model),
         Column("Times", lambda each: each.times, "num"),
-        Column("Why", lambda each: each.message, "below"),
+        Column("Why", lambda each: with_times(each.message, each.at), "below"),
     )
     empty = "No limit has rejected a request in the last seven days."
     return visitor.page(
@@ -74,7 +74,7 @@ async def rejected(visitor: SeesUsage, services: AllServices, reports: Reports) 
         Column("Key", lambda each: names.get(each.credential_id, shortened(each.credential_id))),
         Column("Model", lambda each: each.model, "wide name"),
         Column("Times", lambda each: each.times, "num"),
-        Column("Why", lambda each: each.message, "below"),
+        Column("Why", lambda each: with_times(each.message, to_time(each.at_ms)), "below"),
     )
     return visitor.list_page(
         "Rejected requests",

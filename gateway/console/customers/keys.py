@@ -230,6 +230,10 @@ def _columns(
     def project(key: KeyRecord) -> str:
         return projects.get(key.project_id or "", shortened(key.project_id or ""))
 
+    def revocation(key: KeyRecord) -> Cell | None:
+        href = f"{visitor.home}/keys/{key.id}/revoke"
+        return None if key.revoked_at else Cell("Revoke", href, label=f"Revoke {key.name}")
+
     yield Column("Name", lambda key: Cell(key.name, f"{visitor.home}/keys/{key.id}"), "name")
     yield Column("Key", lambda key: f"sk-{key.prefix}-…", "mono wide")
     yield Column("State", lambda key: key_state(key, now))
@@ -238,6 +242,8 @@ def _columns(
     yield Column("Project", project, "wide")
     yield Column("Scopes", lambda key: ", ".join(sorted(key.scopes)), "wide")
     yield Column("Models", models, "name wide")
+    if visitor.may_change:
+        yield Column("", revocation, "actions")
 
 
 def key_state(key: KeyRecord, now: datetime) -> Cell:

@@ -137,7 +137,7 @@ async def test_owner_makes_rotates_and_revokes_a_key_with_the_keyboard(
     await page.get_by_role("button", name="Copied").wait_for()
     await page.get_by_role("link", name="To the keys").click()
     assert secret not in await page.content()
-    await page.get_by_role("link", name="by keyboard").click()
+    await page.get_by_role("link", name="by keyboard", exact=True).click()
     assert await page.get_by_label("Requests per minute").input_value() == "7"
     await page.get_by_role("link", name="Rotate").click()
     await page.get_by_role("button", name="Rotate the key").click()
@@ -145,7 +145,7 @@ async def test_owner_makes_rotates_and_revokes_a_key_with_the_keyboard(
     stack.note_key(rotated)
     assert rotated != secret
     await page.get_by_role("link", name="To the keys").click()
-    await page.get_by_role("link", name="by keyboard").click()
+    await page.get_by_role("link", name="by keyboard", exact=True).click()
     await page.get_by_role("link", name="Revoke").click()
     await page.get_by_role("button", name="Revoke the key").click()
     await page.get_by_text("The key is revoked.").wait_for()

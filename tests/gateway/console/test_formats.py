@@ -1,6 +1,6 @@
 """How pages show amounts, ids and scales."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -105,3 +105,10 @@ def test_columns_stack_their_parts_and_name_them() -> None:
     rest = stacked("", TOKENS, ["2026-11-01"], [("others", [3])], [1])
     assert [each[:2] for each in rest.legend] == [("0", "others"), ("x", "others")]
     assert [text for _, text in chart.labels] == ["07:00", "08:00"]
+
+
+def test_seconds_of_a_message_become_a_time() -> None:
+    message = "<b> is reached. It resets in 86400.5 s."
+    shown = formats.with_times(message, datetime(2026, 11, 1, tzinfo=UTC))
+    assert shown.startswith("&lt;b&gt; is reached. It resets at <time ")
+    assert "2026-11-02 00:00:00" in shown
