@@ -1,7 +1,7 @@
 # Sluice: `make` without a target lists the targets.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow test-long lint format docs docs-serve bench chaos chart release setup setup-docs \
+.PHONY: help run test test-slow test-long lint format diagrams docs docs-serve bench chaos chart release setup setup-docs \
 	setup-dev setup-servers setup-clients setup-peers check check-style check-types check-imports
 
 BIN := .venv/bin
@@ -52,7 +52,7 @@ format: setup-dev ## Format the code and apply automatic fixes
 	@$(BIN)/ruff check --fix-only --quiet
 	@$(BIN)/ruff format
 
-# Draws the diagrams of the site in the browser. The theme would request it from a CDN.
+# Draws the diagrams of the site, once: readers load pictures.
 MERMAID := .venv/mermaid-js-tiny-11.17.2.tgz
 MERMAID_SHA256 := 28302a2f6bd556bfd223acff76a1fd511bcc9e6f1cac1bad91b904469aeca102
 
@@ -61,20 +61,22 @@ WORKER := .venv/iframe-worker-1.0.3.tgz
 WORKER_SHA256 := 4f13bc180acc6af377b54b1dfb3de98f530be43b02d82e080c59930912da93ad
 MKDOCS := .venv/docs/bin/mkdocs
 
-$(MERMAID): | setup-docs
+$(MERMAID): | setup-dev
 	@npm pack --silent --pack-destination=$(@D) @mermaid-js/tiny@11.17.2 >/dev/null
 
 $(WORKER): | setup-docs
 	@npm pack --silent --pack-destination=$(@D) iframe-worker@1.0.3 >/dev/null
 
-docs: setup-docs $(MERMAID) $(WORKER) ## Build the documentation as a web site in site/
+docs: setup-docs $(WORKER) ## Build the documentation as a web site in site/
 	@NO_MKDOCS_2_WARNING=1 $(MKDOCS) build --strict
-	@echo "$(MERMAID_SHA256)  $(MERMAID)" | sha256sum --check --quiet
 	@echo "$(WORKER_SHA256)  $(WORKER)" | sha256sum --check --quiet
 	@mkdir -p site/javascripts
-	@tar --extract --to-stdout --file=$(MERMAID) package/dist/mermaid.tiny.js >site/javascripts/mermaid.tiny.js
 	@tar --extract --to-stdout --file=$(WORKER) package/shim/index.js >site/javascripts/iframe-worker.js
 	@echo "docs: Open site/index.html, or run make docs-serve."
+
+diagrams: setup-dev setup-servers $(MERMAID) ## Draw the diagrams of the documents again, after a change of one
+	@echo "$(MERMAID_SHA256)  $(MERMAID)" | sha256sum --check --quiet
+	@$(BIN)/python -m scripts.diagrams $(MERMAID)
 
 docs-serve: docs ## Build the web site, and serve it on loopback (ARGS="9000" is the port)
 	@exec $(BIN)/python -m http.server --bind 127.0.0.1 --directory site $(or $(ARGS),8000)

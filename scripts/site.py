@@ -4,6 +4,7 @@ Documents link to each other by their places in the repository. This module turn
 those of the site. A link to a file that the site lacks, such as a module, becomes its text.
 """
 
+import hashlib
 import posixpath
 import re
 import tomllib
@@ -15,6 +16,8 @@ from mkdocs.structure.pages import Page
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PROOFS = REPOSITORY / "tests" / "proofs.toml"
+DIAGRAMS = REPOSITORY / "docs" / "diagrams"
+DIAGRAM = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RENAMED = {
     "README.md": "index.md",
     "SECURITY.md": "vulnerabilities.md",
@@ -62,7 +65,10 @@ def on_page_read_source(page: Page, **_: object) -> str | None:
 
 
 def on_page_markdown(markdown: str, page: Page, files: Files, **_: object) -> str:
-    """Turn links between places in the repository into links of the site."""
+    """Turn links between places in the repository into links of the site, and draw diagrams."""
+    # Reports of measurements repeat all words, and nobody asks for a test by its name.
+    if page.file.src_uri.startswith("bench/results/2") or _source(page.file) == PROOFS:
+        page.meta["search"] = {"exclude": True}
     places = {_source(file): file.src_uri for file in files}
     folder = _source(page.file).parent
 
@@ -74,7 +80,48 @@ def on_page_markdown(markdown: str, page: Page, files: Files, **_: object) -> st
             return f"{label}({posixpath.relpath(place, here or '.')}{anchor or ''})"
         return text if path.exists() else match[0]
 
-    return LINK.sub(replaced, markdown)
+    def drawn(match: re.Match[str]) -> str:
+        name = posixpath.join("diagrams", diagram_name(match[1]))
+        heading = re.findall(r"^#+ (.+)", markdown[: match.start()], re.MULTILINE)[-1]
+        place = posixpath.relpath(name, posixpath.dirname(page.file.src_uri) or ".")
+        return f"![Diagram: {heading}]({place})"
+
+    return DIAGRAM.sub(drawn, LINK.sub(replaced, markdown))
+
+
+def diagram_name(source: str) -> str:
+    """Return the name of the file that `scripts/diagrams.py` draws of a Mermaid text."""
+    return hashlib.sha256(source.encode()).hexdigest()[:16] + ".svg"
+
+
+LAZY_INDEX = """<script>
+{
+  const { open, send } = XMLHttpRequest.prototype;
+  XMLHttpRequest.prototype.open = function (method, url, ...others) {
+    open.call(this, method, url, ...others);
+    const { activeElement } = document;
+    const searches = activeElement?.closest(".md-search") || /[?&]q=/.test(location.search);
+    if (searches || !String(url).endsWith("search_index.json")) return;
+    this.send = () => {
+      const begin = ({ target }) => {
+        if (!target.closest(".md-search")) return;
+        removeEventListener("focusin", begin);
+        send.call(this);
+      };
+      addEventListener("focusin", begin);
+    };
+  };
+}
+</script>"""
+"""Lets the theme load the index of the search when a reader begins to search."""
+
+
+def on_post_page(output: str, **_: object) -> str:
+    """Name the dialog of the search, let keys reach code, and load what few readers need later."""
+    named = output.replace('role="dialog"', 'role="dialog" aria-label="Search"', 1)
+    reached = named.replace("<pre><span></span><code>", '<pre><span></span><code tabindex="0">')
+    lazy = reached.replace("<img ", '<img loading="lazy" ')
+    return lazy.replace("</head>", f"{LAZY_INDEX}</head>", 1)
 
 
 def _source(file: File) -> Path:

@@ -22,6 +22,7 @@ from worker.settings import WorkerSettings
 PAGE = (REPOSITORY / "docs" / "operations.md").read_text()
 PAGES = {
     "operations.md": PAGE,
+    "cookbook.md": (REPOSITORY / "docs" / "cookbook.md").read_text(),
     "README.md": (REPOSITORY / "README.md").read_text(),
     "start-as-an-operator.md": (REPOSITORY / "docs" / "start-as-an-operator.md").read_text(),
 }
@@ -100,8 +101,9 @@ def test_services_exist_in_compose() -> None:
 
 @pytest.mark.skipif(not HELM.exists(), reason="helm is not installed")
 def test_shown_values_are_accepted_by_the_chart(tmp_path: Path) -> None:
-    blocks = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 3
+    shown = PAGE + PAGES["cookbook.md"]
+    blocks = re.findall(r"^```yaml\n(.*?)^```", shown, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 4
     command: list[str | Path] = [
         HELM,
         "template",

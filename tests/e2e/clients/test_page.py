@@ -1,4 +1,4 @@
-"""Every snippet of docs/clients.md, and of the customers' quickstart, run as it is on the page."""
+"""Every snippet for customers, of their quickstart and the cookbook, run as it is on the page."""
 
 import re
 import sys
@@ -131,6 +131,26 @@ def test_quickstart_of_customers(stack: Stack, tmp_path: Path) -> None:
     assert numbers == list(range(1, len(numbers) + 1))
     assert "data: [DONE]" in printed
     assert '"object":"limits"' in printed
+
+
+@pytest.mark.e2e
+def test_cookbook(stack: Stack, tmp_path: Path) -> None:
+    environment = Environment("dev", Path(sys.executable).parent)
+    blocks = blocks_of((REPOSITORY / "docs" / "cookbook.md").read_text())
+    printed = [
+        environment.run(
+            ("python", "-c", block.text),
+            tmp_path,
+            OPENAI_BASE_URL=f"{stack.url}/v1",
+            OPENAI_API_KEY=stack.key(),
+        )
+        for block in blocks
+        if block.language == "python"
+    ]
+    tools, structured = printed
+    assert "get_weather {'city': 'Paris'}" in tools
+    assert tools.rpartition("}")[2].strip()
+    assert re.fullmatch(r"\{'city': '(Rome|Paris)', 'is_capital': (True|False)\}\n", structured)
 
 
 def pattern_of(text: str) -> str:

@@ -13,7 +13,7 @@ from tests.support.stack import REPOSITORY
 AXE: Final = REPOSITORY / "tests/clients/node_modules/axe-core/axe.min.js"
 # What axe-core finds is large, so that the page selects from it. Without `preload`, axe-core does
 # not load the stylesheet again, which only rules that are off by default need.
-_FIND_PROBLEMS: Final = """
+FIND_PROBLEMS: Final = """
 axe.run({resultTypes: ['violations'], preload: false}).then(found => found.violations
   .filter(each => ['serious', 'critical'].includes(each.impact))
   .map(each => `${each.id}: ${each.nodes[0].html.slice(0, 200)}`))
@@ -45,7 +45,7 @@ async def add_axe(tab: Tab) -> None:
 
 async def serious_problems(tab: Tab) -> list[str]:
     """Return what axe-core finds; see `add_axe`."""
-    found: list[str] = await tab.page.evaluate(_FIND_PROBLEMS)
+    found: list[str] = await tab.page.evaluate(FIND_PROBLEMS)
     return found
 
 
