@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from datetime import datetime
 from typing import Annotated, Literal, Unpack
 
-from fastapi import APIRouter, Path
+from fastapi import Path
 from pydantic import BaseModel, Field
 from sqlalchemy import ColumnElement, and_, delete, exists, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -22,12 +22,12 @@ from gateway.accounts.shared import (
     OfTenant,
     RecordBody,
     RequestBody,
+    TenantRouter,
     WantedPage,
     own_tenant,
 )
 from gateway.accounts.tenants.service import reading_of_tenant
 from gateway.auth.store import is_person
-from gateway.http.bounded_route import BoundedRoute
 from gateway.http.services import made
 from gateway.platform.database.paging import Page, PageRequest, list_records, read_page
 from gateway.platform.database.tables import MemberRow, TenantRow
@@ -276,8 +276,7 @@ class RemovedMember(BaseModel):
     deleted: Literal[True] = True
 
 
-router = APIRouter(prefix="/members", tags=["Members"], route_class=BoundedRoute)
-authorize_tenant = own_tenant(Scope.MEMBERS, of_tenant=True)
+router = TenantRouter("/members", "Members", own_tenant(Scope.MEMBERS, of_tenant=True))
 
 
 Members = Annotated[MemberService, made(MemberService)]

@@ -1,7 +1,7 @@
 """Fields, parameters and callers that routes of several resources share.
 
-Tenants have routes under `/v1`, operators under `/admin/tenants/{tenant_id}`. The router of the
-audience authorizes the caller and sets the tenant (`gateway.process.app`).
+Tenants have routes under `/v1`, operators under `/admin/tenants/{tenant_id}`. A `TenantRouter`
+authorizes the caller and sets the tenant.
 """
 
 import re
@@ -9,11 +9,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, Generic, Literal, Self, TypeVar
 
-from fastapi import Depends, Path, Query, Request
+from fastapi import APIRouter, Depends, Path, Query, Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from typing_extensions import override
 
 from gateway.http.authorization import authorize_operator, requires
+from gateway.http.bounded_route import BoundedRoute
 from gateway.platform.database.paging import MAX_PAGE, PageRequest
 from gateway.records.checks import MAX_NAME_CHARACTERS
 from gateway.records.grants import Grant
@@ -235,6 +236,41 @@ def own_tenant(*scopes: Scope, of_tenant: bool = False) -> Callable[[Request], A
 async def any_tenant(request: Request, tenant_id: TenantId) -> None:
     """Authorize an operator for the tenant in the path."""
     request.state.management_caller = Caller(await authorize_operator(request), tenant_id)
+
+
+class TenantRouter(APIRouter):
+    """The routes of a resource of tenants.
+
+    Its own routes are for customers, at `/v1`, and for operators, at `/admin/tenants/{tenant_id}`.
+    Those of `of_customers` and `of_operators` are for one audience.
+    """
+
+    def __init__(
+        self, prefix: str, tag: str, authorize: Callable[[Request], Awaitable[object]]
+    ) -> None:
+        options: dict[str, Any] = {"prefix": prefix, "tags": [tag], "route_class": BoundedRoute}
+        super().__init__(**options)
+        self.of_customers, self.of_operators = APIRouter(**options), APIRouter(**options)
+        self.authorize = authorize
+        """Authorizes a customer."""
+
+    @property
+    def customers(self) -> APIRouter:
+        """All routes for customers."""
+        return self._all("/v1", self.authorize, self.of_customers)
+
+    @property
+    def operators(self) -> APIRouter:
+        """All routes for operators."""
+        return self._all("/admin/tenants/{tenant_id}", any_tenant, self.of_operators)
+
+    def _all(
+        self, prefix: str, authorize: Callable[..., Awaitable[object]], own: APIRouter
+    ) -> APIRouter:
+        router = APIRouter(prefix=prefix, dependencies=[Depends(authorize)])
+        router.include_router(self)
+        router.include_router(own)
+        return router
 
 
 async def _caller(request: Request) -> Caller:

@@ -26,6 +26,7 @@ from gateway.accounts.shared import (
     OfTenant,
     RecordBody,
     RequestBody,
+    TenantRouter,
     WantedPage,
     own_tenant,
     text_filter,
@@ -500,8 +501,7 @@ class RemovedSpendLimit(BaseModel):
     deleted: Literal[True] = True
 
 
-router = APIRouter(prefix="/spend_limits", tags=["Spend limits"], route_class=BoundedRoute)
-authorize_tenant = own_tenant(Scope.KEYS, of_tenant=True)
+router = TenantRouter("/spend_limits", "Spend limits", own_tenant(Scope.KEYS, of_tenant=True))
 
 SpendLimits = Annotated[SpendLimitService, made(SpendLimitService)]
 SpendLimitId = Annotated[str, Path(description="Id of the spend limit.")]
@@ -586,7 +586,7 @@ organization = APIRouter(
     prefix="/v1/organization",
     tags=["Spend limits"],
     route_class=BoundedRoute,
-    dependencies=[Depends(authorize_tenant)],
+    dependencies=[Depends(router.authorize)],
 )
 
 

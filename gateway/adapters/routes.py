@@ -7,7 +7,7 @@ Tenants see and delete theirs at `/v1/adapters`. Operators do so, and register a
 from datetime import datetime
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends, Path
+from fastapi import Path
 from pydantic import BaseModel, Field
 
 from gateway.accounts.shared import (
@@ -16,12 +16,11 @@ from gateway.accounts.shared import (
     OfTenant,
     RecordBody,
     RequestBody,
+    TenantRouter,
     WantedPage,
-    any_tenant,
     own_tenant,
 )
 from gateway.adapters.service import AdapterService
-from gateway.http.bounded_route import BoundedRoute
 from gateway.http.services import made
 from gateway.platform.database.paging import Page
 from gateway.records.adapters import Adapter, AdapterState
@@ -78,16 +77,13 @@ class DeletedAdapter(BaseModel):
     deleted: Literal[True] = True
 
 
-_of_both = APIRouter(prefix="/adapters", tags=["Adapters"], route_class=BoundedRoute)
-_of_customers = APIRouter(prefix="/adapters", tags=["Adapters"], route_class=BoundedRoute)
-_of_operators = APIRouter(prefix="/adapters", tags=["Adapters"], route_class=BoundedRoute)
-
+router = TenantRouter("/adapters", "Adapters", own_tenant(Scope.KEYS, of_tenant=True))
 
 Adapters = Annotated[AdapterService, made(AdapterService.of)]
 AdapterId = Annotated[str, Path(max_length=63, description="Id or name of the adapter.")]
 
 
-@_of_customers.get("", summary="List adapters", response_model=ListBody[AdapterBody])
+@router.of_customers.get("", summary="List adapters", response_model=ListBody[AdapterBody])
 async def list_adapters(adapters: Adapters, caller: OfTenant, wanted: WantedPage) -> Page[Adapter]:
     """List the adapters of the account, oldest first, without shared ones of others.
 
@@ -96,19 +92,19 @@ async def list_adapters(adapters: Adapters, caller: OfTenant, wanted: WantedPage
     return await adapters.page(caller.tenant_id, wanted)
 
 
-@_of_both.get("/{adapter_id}", summary="Get an adapter", response_model=AdapterBody)
+@router.get("/{adapter_id}", summary="Get an adapter", response_model=AdapterBody)
 async def get_adapter(adapters: Adapters, caller: OfTenant, adapter_id: AdapterId) -> Adapter:
     """Get an adapter with the state of its validation."""
     return await adapters.get(caller.tenant_id, adapter_id)
 
 
-@_of_both.delete("/{adapter_id}", summary="Delete an adapter", response_model=DeletedAdapter)
+@router.delete("/{adapter_id}", summary="Delete an adapter", response_model=DeletedAdapter)
 async def delete_adapter(adapters: Adapters, caller: OfTenant, adapter_id: AdapterId) -> Adapter:
     """Delete an adapter. All gateways apply this within a second; admitted requests continue."""
     return await adapters.delete(caller.tenant_id, adapter_id, actor=caller.actor)
 
 
-@_of_operators.get(
+@router.of_operators.get(
     "", summary="List adapters with their sources", response_model=ListBody[RegisteredAdapterBody]
 )
 async def list_registered(
@@ -118,7 +114,7 @@ async def list_registered(
     return await adapters.page(caller.tenant_id, wanted)
 
 
-@_of_operators.post("", summary="Register an adapter", response_model=RegisteredAdapterBody)
+@router.of_operators.post("", summary="Register an adapter", response_model=RegisteredAdapterBody)
 async def register_adapter(
     adapters: Adapters, caller: OfTenant, body: AdapterRegistration
 ) -> Adapter:
@@ -127,12 +123,3 @@ async def register_adapter(
     Its `state` becomes `ready` or `failed`. Later changes of the source have no effect.
     """
     return await adapters.register(caller.tenant_id, **body.model_dump(), actor=caller.actor)
-
-
-customers = APIRouter(prefix="/v1", dependencies=[Depends(own_tenant(Scope.KEYS, of_tenant=True))])
-customers.include_router(_of_both)
-customers.include_router(_of_customers)
-
-operators = APIRouter(prefix="/admin/tenants/{tenant_id}", dependencies=[Depends(any_tenant)])
-operators.include_router(_of_both)
-operators.include_router(_of_operators)

@@ -8,12 +8,12 @@ from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import Annotated, Any, Final, Literal, Self
 
-from fastapi import APIRouter, Depends, Path, Request
+from fastapi import Path, Request
 from pydantic import BaseModel, Field
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from gateway.accounts.shared import PageSize, RequestBody, any_tenant
+from gateway.accounts.shared import PageSize, RequestBody, TenantRouter
 from gateway.batches.files.routes import (
     After,
     CallerPrincipal,
@@ -27,7 +27,6 @@ from gateway.batches.files.service import FileService, Owner, is_id, read_retent
 from gateway.batches.lines import ENDPOINTS_BY_PATH
 from gateway.batches.store import OPEN, BatchStore
 from gateway.dialects.profile_choice import DIALECT_HEADER, choose_profile
-from gateway.http.bounded_route import BoundedRoute
 from gateway.http.services import made, provided
 from gateway.platform.database.claims import lock_tenant
 from gateway.platform.database.engine import Database
@@ -325,15 +324,14 @@ class BatchBody(BaseModel):
         return cls.model_validate({**found, "request_counts": found, **computed})
 
 
-_of_both = APIRouter(prefix="/batches", tags=["Batches"], route_class=BoundedRoute)
-_of_customers = APIRouter(prefix="/batches", tags=["Batches"], route_class=BoundedRoute)
+router = TenantRouter("/batches", "Batches", caller_principal)
 
 
 Batches = Annotated[BatchService, made(BatchService)]
 BatchId = Annotated[str, Path(description="Id of the batch.")]
 
 
-@_of_customers.post("", summary="Create a batch")
+@router.of_customers.post("", summary="Create a batch")
 async def create_batch(
     request: Request,
     settings: Annotated[Settings, provided(Settings)],
@@ -359,7 +357,7 @@ async def create_batch(
     return BatchBody.of(batch)
 
 
-@_of_both.get("", summary="List batches")
+@router.get("", summary="List batches")
 async def list_batches(
     batches: Batches,
     owner: OwnerOfFiles,
@@ -371,21 +369,13 @@ async def list_batches(
     return CursorList[BatchBody].of(page, BatchBody.of)
 
 
-@_of_both.get("/{batch_id}", summary="Get a batch")
+@router.get("/{batch_id}", summary="Get a batch")
 async def get_batch(batches: Batches, owner: OwnerOfFiles, batch_id: BatchId) -> BatchBody:
     """Get a batch with its progress."""
     return BatchBody.of(await batches.get(owner, batch_id))
 
 
-@_of_both.post("/{batch_id}/cancel", summary="Cancel a batch")
+@router.post("/{batch_id}/cancel", summary="Cancel a batch")
 async def cancel_batch(batches: Batches, owner: OwnerOfFiles, batch_id: BatchId) -> BatchBody:
     """Cancel a batch. Lines that have not ended are not charged; the others stay readable."""
     return BatchBody.of(await batches.cancel(owner, batch_id))
-
-
-customers = APIRouter(prefix="/v1", dependencies=[Depends(caller_principal)])
-customers.include_router(_of_both)
-customers.include_router(_of_customers)
-
-operators = APIRouter(prefix="/admin/tenants/{tenant_id}", dependencies=[Depends(any_tenant)])
-operators.include_router(_of_both)

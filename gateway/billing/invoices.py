@@ -7,10 +7,10 @@ from datetime import datetime
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Annotated, Final, Literal
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import Path, Query, Response
 from pydantic import BaseModel, Field
 
-from gateway.accounts.shared import OfTenant, own_tenant
+from gateway.accounts.shared import OfTenant, TenantRouter, own_tenant
 from gateway.accounts.tenants.service import find_tenant
 from gateway.billing.usage.parts import Dimension, UsageFilter
 from gateway.billing.usage.periods import Bucket
@@ -107,8 +107,7 @@ def with_tax(total_micros: int, percent: Decimal) -> tuple[int, int]:
 
 COLUMNS: Final = ("month", *LineBody.model_fields)
 
-router = APIRouter(prefix="/invoices", tags=["Usage"])
-authorize_tenant = own_tenant(Scope.USAGE, of_tenant=True)
+router = TenantRouter("/invoices", "Usage", own_tenant(Scope.USAGE, of_tenant=True))
 
 Month = Annotated[str, Path(max_length=7, description="A UTC month, such as `2026-11`.")]
 

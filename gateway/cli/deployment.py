@@ -13,13 +13,13 @@ from typing import Any, NoReturn
 
 import click
 import httpx
-from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 from typing_extensions import override
 
 from contract.scripts import CommandExecutor
-from gateway.accounts.shared import any_tenant
+from gateway.accounts.shared import TenantRouter
 from gateway.auth.authenticator import Authenticator
 from gateway.billing.ledger.store import read_balances
 from gateway.cli.client import HEADERS, AdminClient
@@ -140,24 +140,18 @@ async def serving(
             # The user of the command line reads the address and the cause, unlike clients.
             app.add_exception_handler(error, _raise)
         for name in routers:
-            _include(app, name)
+            app.include_router(_operators_router(name))
         headers = {**HEADERS, "Authorization": "Bearer -"}
         served: Any = {"transport": httpx.ASGITransport(app), "base_url": "http://sluice"}
         async with httpx.AsyncClient(**served, headers=headers) as http:
             yield AdminClient(http, "The Admin API", stores)
 
 
-def _include(app: FastAPI, name: str) -> None:
-    """Add the operators' routes of a module, as `gateway.process.app` does."""
+def _operators_router(name: str) -> APIRouter:
+    """Return the operators' routes of a module."""
     module = import_module(name)
     router: APIRouter = getattr(module, "operators", None) or module.router
-    if router.prefix.startswith("/admin"):
-        app.include_router(router)
-    elif hasattr(module, "authorize_tenant"):
-        of_tenant = [Depends(any_tenant)]
-        app.include_router(router, prefix="/admin/tenants/{tenant_id}", dependencies=of_tenant)
-    else:
-        app.include_router(router, prefix="/admin")
+    return router.operators if isinstance(router, TenantRouter) else router
 
 
 async def _raise(_request: Request, error: Exception) -> NoReturn:

@@ -135,7 +135,9 @@ async def authorize_operator(request: Request) -> Principal:
 def operators_router(tag: str, prefix: str = "") -> APIRouter:
     """Return a router of the Admin API, which authorizes the caller of each of its routes."""
     authorized = [Depends(authorize_operator)]
-    return APIRouter(prefix=prefix, tags=[tag], route_class=BoundedRoute, dependencies=authorized)
+    return APIRouter(
+        prefix=f"/admin{prefix}", tags=[tag], route_class=BoundedRoute, dependencies=authorized
+    )
 
 
 CanManageMembers = Annotated[Principal, Depends(requires(Scope.MEMBERS, of_tenant=True))]

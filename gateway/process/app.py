@@ -6,7 +6,7 @@ from importlib.metadata import version
 from typing import Any, Final
 
 import msgspec
-from fastapi import APIRouter, Depends, FastAPI
+from fastapi import APIRouter, FastAPI
 from starlette.datastructures import State
 from starlette.routing import Route
 from starlette.types import ASGIApp
@@ -18,7 +18,6 @@ from gateway.accounts.audit import routes as audit
 from gateway.accounts.keys import routes as keys
 from gateway.accounts.plans import routes as plans
 from gateway.accounts.projects import routes as projects
-from gateway.accounts.shared import any_tenant
 from gateway.accounts.tenants import routes as tenants
 from gateway.accounts.webhooks import routes as webhooks
 from gateway.adapters import routes as adapters
@@ -50,46 +49,30 @@ from gateway.process.openapi.reference import Reference
 from gateway.process.openapi.schemas import RESPONSE_HEADERS
 from gateway.process.services import open_services
 
-customers = APIRouter()
-operators = APIRouter(prefix="/admin")
-
-for router in (
-    *(each.router for each in (tenants, plans, prices, aliases, credit, live, served_models)),
-    *(limits.operators, usage.operators, exports.router, audit.operators),
-):
-    operators.include_router(router)
-for resource in (keys, projects, members, spend_limits, webhooks, invoices):
-    of_tenant = [Depends(resource.authorize_tenant)]
-    customers.include_router(resource.router, prefix="/v1", dependencies=of_tenant)
-    operators.include_router(
-        resource.router, prefix="/tenants/{tenant_id}", dependencies=[Depends(any_tenant)]
-    )
-for own in (limits, usage, organization, audit):
-    customers.include_router(own.router)
-customers.include_router(spend_limits.organization)
-
-
 _OPENAPI: Final = "/openapi.json"
+RESOURCES: Final = (keys, projects, members, spend_limits, webhooks, invoices)
+"""Resources of tenants that are in both applications."""
 CUSTOMER_ROUTERS = (
     generation.router,
-    files.customers,
-    batches.customers,
+    files.router.customers,
+    batches.router.customers,
     message_batches.customers,
     stored.router,  # After `/v1/messages/batches`, which is no id of a response.
     tokenize.router,
     native.router,
     models.router,
-    adapters.customers,
-    customers,
+    adapters.router.customers,
+    *(each.router.customers for each in RESOURCES),
+    *(each.router for each in (limits, usage, organization, audit)),
+    spend_limits.organization,
     front_page.customer_router,
     health.customer_router,
     health.router,
 )
 OPERATOR_ROUTERS = (
-    operators,
-    adapters.operators,
-    files.operators,
-    batches.operators,
+    *(each.router for each in (tenants, plans, prices, aliases, credit, live, served_models)),
+    *(limits.operators, usage.operators, exports.router, audit.operators),
+    *(each.router.operators for each in (*RESOURCES, adapters, files, batches)),
     front_page.operator_router,
     health.router,
     health.metrics_router,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Final, Literal, Self
 
-from fastapi import APIRouter, Path, Query
+from fastapi import Path, Query
 from pydantic import AwareDatetime, BeforeValidator, Field
 from typing_extensions import override
 
@@ -30,10 +30,10 @@ from gateway.accounts.shared import (
     OfTenant,
     RecordBody,
     RequestBody,
+    TenantRouter,
     WantedPage,
     own_tenant,
 )
-from gateway.http.bounded_route import BoundedRoute
 from gateway.http.services import made
 from gateway.platform.database.paging import Page
 from gateway.records.records import KeyRecord
@@ -170,8 +170,7 @@ class RevokedKeyBody(KeyBody):
     made_keys: list[str] = Field(description="Ids of the keys that it made and that end with it.")
 
 
-router = APIRouter(prefix="/keys", tags=["Keys"], route_class=BoundedRoute)
-authorize_tenant = own_tenant(Scope.KEYS)
+router = TenantRouter("/keys", "Keys", own_tenant(Scope.KEYS))
 
 
 Keys = Annotated[KeyService, made(KeyService)]

@@ -6,7 +6,7 @@ Tenants have these routes at `/v1/projects`, operators at `/admin/tenants/{tenan
 from datetime import datetime
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Path
+from fastapi import Path
 
 from gateway.accounts.projects.service import ProjectService
 from gateway.accounts.shared import (
@@ -17,10 +17,10 @@ from gateway.accounts.shared import (
     ListBody,
     OfTenant,
     RecordBody,
+    TenantRouter,
     WantedPage,
     own_tenant,
 )
-from gateway.http.bounded_route import BoundedRoute
 from gateway.http.services import made
 from gateway.platform.database.paging import Page
 from gateway.records.records import Project, ProjectStatus
@@ -51,8 +51,7 @@ class ProjectBody(RecordBody):
     created_at: datetime
 
 
-router = APIRouter(prefix="/projects", tags=["Projects"], route_class=BoundedRoute)
-authorize_tenant = own_tenant(Scope.KEYS)
+router = TenantRouter("/projects", "Projects", own_tenant(Scope.KEYS))
 
 
 Projects = Annotated[ProjectService, made(ProjectService)]

@@ -6,7 +6,7 @@ Tenants have these routes at `/v1/webhooks`, operators at `/admin/tenants/{tenan
 from datetime import datetime
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Path
+from fastapi import Path
 from pydantic import BaseModel, Field
 
 from gateway.accounts.shared import (
@@ -15,6 +15,7 @@ from gateway.accounts.shared import (
     PageSize,
     RecordBody,
     RequestBody,
+    TenantRouter,
     own_tenant,
 )
 from gateway.accounts.webhooks.service import (
@@ -23,7 +24,6 @@ from gateway.accounts.webhooks.service import (
     MAX_URL_CHARACTERS,
     WebhookService,
 )
-from gateway.http.bounded_route import BoundedRoute
 from gateway.http.services import made
 from gateway.platform.database.paging import Page
 from gateway.platform.database.tables import WebhookEventRow
@@ -96,8 +96,7 @@ class SentEventBody(BaseModel):
     created_at: datetime
 
 
-router = APIRouter(prefix="/webhooks", tags=["Webhooks"], route_class=BoundedRoute)
-authorize_tenant = own_tenant(Scope.KEYS, of_tenant=True)
+router = TenantRouter("/webhooks", "Webhooks", own_tenant(Scope.KEYS, of_tenant=True))
 
 Webhooks = Annotated[WebhookService, made(WebhookService.of)]
 WebhookId = Annotated[str, Path(max_length=63, description="Id of the webhook.")]

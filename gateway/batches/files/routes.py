@@ -9,10 +9,10 @@ from datetime import datetime
 from typing import Annotated, Any, Final, Generic, Literal, Self, TypeVar
 from urllib.parse import quote
 
-from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi import Depends, Path, Query, Request, Response
 from pydantic import BaseModel, BeforeValidator, Field
 
-from gateway.accounts.shared import PLAIN, Caller, OfTenant, PageBody, RecordBody, any_tenant
+from gateway.accounts.shared import PLAIN, Caller, OfTenant, PageBody, RecordBody, TenantRouter
 from gateway.batches.files.service import (
     MAX_RETENTION_SECONDS,
     MIN_RETENTION_SECONDS,
@@ -133,9 +133,6 @@ def _range(wanted: str | None, size: int) -> tuple[int, int]:
     return start, end
 
 
-_of_both = APIRouter(prefix="/files", tags=["Files"])
-_of_customers = APIRouter(prefix="/files", tags=["Files"])
-
 MAX_LIMIT: Final = 10_000
 """As in OpenAI's API."""
 MOST_OF_PAGE: Final = 1_000
@@ -177,6 +174,9 @@ async def caller_principal(request: Request) -> Principal:
     return principal
 
 
+router = TenantRouter("/files", "Files", caller_principal)
+
+
 async def owner_of(caller: OfTenant) -> Owner:
     """Return the files and batches that a caller may use."""
     return Owner(caller.tenant_id, None if caller.grant is None else caller.grant.project_id)
@@ -191,7 +191,7 @@ After = Annotated[
 ]
 
 
-@_of_customers.post("", summary="Upload a file", openapi_extra=_UPLOAD)
+@router.of_customers.post("", summary="Upload a file", openapi_extra=_UPLOAD)
 async def upload_file(
     request: Request,
     response: Response,
@@ -210,7 +210,7 @@ async def upload_file(
     return FileBody.of(file)
 
 
-@_of_both.get("", summary="List files", response_model=CursorList[FileBody])
+@router.get("", summary="List files", response_model=CursorList[FileBody])
 async def list_files(
     files: Files,
     owner: OwnerOfFiles,
@@ -239,13 +239,13 @@ async def list_files(
     return Response(content, media_type="application/json")
 
 
-@_of_customers.get("/{file_id}", summary="Get a file")
+@router.of_customers.get("/{file_id}", summary="Get a file")
 async def get_file(files: Files, owner: OwnerOfFiles, file_id: FileId) -> FileBody:
     """Get a file, without its content."""
     return FileBody.of(await files.get(owner, file_id))
 
 
-@_of_customers.get(
+@router.of_customers.get(
     "/{file_id}/content",
     summary="Get the content of a file",
     responses=_CONTENT,
@@ -262,16 +262,8 @@ async def get_content(
     return content_response(files.reader, file, request.headers.get("range"))
 
 
-@_of_both.delete("/{file_id}", summary="Delete a file")
+@router.delete("/{file_id}", summary="Delete a file")
 async def delete_file(files: Files, owner: OwnerOfFiles, file_id: FileId) -> DeletedFile:
     """Delete a file. The input of a batch that has not ended cannot be deleted."""
     await files.delete(owner, file_id)
     return DeletedFile(id=file_id)
-
-
-customers = APIRouter(prefix="/v1", dependencies=[Depends(caller_principal)])
-customers.include_router(_of_both)
-customers.include_router(_of_customers)
-
-operators = APIRouter(prefix="/admin/tenants/{tenant_id}", dependencies=[Depends(any_tenant)])
-operators.include_router(_of_both)

@@ -12,9 +12,9 @@ import pytest
 from fastapi.routing import APIRoute
 from openai import APIStatusError, NotFoundError, OpenAI
 
-from gateway.batches.files.routes import customers as files_router
+from gateway.batches.files.routes import router as files_router
 from gateway.batches.messages import customers as messages_router
-from gateway.batches.routes import customers as batches_router
+from gateway.batches.routes import router as batches_router
 from gateway.http.form import FileForm
 from tests.gateway.batches.conftest import (
     MAX_BODY_BYTES,
@@ -258,7 +258,7 @@ def paths(*, has_id: bool) -> list[tuple[str, str]]:
     """Return methods and paths of all routes, with or without the id of a file or batch."""
     return [
         (method, route.path)
-        for router in (files_router, batches_router, messages_router)
+        for router in (files_router.customers, batches_router.customers, messages_router)
         for route in router.routes
         if isinstance(route, APIRoute) and ("{" in route.path) is has_id
         for method in sorted(route.methods)
