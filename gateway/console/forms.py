@@ -21,8 +21,10 @@ from gateway.records.errors import (
     PayloadTooLargeError,
     RequestTimeoutError,
     UnsupportedMediaTypeError,
+    must,
     shown,
 )
+from gateway.records.money import plain_dollars, read_dollars
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -142,10 +144,17 @@ def number(text: str) -> int | float | str:
 
 class _Kind(NamedTuple):
     read: Callable[[str], Any]
-    """Returns what a text stands for."""
+    """Returns what a text stands for; None if it breaks the rule."""
     show: Callable[[Any], str]
     empty: Any = None
     """What no text stands for."""
+    rule: str = ""
+    """What an error says that the text must be."""
+
+
+def _dollars(text: str) -> int | None:
+    micros = read_dollars(text)
+    return None if micros is None or micros < 0 else micros
 
 
 _TIME: Final = "%Y-%m-%dT%H:%M:%S"
@@ -154,6 +163,11 @@ _KINDS: Final[Mapping[str, _Kind]] = {
         lambda text: text == "yes", lambda value: "yes" if value else "", empty=False
     ),
     "datetime-local": _Kind("{}Z".format, lambda value: value.strftime(_TIME)),
+    "dollars": _Kind(
+        _dollars,
+        plain_dollars,
+        rule="be an amount in dollars such as 12.50, with at most six decimals",
+    ),
     "number": _Kind(number, "{:g}".format),
     "words": _Kind(words, lambda value: " ".join(map(str, value)), empty=()),
 }
@@ -165,12 +179,15 @@ def values_of(fields: Iterable[Field], form: Form, *, is_new: bool = True) -> di
     """Return the values of a request body that fields of a form stand for.
 
     An empty field of something new is absent unless it is required, else it removes the value.
+    Raises InvalidParameterError.
     """
     values: dict[str, Any] = {}
     for field in fields:
         kind = _KINDS.get(field.type, _TEXT)
         if (text := form[field.name] or field.default) or field.is_required:
-            values[field.name] = kind.read(text)
+            value = values[field.name] = kind.read(text)
+            if value is None:
+                raise must(field.name, kind.rule, text)
         elif not is_new:
             values[field.name] = kind.empty
     return values

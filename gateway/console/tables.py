@@ -90,8 +90,9 @@ class Field(NamedTuple):
     label: str
     hint: str = ""
     type: str = "text"
-    """The type of the input, `textarea`, `checkbox`, a text with a `number` or several `words`, or
-    a `name` that is one of the options as a rule. With a `file`, see `UploadRoute`."""
+    """The type of the input, `textarea`, `checkbox`, a text with a `number`, an amount in `dollars`
+    or several `words`, or a `name` that is one of the options as a rule. With a `file`, see
+    `UploadRoute`."""
     options: Sequence[tuple[str, str]] | None = None
     """Values and texts of a list to choose from."""
     is_required: bool = False
@@ -102,7 +103,7 @@ class Field(NamedTuple):
     @property
     def input(self) -> str:
         """The type of its input."""
-        return "text" if self.type in ("number", "words") else self.type
+        return "text" if self.type in ("dollars", "number", "words") else self.type
 
 
 def pairs(names: Iterable[str]) -> list[tuple[str, str]]:

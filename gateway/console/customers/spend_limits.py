@@ -1,6 +1,6 @@
 """Spend limits: list, add, change, raise for a time, and remove."""
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Response
 
@@ -10,21 +10,20 @@ from gateway.accounts.spend_limits import (
     SpendLimits,
     SpendLimitUse,
 )
-from gateway.console.forms import Form, checked, texts_of, values_of
+from gateway.console.forms import checked, texts_of, values_of
 from gateway.console.lists import Newest
 from gateway.console.routing import FORM, TenantRoute, needs, redirect
 from gateway.console.tables import Action, Cell, Column, Field, pairs
 from gateway.console.visitor import Visitor
-from gateway.records.errors import must
 from gateway.records.limits import SpendScope, Window
-from gateway.records.money import plain_dollars, read_dollars, show_dollars
+from gateway.records.money import show_dollars
 from gateway.records.scopes import Scope
 
 TEXT: Final = (
     "The most that a key, member, project, end user or the whole account may spend in a calendar "
     "hour, day, week or month. Requests that could exceed a limit are rejected before they run."
 )
-AMOUNT: Final = Field("amount_micros", "Amount in dollars", is_required=True)
+AMOUNT: Final = Field("amount_micros", "Amount in dollars", type="dollars", is_required=True)
 FIELDS: Final = (
     Field("scope", "Of", options=pairs(SpendScope), is_required=True),
     Field(
@@ -37,8 +36,9 @@ FIELDS: Final = (
     Field("starts_on", "Begins on day", "Of the week (1: Monday) or month.", "number", default="1"),
     AMOUNT,
 )
-RAISE: Final = (
-    Field("raised_micros", "Raise to, in dollars", "Empty: no raise."),
+CHANGE: Final = (
+    AMOUNT,
+    Field("raised_micros", "Raise to, in dollars", "Empty: no raise.", "dollars"),
     Field("raised_until", "Raise until (UTC)", type="datetime-local"),
     Field("raise_reason", "Reason", "The audit log has it."),
 )
@@ -48,7 +48,6 @@ NOTICES: Final = {
     "lifted": "The spend limit is lifted for a day.",
     "removed": "The spend limit is removed.",
 }
-_MONEY: Final = ("amount_micros", "raised_micros")
 
 router = APIRouter(route_class=TenantRoute, prefix="/spend-limits", include_in_schema=False)
 
@@ -86,7 +85,7 @@ async def add(visitor: Manager, limits: SpendLimits) -> Response:
     if not visitor.form.is_sent:
         values = {"scope": SpendScope.KEY.value, "window": Window.DAY.value, "starts_on": "1"}
         return visitor.form_page("New spend limit", FIELDS, "Add the limit", values=values)
-    body = checked(SpendLimitAddition, _values(FIELDS, visitor.form, is_new=True))
+    body = checked(SpendLimitAddition, values_of(FIELDS, visitor.form))
     await limits.add(visitor.tenant_id, **body.given(), **visitor.caller.by)
     return redirect(f"{visitor.home}/spend-limits", done="added")
 
@@ -95,21 +94,16 @@ async def add(visitor: Manager, limits: SpendLimits) -> Response:
 async def change(visitor: Manager, limits: SpendLimits, limit_id: str) -> Response:
     """Change the amount of a spend limit, or raise it for a time."""
     use = await limits.get(visitor.tenant_id, limit_id)
-    limit, fields = use.limit, (AMOUNT, *RAISE)
     if not visitor.form.is_sent:
-        money = {
-            name: "" if (micros := getattr(limit, name)) is None else plain_dollars(micros)
-            for name in _MONEY
-        }
         return visitor.form_page(
             f"Spend limit of {_name(use)}",
-            fields,
+            CHANGE,
             "Save",
-            values=texts_of(fields, limit, **money),
+            values=texts_of(CHANGE, use.limit),
             text=_spent(use),
         )
-    body = checked(SpendLimitChange, _values(fields, visitor.form, is_new=False))
-    await limits.update(visitor.tenant_id, limit.id, **body.given(), **visitor.caller.by)
+    body = checked(SpendLimitChange, values_of(CHANGE, visitor.form, is_new=False))
+    await limits.update(visitor.tenant_id, limit_id, **body.given(), **visitor.caller.by)
     return redirect(f"{visitor.home}/spend-limits", done="changed")
 
 
@@ -139,17 +133,6 @@ async def remove(visitor: Manager, limits: SpendLimits, limit_id: str) -> Respon
         of=_name(use),
         text="Requests do not count for it any more. Other limits stay.",
     )
-
-
-def _values(fields: tuple[Field, ...], form: Form, *, is_new: bool) -> dict[str, Any]:
-    values = values_of(fields, form, is_new=is_new)
-    for name in _MONEY:
-        if text := values.get(name):
-            micros = read_dollars(text)
-            if micros is None or micros < 0:
-                raise must(name, "be an amount in dollars with at most six decimals", text)
-            values[name] = micros
-    return values
 
 
 def _change(use: SpendLimitUse, home: str) -> Cell:

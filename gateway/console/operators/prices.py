@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime
 from operator import attrgetter
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Response
@@ -13,7 +13,7 @@ from gateway.accounts.shared import PLAIN
 from gateway.adapters.routes import Adapters
 from gateway.billing.prices import PriceAddition, PriceTable
 from gateway.console.formats import show_time
-from gateway.console.forms import Form, checked, values_of
+from gateway.console.forms import checked, values_of
 from gateway.console.routing import FORM, AnyVisitor, OperatorRoute, redirect
 from gateway.console.tables import Action, Cell, Column, Field, Search, Step, pairs
 from gateway.http.services import AllServices, Services
@@ -21,8 +21,7 @@ from gateway.models.books import AliasBook
 from gateway.models.catalogue import Catalogue
 from gateway.models.price_book import courses_of
 from gateway.platform.database.paging import PageRequest
-from gateway.records.errors import must
-from gateway.records.money import read_dollars, show_dollars
+from gateway.records.money import show_dollars
 from gateway.records.records import Price
 from gateway.records.times import utc_now
 
@@ -48,11 +47,13 @@ SEARCH: Final = (
     Field("model", "Model"),
     Field("history", "Past and removed prices too", type="checkbox"),
 )
+MODEL: Final = Field("model", "Model", type="name", is_required=True)
 AMOUNT_FIELDS: Final = [
     Field(
         name,
         label,
         OPTIONAL.get(name, "Dollars per million tokens."),
+        "dollars",
         is_required=name not in OPTIONAL,
     )
     for name, label in AMOUNTS
@@ -62,6 +63,7 @@ TIER: Final = Field(
     "service_tier", "Service tier", options=pairs(ServiceTier), default=ServiceTier.DEFAULT.value
 )
 EFFECTIVE: Final = Field("effective_at", "From (UTC)", "Empty: at once.", "datetime-local")
+FIELDS: Final = (TIER, *AMOUNT_FIELDS, EFFECTIVE)
 
 router = APIRouter(route_class=OperatorRoute, prefix=HOME, include_in_schema=False)
 
@@ -116,15 +118,14 @@ async def add(
     """Ask for confirmation, with a warning for an unknown model, then add a price."""
     form, names = visitor.form, services[Catalogue].names
     if not form.is_sent:
-        known = Field("model", "Model", type="name", options=pairs(sorted(names)), is_required=True)
         return visitor.form_page(
             "New price",
-            [known, TIER, *AMOUNT_FIELDS, EFFECTIVE],
+            [MODEL._replace(options=pairs(sorted(names))), *FIELDS],
             "Continue",
             values={"model": model},
             text="A price applies to requests that are admitted from its start on.",
         )
-    body = checked(PriceAddition, _values(form))
+    body = checked(PriceAddition, values_of([MODEL, *FIELDS], form))
     if not form.is_confirmed:
         return visitor.confirmation(
             "Add the price",
@@ -223,15 +224,3 @@ def _facts(body: PriceAddition | Price) -> dict[str, str]:
         },
         "From": "at once" if at is None else f"{show_time(at)} UTC",
     }
-
-
-def _values(form: Form) -> dict[str, Any]:
-    values = {"model": form["model"]} | values_of([TIER, EFFECTIVE], form)
-    for name, _ in AMOUNTS:
-        if not form[name] and name in OPTIONAL:
-            continue
-        micros = read_dollars(form[name])
-        if micros is None:
-            raise must(name, "be an amount in dollars such as 0.15", form[name])
-        values[name] = micros
-    return values

@@ -44,7 +44,7 @@ BILLING: Final = Field("billing", "Payment", options=pairs(Billing), default=Bil
 FIRST: Final = (
     Field("access", "Who may use it", options=ACCESS),
     Field("email", "E-mail of the owner", type="email"),
-    Field("credits", "Credits in dollars", "Only for prepaid tenants."),
+    Field("credits", "Credits in dollars", "Only for prepaid tenants.", "dollars"),
 )
 REQUEST_FIELDS: Final = (
     Field("service_tier", "Service tier", options=pairs(REQUEST_TIERS), default="default"),
@@ -123,7 +123,7 @@ async def create(visitor: AnyVisitor, tenants: Tenants) -> Response:
     if access not in dict(ACCESS):
         raise must("access", f"be one of {', '.join(filter(None, dict(ACCESS)))}", access)
     email = checked_email(form["email"]) if access == "owner" else ""
-    micros = _amount("credits", form["credits"]) if form["credits"] else 0
+    micros = values_of(FIRST, form).get("credits")
     created = await tenants.create(
         options.pop("name"), tenant_id=options.pop("id", None), actor=actor, **options
     )
@@ -176,7 +176,9 @@ async def activate(visitor: AnyVisitor, tenants: Tenants, tenant: SeenTenant) ->
 async def change_credits(visitor: AnyVisitor, tenant: SeenTenant) -> Response:
     """Ask for confirmation, then grant credits or adjust the balance."""
     form = visitor.form
-    micros, note = _amount("amount", form["amount"]), form["note"]
+    micros, note = read_dollars(form["amount"]), form["note"]
+    if micros is None:
+        raise must("amount", "be an amount in dollars such as 12.50", form["amount"])
     is_grant = form["kind"] == "grant"
     if not form.is_confirmed:
         what = "Grant" if is_grant else "Adjust by"
@@ -194,14 +196,6 @@ async def change_credits(visitor: AnyVisitor, tenant: SeenTenant) -> Response:
 def _status(tenant: Tenant) -> Cell:
     is_active = tenant.status is TenantStatus.ACTIVE
     return Cell(tenant.status, kind="good" if is_active else "bad")
-
-
-def _amount(name: str, text: str) -> int:
-    """Return an amount of a form in micro-dollars. Raises InvalidParameterError."""
-    micros = read_dollars(text)
-    if micros is None:
-        raise must(name, "be an amount in dollars such as 12.50", text)
-    return micros
 
 
 async def _form(

@@ -101,7 +101,12 @@ async def test_operator_onboards_a_tenant_in_one_flow(stack: Stack, operator: Vi
     assert made.headers["location"] == "/console/plans?done=created"
     fields = {"name": "Onboarded", "id": "onboarded", "plan_id": "starter", "billing": "prepaid"}
     fields |= {"dialect": "vllm", "cors_origins": "https://a.example https://b.example"}
-    for wrong in ({"access": "owner", "email": "flora"}, {"access": "x"}, {"credits": "many"}):
+    for wrong in (
+        {"access": "owner", "email": "flora"},
+        {"access": "x"},
+        {"credits": "many"},
+        {"credits": "-1"},
+    ):
         refused = await operator.send("/console/tenants/new", **(fields | wrong))
         assert (refused.status_code, next(iter(wrong)) in refused.text) == (400, True), wrong
     assert (await operator.get("/console/tenants/onboarded")).status_code == 404
