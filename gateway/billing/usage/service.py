@@ -1,6 +1,7 @@
 """Usage reports: sums by time, key, model and so on, and single requests."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple
@@ -98,178 +99,6 @@ class UsageReport:
     """Position after which the next page starts; None on the last page."""
 
 
-class UsageStore:
-    """Reports on the ledger, within one transaction that sees one snapshot of it."""
-
-    def __init__(self, transaction: AsyncSession) -> None:
-        self._transaction = transaction
-        self._is_postgresql = transaction.get_bind().dialect.name == "postgresql"
-
-    async def dirty_hours(self, span: Span) -> set[datetime]:
-        """Return the hours whose sums may lag the ledger."""
-        hour = DirtyHourRow.hour
-        found = await self._transaction.scalars(
-            select(hour).where(hour >= hour_of(span.start), hour < span.end).distinct()
-        )
-        return set(found)
-
-    async def report(
-        self,
-        asked: ReportRequest,
-        sources: Sources,
-        *,
-        after: Sequence[str] | None,
-        limit: int,
-    ) -> UsageReport:
-        """Return sums sorted by bucket and dimensions, starting after a given group."""
-        groups, query = self._sums(asked, sources)
-        if after is not None:
-            query = query.where(tuple_(*groups) > tuple_(*map(literal, after)))
-        found = await self._transaction.stream(query.order_by(*groups).limit(limit + 1))
-        slices: list[UsageSlice] = []
-        last = following = None
-        async for part in found.partitions(PART):
-            for row in part:
-                if len(slices) == limit:
-                    following = last
-                    break
-                last = tuple(row[: len(groups)])
-                slices.append(
-                    UsageSlice(
-                        bucket_span(asked.bucket, last[0], asked.span),
-                        dict(zip(asked.dimensions, last[1:], strict=True)),
-                        UsageSums(*map(int, row[len(groups) :])),
-                    )
-                )
-        return UsageReport(slices, following)
-
-    async def largest(
-        self, asked: ReportRequest, sources: Sources, *, count: int
-    ) -> list[UsageSlice]:
-        """Return the sums of the `count` values of a dimension that cost the most, by bucket.
-
-        The slices without a value have the sums of all others.
-        """
-        _, query = self._sums(asked, sources)
-        sums, (dimension,) = query.cte(), asked.dimensions
-        label, value = sums.c.label, sums.c[COLUMNS[dimension]]
-        cost = func.sum(sums.c.all_cost_micros)
-        first = select(value).group_by(value).order_by(desc(cost), value).limit(count).subquery()
-        [shown] = first.c
-        found = await self._transaction.execute(
-            select(label, shown, *(func.sum(sums.c[f"all_{name}"]) for name in UsageSums._fields))
-            .select_from(sums.outerjoin(first, value == shown))
-            .group_by(label, shown)
-        )
-        return [
-            UsageSlice(
-                bucket_span(asked.bucket, start, asked.span),
-                {} if name is None else {dimension: name},
-                UsageSums(*map(int, numbers)),
-            )
-            for start, name, *numbers in found
-        ]
-
-    def _sums(
-        self,
-        asked: ReportRequest,
-        sources: Sources,
-    ) -> tuple[Sequence[ColumnElement[Any]], Select[Any]]:
-        """Return the groups of a report, and the query of their sums."""
-        names = [COLUMNS[dimension] for dimension in asked.dimensions]
-        parts = union_all(
-            *(
-                self._part(source, bucket=asked.bucket, names=names).where(
-                    *_conditions(source.table, asked.wanted),
-                    *(
-                        _text(source.table, COLUMNS[dimension]).in_(values)
-                        for dimension, values in asked.only.items()
-                    ),
-                )
-                for source in _sources(sources)
-            )
-        ).subquery()
-        groups = [parts.c.label, *(parts.c[name] for name in names)]
-        # Without groups, a sum over no rows is a row of nulls.
-        query = select(
-            *groups, *(func.sum(parts.c[name]).label(f"all_{name}") for name in UsageSums._fields)
-        ).where(parts.c.cost_micros.is_not(None))
-        return groups, query.group_by(*groups)
-
-    async def records(
-        self,
-        wanted: UsageFilter,
-        span: Span,
-        *,
-        edge: tuple[datetime, str] | None,
-        limit: int,
-        is_newer: bool = False,
-    ) -> list[UsageRecord]:
-        """Return single requests, newest first: those just before an edge, or just after it."""
-        order = LedgerRow.created_at, LedgerRow.request_id
-        query = select(*_RECORD).where(
-            *_conditions(LedgerRow, wanted),
-            LedgerRow.created_at >= span.start,
-            LedgerRow.created_at < span.end,
-        )
-        if wanted.outcomes:
-            query = query.where(LedgerRow.outcome.in_(wanted.outcomes))
-        if edge is not None:
-            place, limits = tuple_(*order), tuple_(*edge)
-            query = query.where(place > limits if is_newer else place < limits)
-        order_by = order if is_newer else map(desc, order)
-        rows = await self._transaction.execute(query.order_by(*order_by).limit(limit))
-        records = [_record(row) for row in rows]
-        return records[::-1] if is_newer else records
-
-    async def first_tokens(self, wanted: UsageFilter, sources: Sources) -> list[int]:
-        """Return the requests in each bucket of `BOUNDS_MS`, without lines of batches."""
-        parts = union_all(
-            *(
-                select(*source.first_tokens.values()).where(
-                    source.condition,
-                    source.table.service_tier != ServiceTier.BATCH,
-                    *_conditions(source.table, wanted),
-                )
-                for source in _sources(sources)
-            )
-        ).subquery()
-        found = await self._transaction.execute(
-            select(*(func.sum(parts.c[name]) for name in FIRST_TOKENS))
-        )
-        return [int(requests or 0) for requests in found.one()]
-
-    async def record(self, wanted: UsageFilter, request_id: str) -> UsageRecord | None:
-        """Return one request."""
-        found = await self._transaction.execute(
-            select(*_RECORD).where(
-                *_conditions(LedgerRow, wanted), LedgerRow.request_id == request_id
-            )
-        )
-        row = found.one_or_none()
-        return None if row is None else _record(row)
-
-    def _part(self, source: "_Source", *, bucket: Bucket, names: Sequence[str]) -> Any:
-        # Constants are part of the SQL text, so that PostgreSQL sees that both places are equal.
-        groups = [_text(source.table, name).label(name) for name in names]
-        if bucket is Bucket.TOTAL:
-            label: ColumnElement[str] = literal_column("''", String)
-        else:
-            label = self._label(source.time, bucket)
-            # A text for each group of times, not for each sum.
-            has_many = source.bucket is None or bucket is Bucket.MONTH
-            groups.append(label.label("label") if has_many else source.time)
-        sums = [source.sums[name].label(name) for name in UsageSums._fields]
-        columns = [label.label("label"), *groups[: len(names)], *sums]
-        return select(*columns).where(source.condition).group_by(*groups)
-
-    def _label(self, time: Any, bucket: Bucket) -> ColumnElement[str]:
-        if self._is_postgresql:
-            utc = func.timezone(literal_column("'UTC'"), time)
-            return func.to_char(utc, _POSTGRESQL_FORMAT[bucket], type_=String)
-        return func.strftime(_SQLITE_FORMAT[bucket], time, type_=String)
-
-
 class _Source(NamedTuple):
     """Rows to sum."""
 
@@ -348,6 +177,63 @@ def _conditions(table: Rows, wanted: UsageFilter) -> list[ColumnElement[bool]]:
     return [column == value for column, value in asked.items() if value is not None]
 
 
+async def dirty_hours(transaction: AsyncSession, span: Span) -> set[datetime]:
+    """Return the hours whose sums may lag the ledger."""
+    hour = DirtyHourRow.hour
+    found = await transaction.scalars(
+        select(hour).where(hour >= hour_of(span.start), hour < span.end).distinct()
+    )
+    return set(found)
+
+
+def _sums(
+    transaction: AsyncSession, asked: ReportRequest, sources: Iterable[_Source]
+) -> tuple[Sequence[ColumnElement[Any]], Select[Any]]:
+    """Return the groups of a report, and the query of their sums."""
+    is_postgresql = transaction.get_bind().dialect.name == "postgresql"
+    names = [COLUMNS[dimension] for dimension in asked.dimensions]
+    parts = union_all(
+        *(
+            _part(source, asked.bucket, names, is_postgresql=is_postgresql).where(
+                *_conditions(source.table, asked.wanted),
+                *(
+                    _text(source.table, COLUMNS[dimension]).in_(values)
+                    for dimension, values in asked.only.items()
+                ),
+            )
+            for source in sources
+        )
+    ).subquery()
+    groups = [parts.c.label, *(parts.c[name] for name in names)]
+    # Without groups, a sum over no rows is a row of nulls.
+    query = select(
+        *groups, *(func.sum(parts.c[name]).label(f"all_{name}") for name in UsageSums._fields)
+    ).where(parts.c.cost_micros.is_not(None))
+    return groups, query.group_by(*groups)
+
+
+def _part(source: _Source, bucket: Bucket, names: Sequence[str], *, is_postgresql: bool) -> Any:
+    # Constants are part of the SQL text, so that PostgreSQL sees that both places are equal.
+    groups = [_text(source.table, name).label(name) for name in names]
+    if bucket is Bucket.TOTAL:
+        label: ColumnElement[str] = literal_column("''", String)
+    else:
+        label = _label(source.time, bucket, is_postgresql=is_postgresql)
+        # A text for each group of times, not for each sum.
+        has_many = source.bucket is None or bucket is Bucket.MONTH
+        groups.append(label.label("label") if has_many else source.time)
+    sums = [source.sums[name].label(name) for name in UsageSums._fields]
+    columns = [label.label("label"), *groups[: len(names)], *sums]
+    return select(*columns).where(source.condition).group_by(*groups)
+
+
+def _label(time: Any, bucket: Bucket, *, is_postgresql: bool) -> ColumnElement[str]:
+    if is_postgresql:
+        utc = func.timezone(literal_column("'UTC'"), time)
+        return func.to_char(utc, _POSTGRESQL_FORMAT[bucket], type_=String)
+    return func.strftime(_SQLITE_FORMAT[bucket], time, type_=String)
+
+
 _NAMES: Final = tuple(
     name for name in UsageRecord.__struct_fields__ if name in LedgerRow.__table__.c
 )
@@ -359,6 +245,33 @@ def _record(row: Sequence[Any]) -> UsageRecord:
     created_at, ended_at, *values = row
     columns = dict(zip(_NAMES, values, strict=True))
     return UsageRecord(**columns, created_ms=to_ms(created_at), ended_ms=to_ms(ended_at))
+
+
+async def _records(
+    transaction: AsyncSession,
+    wanted: UsageFilter,
+    span: Span,
+    *,
+    edge: tuple[datetime, str] | None,
+    limit: int,
+    is_newer: bool = False,
+) -> list[UsageRecord]:
+    """Return single requests, newest first: those just before an edge, or just after it."""
+    order = LedgerRow.created_at, LedgerRow.request_id
+    query = select(*_RECORD).where(
+        *_conditions(LedgerRow, wanted),
+        LedgerRow.created_at >= span.start,
+        LedgerRow.created_at < span.end,
+    )
+    if wanted.outcomes:
+        query = query.where(LedgerRow.outcome.in_(wanted.outcomes))
+    if edge is not None:
+        place, limits = tuple_(*order), tuple_(*edge)
+        query = query.where(place > limits if is_newer else place < limits)
+    order_by = order if is_newer else map(desc, order)
+    rows = await transaction.execute(query.order_by(*order_by).limit(limit))
+    records = [_record(row) for row in rows]
+    return records[::-1] if is_newer else records
 
 
 class LatencyBody(BaseModel):
@@ -376,15 +289,44 @@ class UsageService:
     def __init__(self, database: Database) -> None:
         self._database = database
 
+    @asynccontextmanager
+    async def _snapshot(
+        self, span: Span, *, by_hour: bool = False
+    ) -> AsyncIterator[tuple[AsyncSession, list[_Source]]]:
+        """Open a transaction that sees one state, and choose the sources of sums of a period."""
+        async with self._database.snapshot() as transaction:
+            dirty = await dirty_hours(transaction, span)
+            yield transaction, _sources(choose_sources(span, dirty, by_hour=by_hour))
+
     async def report(
         self, asked: ReportRequest, *, after: Sequence[str] | None, limit: int
     ) -> UsageReport:
-        """Return sums that equal those over the ledger's rows at this moment."""
-        async with self._database.snapshot() as transaction:
-            store = UsageStore(transaction)
-            dirty = await store.dirty_hours(asked.span)
-            sources = choose_sources(asked.span, dirty, by_hour=asked.bucket is Bucket.HOUR)
-            return await store.report(asked, sources, after=after, limit=limit)
+        """Return sums that equal those over the ledger's rows at this moment.
+
+        They are sorted by bucket and dimensions, and start after a given group.
+        """
+        is_by_hour = asked.bucket is Bucket.HOUR
+        async with self._snapshot(asked.span, by_hour=is_by_hour) as (transaction, sources):
+            groups, query = _sums(transaction, asked, sources)
+            if after is not None:
+                query = query.where(tuple_(*groups) > tuple_(*map(literal, after)))
+            found = await transaction.stream(query.order_by(*groups).limit(limit + 1))
+            slices: list[UsageSlice] = []
+            last = following = None
+            async for part in found.partitions(PART):
+                for row in part:
+                    if len(slices) == limit:
+                        following = last
+                        break
+                    last = tuple(row[: len(groups)])
+                    slices.append(
+                        UsageSlice(
+                            bucket_span(asked.bucket, last[0], asked.span),
+                            dict(zip(asked.dimensions, last[1:], strict=True)),
+                            UsageSums(*map(int, row[len(groups) :])),
+                        )
+                    )
+        return UsageReport(slices, following)
 
     async def total(self, wanted: UsageFilter, span: Span) -> UsageSums:
         """Return the sums of a period."""
@@ -420,11 +362,29 @@ class UsageService:
 
         The slices without a value have the sums of all others.
         """
-        async with self._database.snapshot() as transaction:
-            store = UsageStore(transaction)
-            dirty = await store.dirty_hours(asked.span)
-            sources = choose_sources(asked.span, dirty, by_hour=asked.bucket is Bucket.HOUR)
-            return await store.largest(asked, sources, count=count)
+        is_by_hour = asked.bucket is Bucket.HOUR
+        async with self._snapshot(asked.span, by_hour=is_by_hour) as (transaction, sources):
+            _, query = _sums(transaction, asked, sources)
+            sums, (dimension,) = query.cte(), asked.dimensions
+            label, value = sums.c.label, sums.c[COLUMNS[dimension]]
+            cost = func.sum(sums.c.all_cost_micros)
+            largest = select(value).group_by(value).order_by(desc(cost), value).limit(count)
+            first = largest.subquery()
+            [shown] = first.c
+            columns = (func.sum(sums.c[f"all_{name}"]) for name in UsageSums._fields)
+            found = await transaction.execute(
+                select(label, shown, *columns)
+                .select_from(sums.outerjoin(first, value == shown))
+                .group_by(label, shown)
+            )
+        return [
+            UsageSlice(
+                bucket_span(asked.bucket, start, asked.span),
+                {} if name is None else {dimension: name},
+                UsageSums(*map(int, numbers)),
+            )
+            for start, name, *numbers in found
+        ]
 
     async def requests(
         self,
@@ -437,9 +397,8 @@ class UsageService:
         """Return single requests, newest first; `before` is the last one of the previous page."""
         records: list[UsageRecord] = []
         async with self._database.reading() as transaction:
-            store = UsageStore(transaction)
             while (missing := min(limit + 1 - len(records), PART)) > 0:
-                part = await store.records(wanted, span, edge=before, limit=missing)
+                part = await _records(transaction, wanted, span, edge=before, limit=missing)
                 records += part
                 if len(part) < missing:
                     break
@@ -451,8 +410,8 @@ class UsageService:
     ) -> Page[UsageRecord]:
         """Return the requests that are newer than one, newest first, at most PART."""
         async with self._database.reading() as transaction:
-            records = await UsageStore(transaction).records(
-                wanted, span, edge=after, limit=limit + 1, is_newer=True
+            records = await _records(
+                transaction, wanted, span, edge=after, limit=limit + 1, is_newer=True
             )
         return Page(records[-limit:], len(records) > limit)
 
@@ -467,19 +426,32 @@ class UsageService:
         return quantile_ms(await self._first_tokens(wanted, span), 95)
 
     async def _first_tokens(self, wanted: UsageFilter, span: Span) -> list[int]:
-        async with self._database.snapshot() as transaction:
-            store = UsageStore(transaction)
-            dirty = await store.dirty_hours(span)
-            sources = choose_sources(span, dirty, by_hour=False)
-            return await store.first_tokens(wanted, sources)
+        """Return the requests in each bucket of `BOUNDS_MS`, without lines of batches."""
+        async with self._snapshot(span) as (transaction, sources):
+            parts = union_all(
+                *(
+                    select(*source.first_tokens.values()).where(
+                        source.condition,
+                        source.table.service_tier != ServiceTier.BATCH,
+                        *_conditions(source.table, wanted),
+                    )
+                    for source in sources
+                )
+            ).subquery()
+            found = await transaction.execute(
+                select(*(func.sum(parts.c[name]) for name in FIRST_TOKENS))
+            )
+            return [int(requests or 0) for requests in found.one()]
 
     async def request(self, wanted: UsageFilter, request_id: str) -> UsageRecord:
         """Return one request. Raises NotFoundError, also if it belongs to somebody else."""
+        is_it = LedgerRow.request_id == request_id
+        asked = select(*_RECORD).where(*_conditions(LedgerRow, wanted), is_it)
         async with self._database.reading() as transaction:
-            record = await UsageStore(transaction).record(wanted, request_id)
-        if record is None:
+            row = (await transaction.execute(asked)).one_or_none()
+        if row is None:
             raise NotFoundError(f"There is no request {shown(request_id)} in the ledger.")
-        return record
+        return _record(row)
 
 
 def position(record: UsageRecord) -> tuple[datetime, str]:

@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 from sqlalchemy import update
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from contract.tier import ServiceTier
 from gateway.accounts.tenants.service import TenantService
 from gateway.billing.invoices import InvoiceService
 from gateway.billing.ledger.rollups import Rollups
+from gateway.billing.usage import service as usage_service
 from gateway.billing.usage.parts import Dimension, UsageFilter, UsageSums
 from gateway.billing.usage.parts import add as sum_of
 from gateway.billing.usage.periods import DAY, HOUR, Bucket, Span
@@ -27,7 +29,6 @@ from gateway.billing.usage.service import (
     UsageReport,
     UsageService,
     UsageSlice,
-    UsageStore,
     position,
 )
 from gateway.platform.database.engine import Database
@@ -261,17 +262,17 @@ async def test_report_does_not_mix_two_states(
     records = [record(NOON), record(NOON + HOUR)]
     await add(database, records)
     await sum_up(database, records, [NOON, NOON + HOUR])
-    look = UsageStore.dirty_hours
+    look = usage_service.dirty_hours
 
-    async def look_and_wait(store: UsageStore, span: Span) -> set[datetime]:
-        hours = await look(store, span)
+    async def look_and_wait(transaction: AsyncSession, span: Span) -> set[datetime]:
+        hours = await look(transaction, span)
         # Meanwhile two rows come in, and the sums of one of their hours are made.
         records.extend([record(NOON), record(NOON + HOUR)])
         await add(database, records[2:])
         await sum_up(database, records, [NOON + HOUR])
         return hours
 
-    monkeypatch.setattr(UsageStore, "dirty_hours", look_and_wait)
+    monkeypatch.setattr(usage_service, "dirty_hours", look_and_wait)
     asked = ReportRequest(wanted=ACME, span=WHOLE, bucket=Bucket.HOUR)
     report = await UsageService(database).report(asked, after=None, limit=10)
     assert [each.sums.requests for each in report.slices] == [1, 1]
