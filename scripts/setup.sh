@@ -71,7 +71,7 @@ retry() { # NAME COMMAND...
     shift
     for pause in 5 20; do
         if "$@"; then return; fi
-        if is_missing; then return 1; fi
+        if is_missing || is_offline; then return 1; fi
         say "  $name failed: $(failure | tail -n 1)"
         say "  retrying in $pause seconds ..."
         sleep "$pause" 9<&- &
@@ -82,9 +82,12 @@ retry() { # NAME COMMAND...
     "$@"
 }
 
-# Not temporary: pip has reached the index, or has retried the connection itself. The second is how
-# pip reports it if it has constraints for the package.
-is_missing() { grep -qE 'No matching distribution|ResolutionImpossible' "$log"; }
+# Not temporary: pip has retried the connection itself. It then reports that no package matches.
+is_offline() { grep -q 'Retrying (Retry(total=0' "$log"; }
+
+# Not temporary: pip has reached the index. The second is how pip reports it if it has constraints
+# for the package.
+is_missing() { ! is_offline && grep -qE 'No matching distribution|ResolutionImpossible' "$log"; }
 
 failure() { grep -E '^ *(ERROR|WARNING: Retrying)|rror:|^npm (ERR!|error) (code|network)' "$log" || tail "$log"; }
 
@@ -142,6 +145,9 @@ report() { # VERB COUNT TOTAL SECONDS
 }
 
 pip_failed() { # WHAT
+    if is_offline; then
+        die "pip cannot connect to its index. Check the network, a proxy and \`pip config list\`, or see $log."
+    fi
     failure | tail -n 20 >&2
     die "pip could not install $1. Its full output is in $log."
 }
@@ -223,7 +229,7 @@ install_cpu_torch() {
         is_missing || pip_failed PyTorch
         say "  pip finds no $torch in its indexes, downloading it from $cpu_torch_index ..."
         if ! retry pip run_pip 1 "$torch" --extra-index-url "$cpu_torch_index"; then
-            is_missing || pip_failed PyTorch
+            is_missing || is_offline || pip_failed PyTorch
             return 1
         fi
     fi

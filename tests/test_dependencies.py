@@ -1,9 +1,15 @@
 """Dependencies: exact versions with hashes, and few of them."""
 
 import importlib
+import os
 import re
+import shutil
+import subprocess
 import tomllib
+from pathlib import Path
 
+from tests.support.patience import PROCESS_PATIENCE_SECONDS
+from tests.support.processes import free_port
 from tests.support.stack import REPOSITORY
 
 MOST_DIRECT = 34
@@ -60,3 +66,28 @@ def test_every_module_can_be_imported() -> None:
     assert len(modules) > 300
     for module in modules:
         importlib.import_module(module)
+
+
+def test_set_up_without_a_network_says_so_in_one_line(tmp_path: Path) -> None:
+    for name in ("scripts", "requirements"):
+        shutil.copytree(REPOSITORY / name, tmp_path / name)
+    own = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+    settings = {
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_INDEX_URL": f"http://127.0.0.1:{free_port()}/simple",
+        "PIP_RETRIES": "1",
+        "SLUICE_DEVICE": "cpu",
+    }
+    done = subprocess.run(
+        ["scripts/setup.sh", "gateway", "local", "worker"],
+        cwd=tmp_path,
+        env=own | settings,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PROCESS_PATIENCE_SECONDS,
+    )
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert line.startswith("setup: pip cannot connect to its index. Check the network")
+    assert "There is no" not in done.stdout
