@@ -4,6 +4,7 @@ import hmac
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
+from itertools import chain
 from typing import Any, Final
 
 from common import clock
@@ -25,6 +26,7 @@ from gateway.records.errors import (
     AuthenticationError,
     ExpiredCredentialError,
     PermissionDeniedError,
+    shown,
 )
 from gateway.records.limits import JWT_PREFIX, Limits, LimitScope, SubjectLimits
 from gateway.records.principal import Principal
@@ -59,6 +61,8 @@ class Authenticator:
         database: stores keys and tenants.
         verifier: verifies JWTs; None rejects all of them.
         member_issuer: the issuer of JWTs, and of members that were added without an issuer.
+        role_claim: the claim of JWTs with groups that give roles.
+        group_tenants: the tenants in which groups give roles.
         ttl_seconds: how long a cached key or tenant is valid without a database query.
         max_entries: maximum number of cached keys, and of cached tenants of JWTs.
     """
@@ -71,10 +75,14 @@ class Authenticator:
         ttl_seconds: float,
         max_entries: int,
         member_issuer: str | None = None,
+        role_claim: str | None = None,
+        group_tenants: frozenset[str] = frozenset(),
     ) -> None:
         self._database = database
         self._verifier = verifier
         self._member_issuer = member_issuer
+        self._role_claim = role_claim
+        self._group_tenants = group_tenants
         bounds: dict[str, Any] = {"ttl_seconds": ttl_seconds, "max_entries": max_entries}
         self._keys = LookupCache[bytes, _KnownKey](**bounds, subjects=_subjects_of_key)
         self._keys_by_id = LookupCache[str, _KnownKey](**bounds, subjects=_subjects_of_key)
@@ -94,6 +102,8 @@ class Authenticator:
             ttl_seconds=settings.key_cache_ttl.total_seconds(),
             max_entries=settings.key_cache_size,
             member_issuer=settings.member_issuer,
+            role_claim=settings.jwt_role_claim,
+            group_tenants=frozenset(chain.from_iterable(settings.oidc_roles.values())),
         )
 
     async def authenticate(
@@ -142,13 +152,23 @@ class Authenticator:
         return _checked(known)
 
     async def principal_of_claims(self, claims: TokenClaims) -> Principal:
-        """Return the principal of a token that is valid, or was when a stored task began.
+        """Return the principal of a token that is valid.
 
         Raises the errors of `authenticate`.
         """
-        person = self.person(self._member_issuer, claims.subject)
-        caller = await self._caller_of(claims.tenant_id, person, project_id=claims.project_id)
-        return _principal_of_token(claims, caller)
+        has_groups = self._role_claim is not None and claims.tenant_id in self._group_tenants
+        reason = f" Its claim {shown(self._role_claim)} has no group with a role there."
+        caller = await self._caller_of_token(claims)
+        return _principal_of_token(claims, caller, reason=reason if has_groups else "")
+
+    async def principal_of_task(self, claims: TokenClaims) -> Principal:
+        """Return the principal of a token that was valid when a stored task began.
+
+        Groups cannot be read again: in a tenant in which they give roles, a person who is not a
+        member is a developer. Raises the errors of `authenticate`.
+        """
+        default = Role.DEVELOPER if claims.tenant_id in self._group_tenants else None
+        return _principal_of_token(claims, await self._caller_of_token(claims), default=default)
 
     def person(self, issuer: str | None, subject: str) -> Person:
         """Return the person whom an issuer has authenticated."""
@@ -232,6 +252,10 @@ class Authenticator:
             raise AuthenticationError("JWTs are not accepted. Use an API key (sk-...).")
         await self._verifier.prepare(token)
         return await self.principal_of_claims(self._verifier.verify(token))
+
+    async def _caller_of_token(self, claims: TokenClaims) -> TenantMember:
+        person = self.person(self._member_issuer, claims.subject)
+        return await self._caller_of(claims.tenant_id, person, project_id=claims.project_id)
 
     async def _caller_of(
         self, tenant_id: str, person: Person, *, project_id: str | None
@@ -318,17 +342,24 @@ def _known(
     )
 
 
-def _principal_of_token(claims: TokenClaims, caller: TenantMember) -> Principal:
+def _principal_of_token(
+    claims: TokenClaims, caller: TenantMember, *, default: Role | None = None, reason: str = ""
+) -> Principal:
+    """Return the principal of a token.
+
+    `default` is the role of people who are not members. With a `reason`, they are refused.
+    """
     tenant, project, member = caller.tenant, caller.project, caller.member
     if claims.project_id is not None and project is None:
         raise AuthenticationError("The token's project does not exist.")
     _check(_refusal(tenant, project))
-    if member is None and caller.has_members:
-        raise PermissionDeniedError("The token's subject is not a member of the account.")
+    role = claims.role or (default if member is None else member.role)
+    if role is None and (caller.has_members or reason):
+        raise PermissionDeniedError(f"The token's subject is not a member of the account.{reason}")
     scopes = claims.scopes
-    if member is not None:
-        # Rights of the member's role, unless the token names fewer scopes.
-        granted = ROLE_SCOPES[member.role]
+    if role is not None:
+        # Rights of the role, unless the token names fewer scopes.
+        granted = ROLE_SCOPES[role]
         scopes = granted & scopes if claims.names_scopes else granted
     principal = _principal_of_caller(
         caller, subject=claims.subject, scopes=scopes | claims.operator_scopes

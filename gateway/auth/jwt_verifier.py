@@ -23,7 +23,7 @@ from gateway.records.errors import (
     StartupError,
     shown,
 )
-from gateway.records.scopes import DEFAULT_SCOPES, TENANT_SCOPES, Scope
+from gateway.records.scopes import DEFAULT_SCOPES, TENANT_SCOPES, Role, Scope
 
 logger = logging.getLogger(__name__)
 
@@ -212,6 +212,8 @@ class TokenClaims:
     allowed_models: frozenset[str] | None
     dialect: Dialect | None
     project_id: str | None
+    role: Role | None
+    """The role that the token's groups give in the tenant."""
 
 
 class JwtVerifier:
@@ -299,8 +301,9 @@ class JwtVerifier:
         return key
 
     def _read_claims(self, claims: Mapping[str, Any]) -> TokenClaims:
+        tenant_id = _claim(claims, self._settings.jwt_tenant_claim, str)
         return TokenClaims(
-            tenant_id=_claim(claims, self._settings.jwt_tenant_claim, str),
+            tenant_id=tenant_id,
             subject=subject_of(claims),
             scopes=_scopes(claims),
             operator_scopes=self._operator_scopes(claims),
@@ -310,7 +313,17 @@ class JwtVerifier:
             ),
             dialect=_dialect(claims),
             project_id=_claim(claims, "project", str) if "project" in claims else None,
+            role=self._role(claims, tenant_id),
         )
+
+    def _role(self, claims: Mapping[str, Any], tenant_id: str) -> Role | None:
+        claim, roles = self._settings.jwt_role_claim, self._settings.oidc_roles
+        if claim is None or claim not in claims:
+            return None
+        found = _claim(claims, claim, str | list[str])
+        groups = [found] if isinstance(found, str) else found
+        given = (roles.get(group, {}).get(tenant_id) for group in groups)
+        return Role.most_of(filter(None, given))
 
     def _operator_scopes(self, claims: Mapping[str, Any]) -> frozenset[Scope]:
         claim = self._settings.jwt_operator_claim

@@ -226,7 +226,7 @@ class OidcProvider:
         for tenant_id, role in chain.from_iterable(
             self._roles.get(value, {}).items() for value in values
         ):
-            roles[tenant_id] = min(role, roles.get(tenant_id, role), key=list(Role).index)
+            roles[tenant_id] = Role.most_of((role, roles.get(tenant_id, role))) or role
         return roles
 
     @asynccontextmanager

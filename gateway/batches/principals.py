@@ -39,8 +39,9 @@ async def principal_of(authenticator: Authenticator, batch: Batch) -> Principal:
             else frozenset(batch.allowed_models),
             dialect=batch.dialect,
             project_id=batch.project_id,
+            role=None,
         )
-        principal = await authenticator.principal_of_claims(claims)
+        principal = await authenticator.principal_of_task(claims)
     principal.require_scope(Scope.COMPLETIONS)
     return principal
 

@@ -378,6 +378,8 @@ class Settings(BaseSettings):
     """Claim value, or entry of its list, that grants the scope `admin`."""
     jwt_operator_reader_value: str | None = None
     """Claim value, or entry of its list, that grants the scope `admin:read`."""
+    jwt_role_claim: str | None = None
+    """Claim with groups of `oidc_roles`; none by default."""
 
     cache_salt_secret: Annotated[SecretStr, AfterValidator(_check_cache_salt)] = SecretStr("")
     """Mixed into each tenant's prefix-cache salt to make it unguessable. Required by gateways."""
@@ -490,7 +492,7 @@ class Settings(BaseSettings):
     oidc_role_claim: str | None = None
     """Claim with groups of `oidc_roles`; none by default."""
     oidc_roles: dict[str, dict[str, Role]] = {}
-    """JSON: by value of that claim, or entry of its list, a role in each of some tenants."""
+    """JSON: by value of either claim, or entry of its list, a role in each of some tenants."""
     oidc_email_tenants: CommaSeparated[tuple[str, ...]] = ()
     """Comma-separated directories of Microsoft Entra (claim `tid`) whose e-mails count as verified,
     since Entra sends no `email_verified`; none by default."""
@@ -614,13 +616,17 @@ class Settings(BaseSettings):
                 "SLUICE_OIDC_OPERATOR_CLAIM is required with SLUICE_OIDC_OPERATOR_VALUES or "
                 "SLUICE_OIDC_OPERATOR_READER_VALUES, and needs one of them"
             )
-        if bool(self.oidc_roles) != (self.oidc_role_claim is not None):
-            raise ValueError("SLUICE_OIDC_ROLE_CLAIM and SLUICE_OIDC_ROLES require each other")
-        values += (*self.oidc_roles, *self.oidc_email_tenants)
-        if self.oidc_issuer is None and (values or not self.console_key_login):
+        if bool(self.oidc_roles) != any((self.oidc_role_claim, self.jwt_role_claim)):
+            raise ValueError(
+                "SLUICE_OIDC_ROLES requires SLUICE_OIDC_ROLE_CLAIM or SLUICE_JWT_ROLE_CLAIM, and "
+                "either of them requires SLUICE_OIDC_ROLES"
+            )
+        values += (self.oidc_role_claim or "", *self.oidc_email_tenants)
+        if self.oidc_issuer is None and (any(values) or not self.console_key_login):
             raise ValueError(
                 "SLUICE_OIDC_ISSUER is required with SLUICE_OIDC_OPERATOR_CLAIM, "
-                "SLUICE_OIDC_ROLES, SLUICE_OIDC_EMAIL_TENANTS and SLUICE_CONSOLE_KEY_LOGIN=false"
+                "SLUICE_OIDC_ROLE_CLAIM, SLUICE_OIDC_EMAIL_TENANTS and "
+                "SLUICE_CONSOLE_KEY_LOGIN=false"
             )
         if "openid" not in self.oidc_scopes:
             raise ValueError("SLUICE_OIDC_SCOPES must contain openid")

@@ -1,6 +1,6 @@
 """Scopes: the rights that a credential carries, and those of members by their roles."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
@@ -37,6 +37,11 @@ class Role(StrEnum):
     DEVELOPER = "developer"
     BILLING = "billing"
     VIEWER = "viewer"
+
+    @classmethod
+    def most_of(cls, roles: "Iterable[Role]") -> "Role | None":
+        """Return the role with the most rights; None without any."""
+        return min(roles, key=list(cls).index, default=None)
 
 
 ROLE_SCOPES: Final[Mapping[Role, frozenset[Scope]]] = MappingProxyType(

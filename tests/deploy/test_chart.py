@@ -636,6 +636,17 @@ def test_links_use_the_configured_runbook_url() -> None:
     assert "sluice.example.com" not in str(dashboards)
 
 
+def test_background_jobs_know_the_people_whose_batches_they_validate() -> None:
+    manifests = case(CHART / "ci" / "oidc-values.yaml")
+    jobs, gateway = (
+        environment(pod_of(manifests, name).containers[-1], manifests)
+        for name in ("jobs", "gateway")
+    )
+    assert jobs["SLUICE_JWT_ISSUER"] == gateway["SLUICE_OIDC_ISSUER"]
+    assert jobs["SLUICE_OIDC_ROLES"] == gateway["SLUICE_OIDC_ROLES"]
+    assert jobs["SLUICE_JWT_ROLE_CLAIM"] == gateway["SLUICE_OIDC_ROLE_CLAIM"]
+
+
 def test_series_of_workers_have_labels_of_pool_and_model() -> None:
     manifests = case(CHART / "ci" / "monitoring-values.yaml")
     monitor = named(manifests, "PodMonitor", "sluice-worker")

@@ -98,6 +98,16 @@ NOT_TOGETHER = {
             "and either of them requires jwt.operatorClaim."
         ),
     ),
+    "groups of JWTs without roles": (
+        {
+            "jwt.algorithms[0]": "RS256",
+            "jwt.audience": "sluice",
+            "jwt.issuer": "https://login",
+            "jwt.existingSecret": "jwt",
+            "jwt.roleClaim": "groups",
+        },
+        "oidc: oidc.roles requires oidc.roleClaim with oidc.issuer, or jwt.roleClaim",
+    ),
     "gateways from five to two": (
         {
             "gateway.autoscaling.enabled": "true",

@@ -77,6 +77,7 @@ MADE_BY_OTHER_VALUES = {
         "jwt_operator_claim",
         "jwt_operator_reader_value",
         "jwt_operator_value",
+        "jwt_role_claim",
         "jwt_secret",
         "mail_from",
         "smtp_url",

@@ -16,7 +16,7 @@ from gateway.accounts.members import MemberService
 from gateway.accounts.projects.service import ProjectService
 from gateway.accounts.tenants.service import TenantService
 from gateway.auth.authenticator import Authenticator
-from gateway.auth.jwt_verifier import JwtVerifier
+from gateway.auth.jwt_verifier import TokenClaims
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
 from gateway.platform.database.tables import PlanRow
@@ -58,9 +58,13 @@ def authenticator(database: Database) -> Authenticator:
         jwt_leeway=timedelta(0),
         jwt_operator_claim="groups",
         jwt_operator_value="ops",
+        jwt_role_claim="groups",
+        oidc_roles={
+            "viewers": {"other": Role.VIEWER},
+            "other admins": {"other": Role.ADMIN},
+        },
     )
-    verifier = JwtVerifier(settings)
-    return Authenticator(database, verifier=verifier, ttl_seconds=60, max_entries=100)
+    return Authenticator.from_settings(settings, database)
 
 
 @pytest.fixture
@@ -221,6 +225,40 @@ async def test_tenant_with_members_accepts_only_their_tokens(
         with pytest.raises(PermissionDeniedError, match="not a member"):
             await authenticator.authenticate(_token(scope=scope))
     assert Scope.MEMBERS in (await authenticator.authenticate(_token(sub="owner"))).scopes
+
+
+async def test_groups_of_a_token_give_a_role_in_the_tenants_that_they_name(
+    authenticator: Authenticator, members: MemberService
+) -> None:
+    async def scopes(**claims: Any) -> frozenset[Scope]:
+        token = _token(tenant="other", **claims)
+        return (await authenticator.authenticate(token)).scopes
+
+    with pytest.raises(PermissionDeniedError, match='"groups" has no group with a role there'):
+        await scopes(groups=["staff"])
+    assert await scopes(groups="other admins") == ROLE_SCOPES[Role.ADMIN]
+    assert await scopes(groups=["viewers", "other admins", "x"]) == ROLE_SCOPES[Role.ADMIN]
+    assert await scopes(groups=["viewers"], scope="keys usage") == {Scope.USAGE}
+    # Of a member, too, as in the console.
+    await members.add("other", subject="ada", role=Role.OWNER)
+    authenticator.drop_tenant("other")
+    assert await scopes() == ROLE_SCOPES[Role.OWNER]
+    assert await scopes(groups=["viewers", "ops"]) == {Scope.USAGE, Scope.ADMIN}
+    for groups in (None, 1, {"viewers": True}, ["viewers", 1]):
+        with pytest.raises(AuthenticationError, match='"groups" must be a string or a list of'):
+            await scopes(groups=groups)
+    # Batches run after their tokens, whose groups nobody stores.
+    claims: dict[str, Any] = dict.fromkeys(("allowed_models", "dialect", "project_id", "role"))
+    claims |= {"scopes": TENANT_SCOPES, "operator_scopes": frozenset(), "names_scopes": True}
+    for subject, tenant, role in (
+        ("ada", "other", Role.OWNER),
+        ("bob", "other", Role.DEVELOPER),
+        ("bob", "acme", Role.OWNER),
+    ):
+        task = TokenClaims(tenant_id=tenant, subject=subject, **claims)
+        assert (await authenticator.principal_of_task(task)).scopes == ROLE_SCOPES[role]
+    # The account acme is in no group.
+    assert (await authenticator.authenticate(_token(groups=["viewers"]))).scopes == DEFAULT_SCOPES
 
 
 async def test_own_limits_precede_those_of_the_plans(

@@ -524,6 +524,8 @@ def test_settings_configure_the_verifier(jwks_file: Path) -> None:
         ({"jwt_operator_claim": "groups"}, "needs one of them"),
         ({"jwt_operator_value": "ops"}, "is required with SLUICE_JWT_OPERATOR_VALUE"),
         ({"jwt_operator_reader_value": "ops"}, "SLUICE_JWT_OPERATOR_CLAIM is required"),
+        ({"jwt_role_claim": "groups"}, "either of them requires SLUICE_OIDC_ROLES"),
+        ({"oidc_roles": {"a": {"b": "admin"}}}, "requires SLUICE_OIDC_ROLE_CLAIM or SLUICE_JWT"),
         *(
             (
                 {"jwt_operator_claim": claim, "jwt_operator_value": "admin"},
@@ -533,7 +535,7 @@ def test_settings_configure_the_verifier(jwks_file: Path) -> None:
         ),
     ],
 )
-def test_operator_claim_that_a_tenant_writes_is_refused(
+def test_claim_without_values_or_that_a_tenant_writes_is_refused(
     settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValidationError, match=message):

@@ -85,6 +85,9 @@ root.
 {{- if and (not $oidc.issuer) (or $oidc.operatorClaim (not $oidc.keyLogin)) -}}
 {{- $problems = append $problems "oidc: oidc.operatorClaim and oidc.keyLogin=false require oidc.issuer." -}}
 {{- end -}}
+{{- if ne (empty $oidc.roles) (and (empty (and $oidc.issuer $oidc.roleClaim)) (empty (and $jwt.algorithms $jwt.roleClaim))) -}}
+{{- $problems = append $problems "oidc: oidc.roles requires oidc.roleClaim with oidc.issuer, or jwt.roleClaim with jwt.algorithms, and either of them requires oidc.roles." -}}
+{{- end -}}
 {{- if and .Values.tracing.enabled (not .Values.tracing.endpoint) -}}
 {{- $problems = append $problems "tracing: set tracing.endpoint to the address of the collector." -}}
 {{- end -}}

@@ -127,6 +127,23 @@ key. Takes the root.
 {{- end -}}
 {{- end -}}
 
+{{/*
+The issuer of people, and groups that give them roles: background jobs validate their batches with the
+rights of the person. Takes the root.
+*/}}
+{{- define "sluice.peopleEnvironment" -}}
+{{- with coalesce .Values.jwt.issuer .Values.oidc.issuer }}
+- name: SLUICE_JWT_ISSUER
+  value: {{ . | quote }}
+{{- end }}
+{{- with .Values.oidc.roles }}
+- name: SLUICE_JWT_ROLE_CLAIM
+  value: {{ coalesce $.Values.jwt.roleClaim $.Values.oidc.roleClaim | quote }}
+- name: SLUICE_OIDC_ROLES
+  value: {{ toJson . | quote }}
+{{- end }}
+{{- end -}}
+
 {{/* The SMTP server and the sender of mail; empty without a server. Takes the root. */}}
 {{- define "sluice.mailEnvironment" -}}
 {{- if .Values.mail.existingSecret -}}
@@ -260,6 +277,10 @@ nothing. Takes the root.
 - name: SLUICE_JWT_OPERATOR_READER_VALUE
   value: {{ . | quote }}
 {{- end }}
+{{- with $jwt.roleClaim }}
+- name: SLUICE_JWT_ROLE_CLAIM
+  value: {{ . | quote }}
+{{- end }}
 {{- with $jwt.jwksUrl }}
 - name: SLUICE_JWT_JWKS_URL
   value: {{ . | quote }}
@@ -272,6 +293,10 @@ nothing. Takes the root.
 {{- if has "HS256" $jwt.algorithms }}
 - name: SLUICE_JWT_SECRET
   {{- include "sluice.secretKeyRef" (dict "secret" .Values.jwt.existingSecret "secretKey" .Values.jwt.existingSecretKey) | nindent 2 }}
+{{- end }}
+{{- with .Values.oidc.roles }}
+- name: SLUICE_OIDC_ROLES
+  value: {{ toJson . | quote }}
 {{- end }}
 {{- include "sluice.identityProvider" . }}
 {{- include "sluice.tracingSecret" . }}
@@ -302,10 +327,6 @@ nothing. Takes the root.
 {{- with $oidc.roleClaim }}
 - name: SLUICE_OIDC_ROLE_CLAIM
   value: {{ . | quote }}
-{{- end }}
-{{- with $oidc.roles }}
-- name: SLUICE_OIDC_ROLES
-  value: {{ toJson . | quote }}
 {{- end }}
 {{- with $oidc.emailTenants }}
 - name: SLUICE_OIDC_EMAIL_TENANTS
