@@ -300,6 +300,47 @@ def test_other_commands_in_the_folder_manage_it(
     assert "schema is empty" in sluice("tenants", "list").stderr
 
 
+@pytest.mark.slow
+def test_quickstart_of_operators_works_as_written(running: Up) -> None:
+    page = (REPOSITORY / "docs" / "start-as-an-operator.md").read_text()
+    here = page.partition("## 5. Deploy it with Grafana")[0]
+    first, *shown = re.findall(r"^```sh\n(.*?)^```", here, re.MULTILINE | re.DOTALL)
+    assert (first, len(shown)) == ("make run\n", 8)
+    program = running.folder / ".venv" / "bin" / "sluice"
+    program.parent.mkdir(parents=True)
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m gateway.cli.main "$@"\n')
+    program.chmod(0o700)
+    [operators] = re.findall(r"Operators  (\S+)", running.output)
+    script = "\n".join(["shopt -s expand_aliases", *shown])
+    # What a person copies, and the address that `make run` has printed.
+    for written, real in (
+        ("KEY=sk-...", "KEY=$(grep -o '^sk-.*' printed)"),
+        ("http://127.0.0.1:9463", operators),
+    ):
+        assert written in script
+        script = script.replace(written, real)
+    with (running.folder / "printed").open("w+") as printed:
+        done = subprocess.run(
+            ["bash", "-euc", script],
+            cwd=running.folder,
+            env={name: value for name, value in os.environ.items() if name[:7] != "SLUICE_"},
+            stdout=printed,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=4 * START_SECONDS,
+        )
+        printed.seek(0)
+        text = printed.read()
+    assert done.returncode == 0, (text, done.stderr)
+    assert "200\n200\n200\n429\n" in text
+    heading = next(line for line in here.splitlines() if line.startswith("FROM "))
+    assert heading.split() in [line.split() for line in text.splitlines()]
+    row = r"^20\d\d-.* UTC +3 +0 +\d+ +0 +60 +0 +\$0\.0000"
+    assert re.search(row, text, re.MULTILINE), text
+    assert '"requests":3,' in text
+
+
 def test_second_start_in_the_same_folder_and_a_used_port_are_reported(
     running: Up, sluice: Sluice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
