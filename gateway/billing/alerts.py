@@ -3,7 +3,7 @@ almost used up.
 """
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -51,17 +51,12 @@ from gateway.records.records import Billing, CreditKind, Plan, ProjectStatus, Te
 from gateway.records.spending import SpendLimit
 from gateway.records.times import hour_of, month_start, to_ms, to_time
 
-Costs = Callable[[AsyncSession, str, datetime], Awaitable[Mapping[str, int]]]
-"""Returns the cost of a tenant, its projects and its keys since a time, in micro-dollars.
 
-The keys of the result are subjects such as `t:acme`.
-"""
+async def _costs(transaction: AsyncSession, tenant_id: str, since: datetime) -> Mapping[str, int]:
+    """Return what a tenant, its projects and its keys have cost, by subjects such as `t:acme`.
 
-
-async def rollup_costs(
-    transaction: AsyncSession, tenant_id: str, since: datetime
-) -> Mapping[str, int]:
-    """Sum up days of the ledger, which lag it by seconds but have few rows."""
+    The days of the ledger lag it by seconds, but have few rows.
+    """
     rows = await transaction.execute(
         select(RollupRow.project_id, RollupRow.credential_id, func.sum(RollupRow.cost_micros))
         .where(
@@ -164,9 +159,7 @@ class SpendLimitUse(NamedTuple):
     is_repeats: bool = False
 
 
-async def find_alerts(
-    database: Database, quotas: QuotaStore, now: datetime, *, costs: Costs = rollup_costs
-) -> int:
+async def find_alerts(database: Database, quotas: QuotaStore, now: datetime) -> int:
     """Add webhook events for every budget that has reached a threshold in the month of `now`.
 
     Each webhook receives one event per budget, month and threshold, even if two calls run at once.
@@ -184,7 +177,7 @@ async def find_alerts(
 
     async def find(tenant: Watched) -> None:
         async with database.reading() as transaction:
-            events = await _budget_events(transaction, tenant, now, costs=costs)
+            events = await _budget_events(transaction, tenant, now)
             events += await _credit_events(transaction, tenant)
         await add(events)
         uses = await _uses(database, quotas, tenant, now)
@@ -197,10 +190,10 @@ async def find_alerts(
 
 
 async def _budget_events(
-    transaction: AsyncSession, watched: Watched, now: datetime, *, costs: Costs
+    transaction: AsyncSession, watched: Watched, now: datetime
 ) -> list[WebhookEvent]:
     tenant_id, month = watched.tenant.id, f"{now:%Y-%m}"
-    spent = await costs(transaction, tenant_id, month_start(now))
+    spent = await _costs(transaction, tenant_id, month_start(now))
     reached = [
         (name, holder)
         for holder in await _holders(transaction, watched)

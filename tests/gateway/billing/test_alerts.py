@@ -101,12 +101,17 @@ async def test_concurrent_alerts_are_sent_once(
 
 
 async def test_failure_for_one_tenant_delays_no_other(
-    database: Database, quotas: QuotaStore, tenants: TenantService, webhook: Webhook
+    database: Database,
+    quotas: QuotaStore,
+    tenants: TenantService,
+    webhook: Webhook,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     costs = AsyncMock(side_effect=(ZeroDivisionError, {"t:quiet": 1}))
+    monkeypatch.setattr("gateway.billing.alerts._costs", costs)
     await WebhookService(database, BOX).create("quiet", URL, thresholds=[100])
     with pytest.raises(ZeroDivisionError):
-        await find_alerts(database, quotas, NOW, costs=costs)
+        await find_alerts(database, quotas, NOW)
     assert [event["tenant"] for event in await _pending(database)] == ["quiet"]
 
 
