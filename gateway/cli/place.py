@@ -29,7 +29,6 @@ from contract.tier import ServiceTier
 from gateway.auth.jwt_verifier import JwtVerifier
 from gateway.auth.oidc import OidcProvider
 from gateway.billing.ledger.history import ServiceHistory
-from gateway.cli.capacity import COSTS, DAY_SECONDS, MEMORY_FACTOR, RETENTION_SECONDS
 from gateway.cli.deployment import Stores, command_settings
 from gateway.completions.queue.presence import ALIVE_SECONDS, known_gateways
 from gateway.console.operators.health import read_health
@@ -42,6 +41,7 @@ from gateway.platform.database.schema import schema_state, unprotected_tables
 from gateway.platform.database.tables import TenantRow, WebhookRow
 from gateway.platform.redis_client import converting_errors
 from gateway.platform.store_errors import cause_of
+from gateway.records.capacity import DAY_SECONDS, MEASURED, MEMORY_FACTOR, RETENTION_SECONDS
 from gateway.records.errors import ApiError, StartupError
 from gateway.records.times import utc_now
 
@@ -51,7 +51,6 @@ REDIS_CONNECTIONS: Final = 16
 OLDEST_POSTGRESQL: Final = 130_000
 BUSIEST: Final = 10
 """Requests of the busiest minute over those of a mean one."""
-_KIBIBYTE: Final = 1024
 _SERVER: Final = text(
     "SELECT CAST(current_setting('server_version_num') AS int), current_setting('server_version'), "
     "current_setting('transaction_read_only'), pg_backend_pid(), "
@@ -95,7 +94,7 @@ async def _needed_bytes(stores: Stores) -> float:
         "redis_waiting": stores.settings.max_waiting_jobs,
         "redis_tenant": tenants,
     }
-    need = sum(COSTS[name].value * _KIBIBYTE * count for name, count in counts.items())
+    need = sum(MEASURED[name] * count for name, count in counts.items())
     return MEMORY_FACTOR * need
 
 
