@@ -32,7 +32,7 @@ from contract import keys
 from gateway.accounts.keys.service import KeyService
 from gateway.accounts.tenants.service import TenantService
 from gateway.billing.ledger.rollups import Rollups
-from gateway.limits.accounts import FIELD, AccountNumbers
+from gateway.limits.counters import FIELD, AccountNumbers
 from gateway.limits.refusal_log import PeriodCounts
 from gateway.limits.replies import ReservationRequest
 from gateway.limits.store import QuotaStore

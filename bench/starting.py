@@ -19,7 +19,7 @@ REPOSITORY = Path(__file__).parents[1]
 CHECKPOINT = REPOSITORY / "worker" / "demo_model" / "checkpoint"
 MODEL = "sluice-tiny"
 
-_TETHER = (sys.executable, "-m", "gateway.platform.concurrency.tether")
+_TETHER = (sys.executable, "-m", "gateway.platform.concurrency.parent_death")
 _LOG_TAIL_LINES = 15
 _ORPHAN_SECONDS = 10.0
 

@@ -16,8 +16,8 @@ import worker.hosting.settings
 import worker.settings
 from gateway.dialects.chat.request import ChatCompletionRequest
 from gateway.dialects.completions import CompletionRequest
-from gateway.dialects.members import OBJECTS
 from gateway.dialects.parameters import ROWS
+from gateway.dialects.unknown_members import OBJECTS
 from gateway.records import errors
 from tests.support.cases import all_cases
 from tests.support.stack import REPOSITORY

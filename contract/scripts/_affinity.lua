@@ -27,7 +27,7 @@
 --   moved: uncached tokens, by weight, of the largest kept job that the last choice met
 -- @include places
 -- @include room
--- @include kept
+-- @include reserved_jobs
 
 local most_candidates, most_kept_jobs, begun_tenant = 16, 8, 0.25
 

@@ -17,7 +17,7 @@
 -- @include pace
 -- @include room
 -- @include next_jobs
--- @include held
+-- @include cached_digests
 
 local function begin_lane(lane)
   lane.jobs, lane.leased, lane.removed, lane.waits, lane.changed = {}, {}, {}, {}, {}

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.accounts.audit.log import SYSTEM
 from gateway.accounts.changes import Service, changing
-from gateway.accounts.shared import AnyName, ListBody, Name, RecordBody, RequestBody
+from gateway.accounts.routes_common import AnyName, ListBody, Name, RecordBody, RequestBody
 from gateway.dialects.profile_choice import DEFAULT_MODEL
 from gateway.http.authorization import Operator, operators_router
 from gateway.http.services import made

@@ -12,16 +12,16 @@ from contract.tier import ServiceTier
 from gateway.accounts.keys.service import is_key
 from gateway.accounts.plans.service import plan_of
 from gateway.accounts.projects.service import find_project
-from gateway.accounts.shared import RecordBody, TenantId, text_filter
+from gateway.accounts.routes_common import RecordBody, TenantId, text_filter
 from gateway.accounts.spend_limits import SpendLimitBody, uses_of
 from gateway.accounts.tenants.service import find_tenant
 from gateway.http.authorization import operators_router, requires
 from gateway.http.services import made
-from gateway.limits.accounts import DAY_MS, day_start_ms
+from gateway.limits.counters import DAY_MS, day_start_ms
 from gateway.limits.refusal_log import Period, PeriodCounts, Refusal, Refusals
 from gateway.limits.replies import SubjectStatus
 from gateway.limits.seeding import Seeder
-from gateway.limits.storage import Storage
+from gateway.limits.stored_bytes import Storage
 from gateway.platform.database.engine import Database
 from gateway.platform.database.holders import tokens_in_batches
 from gateway.platform.database.paging import find_record

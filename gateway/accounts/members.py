@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
 from gateway.accounts.changes import By, Service, changing, require_room
-from gateway.accounts.shared import (
+from gateway.accounts.routes_common import (
     ListBody,
     Name,
     OfTenant,

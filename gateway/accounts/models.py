@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from gateway.accounts.shared import AnyName, ListBody
+from gateway.accounts.routes_common import AnyName, ListBody
 from gateway.http.authorization import operators_router
 from gateway.http.services import provided
 from gateway.models.catalogue import Catalogue, ServedModel

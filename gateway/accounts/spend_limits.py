@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from gateway.accounts.audit.log import SYSTEM
 from gateway.accounts.changes import By, Change, changing
 from gateway.accounts.projects.service import find_project
-from gateway.accounts.shared import (
+from gateway.accounts.routes_common import (
     MAX_TEXT_CHARACTERS,
     ChangeBody,
     ListBody,

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from fastapi import Path
 from pydantic import BaseModel, Field
 
-from gateway.accounts.shared import (
+from gateway.accounts.routes_common import (
     ListBody,
     Name,
     OfTenant,

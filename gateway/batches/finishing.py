@@ -12,12 +12,12 @@ from sqlalchemy import ColumnElement, and_, delete, or_
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.accounts.webhooks.service import EventName, add_events, make_event, webhooks_of
-from gateway.batches.claimed import BatchSlots
+from gateway.batches.file_checker import error_of
 from gateway.batches.files.service import FileService, FileStore
 from gateway.batches.lines import CANCELLED, EXPIRED, Result, custom_id_of, line_id_of, unfinished
 from gateway.batches.results import ResultFiles, error_id_of, output_id_of
+from gateway.batches.slots import BatchSlots
 from gateway.batches.store import RUNNING, BatchStore
-from gateway.batches.validation import error_of
 from gateway.platform.database.engine import Database
 from gateway.platform.database.tables import BatchChunkRow, BatchRow
 from gateway.records.batches import Batch, BatchStatus, Chunk

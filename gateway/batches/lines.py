@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from common.present import present
+from common.not_none import not_none
 from gateway.completions.rendering.completion import Usage
 from gateway.dialects.endpoint import BATCH_ENDPOINTS, Endpoint
 from gateway.records.errors import ApiError, ErrorStyle
@@ -129,7 +129,7 @@ def message_result(line: bytes) -> bytes:
     """Return a line of a result file of messages in the form of Anthropic's API."""
     found = _decode_result(line)
     if found.response is None:
-        result: dict[str, object] = {"type": MESSAGE_ENDS[present(found.error).code]}
+        result: dict[str, object] = {"type": MESSAGE_ENDS[not_none(found.error).code]}
     elif found.response.status_code == _SUCCESS:
         result = {"type": "succeeded", "message": found.response.body}
     else:

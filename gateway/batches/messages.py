@@ -16,8 +16,9 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from sqlalchemy import ColumnElement, delete
 from typing_extensions import override
 
-from common.present import present
-from gateway.accounts.shared import PLAIN
+from common.not_none import not_none
+from gateway.accounts.routes_common import PLAIN
+from gateway.batches.file_checker import MAX_MODELS, METHOD
 from gateway.batches.files.routes import (
     MEDIA_TYPE,
     After,
@@ -36,7 +37,6 @@ from gateway.batches.lines import (
     unfinished,
 )
 from gateway.batches.routes import BatchId, BatchService, in_header_dialect, new_batch
-from gateway.batches.validation import MAX_MODELS, METHOD
 from gateway.dialects.endpoint import ANTHROPIC_PREFIX, MESSAGES
 from gateway.dialects.json_types import Schema, reference
 from gateway.http.body import BodyReader
@@ -242,7 +242,7 @@ def _results(batch: Batch, lines: list[bytes]) -> bytes:
 def _unbegun(batch: Batch, custom_id: str) -> bytes:
     if batch.status is not BatchStatus.FAILED:
         return unfinished("", custom_id, end_code_of(batch)).content
-    error, style = BadRequestError(present(batch.errors)[0]["message"]), ErrorStyle.ANTHROPIC
+    error, style = BadRequestError(not_none(batch.errors)[0]["message"]), ErrorStyle.ANTHROPIC
     return failed("", custom_id, request_id="", error=error, style=style).content
 
 

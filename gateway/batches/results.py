@@ -8,10 +8,10 @@ from typing import Final, NamedTuple
 from sqlalchemy.exc import NoResultFound
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from gateway.batches.file_checker import MAX_ERRORS, UNREADABLE_CODE, error_of
 from gateway.batches.files.service import FileService, FileStore
 from gateway.batches.lines import Result
 from gateway.batches.store import BatchStore, Progress
-from gateway.batches.validation import MAX_ERRORS, UNREADABLE_CODE, error_of
 from gateway.platform.database.engine import Database
 from gateway.records.batches import Batch, Chunk, File, FilePurpose
 from gateway.records.times import utc_now

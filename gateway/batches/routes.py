@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from gateway.accounts.shared import PageSize, RequestBody, TenantRouter
+from gateway.accounts.routes_common import PageSize, RequestBody, TenantRouter
 from gateway.batches.files.routes import (
     After,
     CallerPrincipal,

@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal
 from fastapi import Path, Query, Response
 from pydantic import BaseModel, Field
 
-from gateway.accounts.shared import OfTenant, TenantRouter, own_tenant
+from gateway.accounts.routes_common import OfTenant, TenantRouter, own_tenant
 from gateway.accounts.tenants.service import find_tenant
 from gateway.billing.usage.parts import Dimension, UsageFilter
 from gateway.billing.usage.periods import Bucket

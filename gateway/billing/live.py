@@ -21,7 +21,13 @@ from contract.queue import JobQueue
 from contract.scripts import CommandExecutor
 from gateway.accounts.audit.log import SYSTEM
 from gateway.accounts.changes import changing
-from gateway.accounts.shared import MAX_CURSOR_CHARACTERS, PRINTABLE, CursorPage, PageSize, TenantId
+from gateway.accounts.routes_common import (
+    MAX_CURSOR_CHARACTERS,
+    PRINTABLE,
+    CursorPage,
+    PageSize,
+    TenantId,
+)
 from gateway.accounts.tenants.service import reading_of_tenant
 from gateway.billing.usage.pages import read_cursor
 from gateway.billing.usage.query import encode_cursor

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from contract.tier import ServiceTier
 from gateway.accounts.audit.log import SYSTEM
 from gateway.accounts.changes import Service, changing
-from gateway.accounts.shared import (
+from gateway.accounts.routes_common import (
     FLAG,
     PLAIN,
     ListBody,

@@ -9,7 +9,7 @@ import click
 from common.checks import report
 from gateway.cli.terminal import DATABASE, JSON, REDIS, argument, choice
 from gateway.cli.worker import CHECK
-from gateway.platform.concurrency.tether import become
+from gateway.platform.concurrency.parent_death import become
 
 ROLES: Final = ("gateway", "jobs", "beat", "worker")
 

@@ -19,12 +19,12 @@ from redis.exceptions import RedisError
 from typing_extensions import override
 
 from contract.scripts import CommandExecutor
-from gateway.accounts.shared import TenantRouter
+from gateway.accounts.routes_common import TenantRouter
 from gateway.auth.authenticator import Authenticator
 from gateway.billing.ledger.store import read_balances
 from gateway.cli.client import HEADERS, AdminClient
 from gateway.cli.terminal import URL_SOURCE
-from gateway.http.allowances import FailedLogins, Intake, UnpaidRequests
+from gateway.http.allowances import BodyBytes, FailedLogins, UnpaidRequests
 from gateway.http.authorization import Authorizer
 from gateway.http.body import BodyReader
 from gateway.http.error_handlers import install_error_handlers
@@ -70,7 +70,7 @@ class Stores:
         self.bodies = BodyReader(
             settings,
             self.catalogue,
-            Intake(most_bytes=most_bytes),
+            BodyBytes(most_bytes=most_bytes),
             LargeWork(most_waiting_bytes=most_bytes),
             turns,
             UnpaidRequests(0),

@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from gateway.platform.concurrency.tether import become
+from gateway.platform.concurrency.parent_death import become
 
 PROGRAM = (sys.executable, "-P", "-m", "worker")
 """With `-P`, Python does not import a folder called `worker` in the current folder by mistake."""

@@ -17,7 +17,7 @@ import msgspec
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from common.present import present
+from common.not_none import not_none
 from gateway.dialects.parameters import MAX_NAMED
 from gateway.dialects.request import GenerationRequest, Sealed
 
@@ -76,7 +76,7 @@ class Sealer:
 
         What cannot be opened is dropped, and named as ignored by its place.
         """
-        chat = present(request.chat)
+        chat = not_none(request.chat)
         if not any("sealed" in each for each in chat.messages):
             return request
         messages, dropped = [], list[str]()

@@ -25,7 +25,7 @@ from gateway.limits.replies import (
     sees_key,
 )
 from gateway.limits.reservations import Admission, Reservations
-from gateway.limits.storage import Storage
+from gateway.limits.stored_bytes import Storage
 from gateway.models.catalogue import Catalogue
 from gateway.platform import telemetry, tracing
 from gateway.records.errors import (

@@ -7,7 +7,7 @@ from urllib.parse import quote, urlencode
 
 from fastapi import Depends, Request
 
-from gateway.accounts.shared import AfterId
+from gateway.accounts.routes_common import AfterId
 from gateway.console.tables import Cell, Column, Sort
 from gateway.platform.database.paging import Page, PageRequest
 from gateway.records.errors import must

@@ -8,7 +8,7 @@ from urllib.parse import quote, urlencode
 from fastapi import APIRouter, Query, Response
 
 from gateway.accounts.keys.service import KeyService
-from gateway.accounts.shared import MAX_TEXT_CHARACTERS
+from gateway.accounts.routes_common import MAX_TEXT_CHARACTERS
 from gateway.accounts.tenants.service import TenantService
 from gateway.batches.files.service import Owner
 from gateway.batches.routes import BatchService

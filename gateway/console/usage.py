@@ -32,7 +32,7 @@ from gateway.console.usage_query import OUTCOMES, UsageQuery
 from gateway.console.visitor import Visitor, tenant_path
 from gateway.dialects.endpoint import CHATS, COMPLETIONS, ENDPOINTS, MESSAGES
 from gateway.http.services import AllServices, Services
-from gateway.models.books import AdapterBook
+from gateway.models.alias_and_adapter_caches import AdapterBook
 from gateway.models.catalogue import Catalogue
 from gateway.platform.concurrency.fair_turns import LoopTurns
 from gateway.platform.database.paging import Page, PageRequest

@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, urlencode
 from fastapi import Request
 
 from contract.tier import ServiceTier
-from gateway.accounts.shared import MAX_CURSOR_CHARACTERS, MAX_TEXT_CHARACTERS
+from gateway.accounts.routes_common import MAX_CURSOR_CHARACTERS, MAX_TEXT_CHARACTERS
 from gateway.billing.usage.parts import UsageFilter
 from gateway.billing.usage.periods import DAY, Span
 from gateway.billing.usage.query import read_span

@@ -9,7 +9,7 @@ from urllib.parse import quote, urlencode
 
 from fastapi import Request, Response
 
-from gateway.accounts.shared import Caller
+from gateway.accounts.routes_common import Caller
 from gateway.auth.sessions import Audience, PersonLogin, Session
 from gateway.console.forms import Form
 from gateway.console.lists import arranged, cursor_of

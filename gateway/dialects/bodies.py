@@ -16,7 +16,6 @@ from gateway.dialects.lengths import (
     read_repetition_detection,
     read_stop,
 )
-from gateway.dialects.members import OBJECTS, unread_inside
 from gateway.dialects.parameters import Endpoints
 from gateway.dialects.profile import Profile
 from gateway.dialects.prompts import (
@@ -46,6 +45,7 @@ from gateway.dialects.structured.structures import (
     StructureParameters,
     read_structure,
 )
+from gateway.dialects.unknown_members import OBJECTS, unread_inside
 from gateway.records.errors import MissingParameterError, invalid, must
 
 MOST_MODELS: Final = 8

@@ -12,13 +12,13 @@ from gateway.dialects.bodies import SharedParameters, read_shared, shared_extra,
 from gateway.dialects.choices import ChoiceParameters, read_fan_out, read_logprobs
 from gateway.dialects.images import ImageParameters, image_params, read_images
 from gateway.dialects.lengths import read_max_tokens
-from gateway.dialects.members import OBJECTS
 from gateway.dialects.parameters import REJECTED, Endpoints, unread
 from gateway.dialects.profile import Profile
 from gateway.dialects.prompts import PromptParameters, read_echo, read_prompts, read_suffix
 from gateway.dialects.request import GenerationRequest
 from gateway.dialects.sampling.parameters import new_seed
 from gateway.dialects.structured.tools import ToolParameters, read_tool_use
+from gateway.dialects.unknown_members import OBJECTS
 from gateway.dialects.wire import validate
 from gateway.records.errors import invalid
 

@@ -9,15 +9,15 @@ from typing import Any, Final, Protocol
 from contract.messages import PoolingTask, WorkerCard
 from gateway.dialects.chat.request import ChatCompletionRequest, to_chat_generation_request
 from gateway.dialects.completions import read_completion
-from gateway.dialects.messages.request import read_counted_message, read_message
-from gateway.dialects.native import read_native_completion, read_native_infill
-from gateway.dialects.pooling import (
+from gateway.dialects.embeddings import (
     read_classification,
     read_cohere_rerank,
     read_embedding,
     read_rerank,
     read_score,
 )
+from gateway.dialects.messages.request import read_counted_message, read_message
+from gateway.dialects.native import read_native_completion, read_native_infill
 from gateway.dialects.profile import Profile
 from gateway.dialects.request import GenerationRequest, ResponseForm
 from gateway.dialects.responses.request import read_response

@@ -11,15 +11,15 @@ import msgspec
 
 from contract.sampling import DEFAULT_SAMPLERS, SamplerChain, SamplingSpec
 from gateway.dialects.completions import CompletionRequest, to_generation_request
-from gateway.dialects.effective import chain_parameters
+from gateway.dialects.estimate_parameters import chain_parameters
 from gateway.dialects.fields import read_boolean, read_list, read_strings
-from gateway.dialects.members import OBJECTS
 from gateway.dialects.parameters import Endpoints, is_nothing
 from gateway.dialects.profile import Profile
 from gateway.dialects.request import GenerationRequest, ResponseForm, StructureKind
 from gateway.dialects.sampling.chain import with_reported_probabilities
 from gateway.dialects.sampling.logit_bias import FORBIDDEN
 from gateway.dialects.sampling.parameters import DEFAULT_ETA, DEFAULT_TAU, DEFAULT_XTC_THRESHOLD
+from gateway.dialects.unknown_members import OBJECTS
 from gateway.dialects.wire import validate
 from gateway.records.errors import MissingParameterError, invalid, must
 

@@ -6,10 +6,10 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from gateway.dialects.fields import COUNT, Parameters, bounded, typed
-from gateway.dialects.members import OBJECTS
 from gateway.dialects.parameters import Endpoints
 from gateway.dialects.profile import Profile
 from gateway.dialects.request import FIT, Prompt
+from gateway.dialects.unknown_members import OBJECTS
 from gateway.dialects.wire import INTEGRAL
 from gateway.records.errors import MissingParameterError, invalid, must
 

@@ -130,7 +130,7 @@ class FailedLogins(Allowance):
 
 
 @dataclass(eq=False)
-class Intake:
+class BodyBytes:
     """The bodies being read, with a byte limit per sender."""
 
     most_bytes: int

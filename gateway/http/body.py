@@ -13,7 +13,7 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from gateway.dialects.wire import MAX_MEMBERS, StructureMeter
-from gateway.http.allowances import Intake, UnpaidRequests
+from gateway.http.allowances import BodyBytes, UnpaidRequests
 from gateway.http.connection import connection_of
 from gateway.http.content_coding import CODINGS, content_coding, decode
 from gateway.http.exchange import exchange_of
@@ -74,7 +74,7 @@ class BodyReader:
 
     _settings: Settings
     _catalogue: Catalogue
-    _intake: Intake
+    _intake: BodyBytes
     _large_work: LargeWork
     _loop_turns: LoopTurns
     _unpaid: UnpaidRequests

@@ -31,7 +31,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from typing_extensions import override
 
 from common import logs
-from common.present import present
+from common.not_none import not_none
 from common.tracing import REQUEST_ID
 from gateway.auth.authenticator import Authenticator
 from gateway.http.allowances import network_of
@@ -175,7 +175,7 @@ class FrontMiddleware:
                 message["headers"] = [*message["headers"], *ids]
             return send(message)
 
-        task = present(asyncio.current_task())
+        task = not_none(asyncio.current_task())
         served[task] = scope
         logs.request_id.set(ids[0][1].decode())
         plain: ASGIApp = self._dispatch

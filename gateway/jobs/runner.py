@@ -16,7 +16,7 @@ from common import clock
 from common.tasks import end_task
 from contract import keys
 from gateway.jobs import telemetry
-from gateway.jobs.observing import Observer
+from gateway.jobs.deployment_gauges import Observer
 from gateway.jobs.schedule import TASKS, JobServices, Task, Track
 from gateway.platform.settings import Settings
 from gateway.platform.store_errors import cause_of

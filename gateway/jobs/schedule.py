@@ -12,10 +12,10 @@ from gateway.accounts.webhooks.secret_box import SecretBox
 from gateway.accounts.webhooks.service import encrypt_secrets
 from gateway.adapters.service import AdapterService
 from gateway.auth.authenticator import Authenticator
-from gateway.batches.checking import Validator
 from gateway.batches.feeding import Feeder
 from gateway.batches.files.service import FileService
 from gateway.batches.finishing import Finisher
+from gateway.batches.validator import Validator
 from gateway.billing.alerts import find_alerts
 from gateway.billing.anomalies import learn_limits
 from gateway.billing.credits.service import CreditService

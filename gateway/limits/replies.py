@@ -7,7 +7,7 @@ from typing import Final, NamedTuple, cast
 
 import msgspec
 
-from gateway.limits.accounts import AccountNumbers, Period, day_of
+from gateway.limits.counters import AccountNumbers, Period, day_of
 from gateway.records.limits import RESERVED_LIMITS, LimitName, LimitScope, SubjectLimits
 from gateway.records.usage_record import Counts, UsageRecord, encode_usage
 

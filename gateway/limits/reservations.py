@@ -35,8 +35,8 @@ from gateway.limits.replies import (
     sees_all,
 )
 from gateway.limits.seeding import Seeder
-from gateway.limits.storage import Storage
 from gateway.limits.store import QuotaStore
+from gateway.limits.stored_bytes import Storage
 from gateway.records.errors import StoreUnavailableError
 
 WAIT_SECONDS: Final = 0.25

@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 
 from common.tasks import jittered
 from contract import keys
-from gateway.limits.accounts import (
+from gateway.limits.counters import (
     ACCOUNT_MS,
     AccountNumbers,
     Period,

@@ -18,7 +18,7 @@ from contract import keys
 from contract.scripts import Argument, CommandExecutor, LuaScript
 from contract.scripts.batcher import ScriptBatcher
 from contract.scripts.cluster import ServerProcesses
-from gateway.limits.accounts import ACCOUNT_MS, FIELD, AccountNumbers, period_of
+from gateway.limits.counters import ACCOUNT_MS, FIELD, AccountNumbers, period_of
 from gateway.limits.replies import (
     Admitted,
     AuditResult,

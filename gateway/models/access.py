@@ -1,7 +1,7 @@
 """What the name of a model stands for, among the things that a caller may use."""
 
 from contract.messages import WorkerCard
-from gateway.models.books import AdapterBook, AliasBook
+from gateway.models.alias_and_adapter_caches import AdapterBook, AliasBook
 from gateway.models.catalogue import Catalogue, ServedModel
 from gateway.records.adapters import SEPARATOR, Adapter
 from gateway.records.aliases import Alias

@@ -23,8 +23,8 @@ from gateway.accounts.webhooks import routes as webhooks
 from gateway.adapters import routes as adapters
 from gateway.batches import messages as message_batches
 from gateway.batches import routes as batches
+from gateway.batches.chunk_runner import running_batches
 from gateway.batches.files import routes as files
-from gateway.batches.runner import running_batches
 from gateway.billing import invoices, live, prices
 from gateway.billing.credits import routes as credit
 from gateway.billing.exports import routes as exports

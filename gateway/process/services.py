@@ -17,8 +17,8 @@ from contract.scripts import CommandExecutor
 from gateway.auth.authenticator import Authenticator
 from gateway.auth.oidc import OidcProvider
 from gateway.auth.revocation import RevocationListener
-from gateway.batches.runner import LinesReleased
-from gateway.batches.running import LineRunner
+from gateway.batches.chunk_runner import LinesReleased
+from gateway.batches.line_runner import LineRunner
 from gateway.billing.ledger.history import ServiceHistory
 from gateway.billing.ledger.store import read_balances
 from gateway.completions.admission.call import RequestReader
@@ -48,16 +48,16 @@ from gateway.completions.stored.kept import KeptResponses
 from gateway.completions.stored.service import Responses
 from gateway.completions.structure.checker import GrammarChecker
 from gateway.completions.structure.sandbox.pool import SandboxSettings
-from gateway.http.allowances import FailedLogins, Intake, UnpaidRequests
+from gateway.http.allowances import BodyBytes, FailedLogins, UnpaidRequests
 from gateway.http.authorization import Authorizer
 from gateway.http.body import BodyReader
 from gateway.http.services import Services
 from gateway.limits.refusal_log import PeriodCounts, Refusals
 from gateway.limits.reservations import Reservations
 from gateway.limits.seeding import Seeder
-from gateway.limits.storage import Storage
 from gateway.limits.store import QuotaStore
-from gateway.models.books import AdapterBook, AliasBook
+from gateway.limits.stored_bytes import Storage
+from gateway.models.alias_and_adapter_caches import AdapterBook, AliasBook
 from gateway.models.catalogue import Catalogue
 from gateway.models.price_book import PriceBook
 from gateway.models.waits import LongestWaits
@@ -199,7 +199,7 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> Services:
         ChangeAnnouncer(redis),
         lines_released,
         # Requests
-        Intake(most_bytes=most_held),
+        BodyBytes(most_bytes=most_held),
         large_work,
         LoopTurns(),
         UnpaidRequests(settings.unpaid_requests_per_minute),

@@ -46,7 +46,7 @@ RESERVED_LIMITS: Final[tuple[LimitName, ...]] = tuple(
 )
 """Limits in which every request reserves its maximum usage.
 
-`gateway.limits.storage`, `gateway.batches` and the queue count the others.
+`gateway.limits.stored_bytes`, `gateway.batches` and the queue count the others.
 """
 
 

@@ -49,7 +49,7 @@ ROOTS: Final = {
 """The types of bodies, by endpoint."""
 
 Found = dict[str, set[str]]
-"""Members by the place of their object, written as in `gateway.dialects.members`.
+"""Members by the place of their object, written as in `gateway.dialects.unknown_members`.
 
 An object whose type is one of several is at `PLACE:TYPE`, and `content[]` is at any depth.
 """

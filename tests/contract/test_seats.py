@@ -38,9 +38,9 @@ from tests.gateway.limits.building import TestClock
 from tests.worker.conftest import MODEL_FOLDER
 from worker.engine.base import AdapterLimits, EngineAdapter, EngineRequest, EngineStep
 from worker.engine.scripted import Script, ScriptedEngine
-from worker.execution import claims, generation, preemption, sequence
-from worker.execution.generation import RunningJob
+from worker.execution import claims, preemption, running_job, sequence
 from worker.execution.runner import Runner
+from worker.execution.running_job import RunningJob
 from worker.execution.sequence import LAST_TOKENS
 from worker.execution.sequence import Sequence as EngineSequence
 from worker.queue.doorbells import WAIT_SECONDS, Bell, Doorbells
@@ -267,7 +267,7 @@ async def pool(
     seats = getattr(request, "param", SEATS)
     pool = Pool(any_redis, JobQueue(any_redis, MODEL), clock)
     time = SimpleNamespace(monotonic=lambda: clock.now_ms / 1000)
-    for module in (claims, generation, preemption, sequence):
+    for module in (claims, running_job, preemption, sequence):
         monkeypatch.setattr(module, "time", time)
     monkeypatch.setattr(claims, "Doorbells", TimedDoorbells)
     preempt = preemption.Preemption._preempt

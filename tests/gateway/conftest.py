@@ -20,8 +20,8 @@ from gateway.accounts.keys.service import KeyService
 from gateway.accounts.members import MemberService
 from gateway.accounts.projects.service import ProjectService
 from gateway.accounts.tenants.service import TenantService
-from gateway.limits import storage as storage_module
 from gateway.limits import store as store_module
+from gateway.limits import stored_bytes as storage_module
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
 from tests.gateway.desk import GATEWAY, Desk, hurry

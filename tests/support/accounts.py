@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from gateway.limits.accounts import AUDIO_FIELD, FIELD, AccountNumbers
+from gateway.limits.counters import AUDIO_FIELD, FIELD, AccountNumbers
 
 _PLACES: Final = {name: place for place, name in enumerate(AccountNumbers._fields, start=1)}
 _PLANT: Final = f"""

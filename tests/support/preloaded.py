@@ -39,7 +39,7 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from gateway.platform.concurrency.tether import end_with
+from gateway.platform.concurrency.parent_death import end_with
 from tests.support import measuring
 
 _MODULE: Final = "tests.support.preloaded"

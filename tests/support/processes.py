@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gateway.platform.concurrency.tether import tethered
+from gateway.platform.concurrency.parent_death import tethered
 from tests.support.patience import PATIENCE_SECONDS, PROCESS_PATIENCE_SECONDS
 from tests.support.preloaded import Preloaded, role_of
 

@@ -37,7 +37,7 @@ from gateway.billing.ledger.store import LedgerStore
 from gateway.cli.jobs import serving_health
 from gateway.jobs import telemetry
 from gateway.jobs.app import BoundedScheduler, create_app
-from gateway.jobs.observing import Observer
+from gateway.jobs.deployment_gauges import Observer
 from gateway.jobs.runner import TrackRunner, running
 from gateway.jobs.schedule import DRAIN, TASKS, Track
 from gateway.platform import store_telemetry

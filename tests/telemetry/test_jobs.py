@@ -22,7 +22,7 @@ from gateway.billing.ledger.pending import OVERDUE_MS
 from gateway.billing.ledger.store import LedgerStore
 from gateway.cli.jobs import SIGNALS, serving_health
 from gateway.jobs.app import BoundedScheduler, SchedulerTick, create_app, run_beat
-from gateway.jobs.observing import Observer
+from gateway.jobs.deployment_gauges import Observer
 from gateway.jobs.schedule import sweep
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database

@@ -18,8 +18,8 @@ from tests.support.preloaded import fork_engine_cores
 from tests.worker.conftest import MODEL_FOLDER
 from worker.engine.base import EngineStats
 from worker.engine.vllm.engine import VllmEngine
-from worker.execution.generation import RunningJob
 from worker.execution.logprobs import TokenTexts
+from worker.execution.running_job import RunningJob
 from worker.queue.replies import ReplyOutbox
 from worker.settings import WorkerSettings
 

@@ -16,8 +16,8 @@ from tests.worker.conftest import ENDLESS, Gateway, make_job, running_worker
 from worker.engine.base import EngineRequest
 from worker.engine.scripted import Script, ScriptedEngine
 from worker.execution.claims import Claimer
-from worker.execution.generation import RunningJob
 from worker.execution.runner import Runner, Watcher
+from worker.execution.running_job import RunningJob
 from worker.execution.sequence import Sequence as EngineSequence
 from worker.execution.steps import StepLoop
 from worker.queue.leases import Leases

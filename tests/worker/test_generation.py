@@ -11,8 +11,8 @@ from contract.queue import JobClaim
 from contract.sampling import SamplingSpec
 from tests.worker.conftest import make_job
 from worker.engine.base import SequenceEnd, SequenceOutput, TokenScores
-from worker.execution.generation import GATHERED_TOKENS, RunningJob
 from worker.execution.logprobs import LOWEST_LOGPROB, TokenTexts
+from worker.execution.running_job import GATHERED_TOKENS, RunningJob
 from worker.queue.replies import ReplyOutbox
 
 GREEDY = SamplingSpec(seed=1, temperature=0.0)
@@ -360,7 +360,7 @@ def test_images_reach_the_engine_and_are_dropped(start: Any) -> None:
 
 def test_counts_and_times_come_from_the_engine(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 10.0
-    monkeypatch.setattr("worker.execution.generation.time.monotonic", lambda: now)
+    monkeypatch.setattr("worker.execution.running_job.time.monotonic", lambda: now)
     generation, outbox = start()
     now = 10.25
     feed(generation, 0, [400], prompt_tokens=77, cached_tokens=5)

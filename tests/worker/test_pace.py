@@ -2,7 +2,7 @@
 
 import pytest
 
-from worker.execution.generation import PrefillPace
+from worker.execution.running_job import PrefillPace
 from worker.execution.steps import Pace
 
 

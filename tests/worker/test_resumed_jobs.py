@@ -32,8 +32,8 @@ from tests.support.redis_server import RedisServer
 from tests.worker.conftest import Gateway, Stepwise, make_job, resumed, running_worker
 from worker.engine.base import SequenceEnd, SequenceOutput
 from worker.engine.scripted import Script
-from worker.execution.generation import RunningJob
 from worker.execution.logprobs import TokenTexts
+from worker.execution.running_job import RunningJob
 from worker.execution.text import Detokenizer
 from worker.queue.replies import BYTES_OF_LOGPROB, MOST_DELTAS_IN_FRAME, ReplyOutbox
 

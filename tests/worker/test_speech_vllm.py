@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 from tokenizers import Tokenizer
 
-from common.present import present
+from common.not_none import not_none
 from contract.messages import Feature
 from contract.sampling import SamplingSpec
 from tests.support.patience import PATIENCE_SECONDS
@@ -57,10 +57,10 @@ async def test_a_whisper_model_hears_and_continues(engine: VllmEngine, folder: P
     assert (info.clip_seconds, info.context_window) == (30, WINDOW)
     assert info.features == [Feature.STRUCTURE]
     start, task, first, last = (
-        present(tokenizer.token_to_id(f"<|{each}|>"))
+        not_none(tokenizer.token_to_id(f"<|{each}|>"))
         for each in ("startoftranscript", "transcribe", "0.00", "30.00")
     )
-    languages = [present(tokenizer.token_to_id(f"<|{each}|>")) for each in LANGUAGES]
+    languages = [not_none(tokenizer.token_to_id(f"<|{each}|>")) for each in LANGUAGES]
     grammar = (
         '%llguidance {"no_forcing": true}\n'
         f"start: <[{languages[0]}-{languages[-1]}]> <[{task}]> segment*\n"

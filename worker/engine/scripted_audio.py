@@ -5,7 +5,7 @@ from typing import Final
 
 from tokenizers import Tokenizer
 
-from common.present import present
+from common.not_none import not_none
 from contract.messages import AUDIO_RATE, SAMPLE_BYTES
 from worker.engine.base import EngineRequest
 from worker.engine.scripted_chats import ANY_WORD
@@ -23,7 +23,7 @@ def transcript(tokenizer: Tokenizer, request: EngineRequest, eos_token_id: int) 
     prompt, grammar = request.prompt_token_ids, request.grammar
 
     def id_of(text: str) -> int:
-        return present(tokenizer.token_to_id(text))
+        return not_none(tokenizer.token_to_id(text))
 
     def is_asked(text: str) -> bool:
         return id_of(text) in prompt or f"<[{id_of(text)}]>" in grammar

@@ -5,7 +5,7 @@ import struct
 from random import Random
 from typing import Final
 
-from common.present import present
+from common.not_none import not_none
 from contract.messages import PairForm, PoolingSupport, PoolingTask
 from worker.engine.base import EngineRequest
 from worker.settings import WorkerSettings
@@ -35,7 +35,7 @@ def scripted_pooling(settings: WorkerSettings) -> PoolingSupport:
 
 def pooled(request: EngineRequest, support: PoolingSupport, *, seed: int) -> bytes:
     """Return a vector of length 1, probabilities with the sum 1, or one score."""
-    pooling = present(request.pooling)
+    pooling = not_none(request.pooling)
     random = Random(seed)  # noqa: S311 - a function of the tokens
     numbers = [random.random() for _ in range(support.size)]
     if support.task is PoolingTask.EMBED:

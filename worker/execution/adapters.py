@@ -19,8 +19,8 @@ from contract.queue import AdapterRoom
 from worker import telemetry
 from worker.adapters.files import AdapterFiles, StoreFailedError, WrongFilesError
 from worker.engine.base import AdapterRejectedError, Engine, EngineAdapter
-from worker.execution.generation import RunningJob
 from worker.execution.jobs import RunningJobs
+from worker.execution.running_job import RunningJob
 from worker.queue.held import HeldDigests
 
 _log = logging.getLogger(__name__)

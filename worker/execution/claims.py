@@ -27,10 +27,10 @@ from worker.engine.base import Engine, InvalidRequestError
 from worker.execution import tracing
 from worker.execution.adapters import Adapters
 from worker.execution.checks import check_job
-from worker.execution.generation import PrefillPace, RunningJob
 from worker.execution.jobs import DEADLINE_MESSAGE, RunningJobs
 from worker.execution.logprobs import TokenTexts
 from worker.execution.preemption import Preemption
+from worker.execution.running_job import PrefillPace, RunningJob
 from worker.execution.submission import Submitter
 from worker.queue.doorbells import OWN, Bell, Doorbells
 from worker.queue.link import Link

@@ -10,7 +10,7 @@ from contract.outcomes import FailureCode
 from worker import telemetry
 from worker.engine.base import Engine, SequenceOutput
 from worker.execution import tracing
-from worker.execution.generation import RunningJob, Stage
+from worker.execution.running_job import RunningJob, Stage
 from worker.execution.sequence import Sequence
 from worker.execution.uses import Uses
 from worker.queue.leases import Leases

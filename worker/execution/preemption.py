@@ -17,8 +17,8 @@ from contract.messages import WHOLE_MODEL, JobPreempted, ReturnReason
 from contract.queue import ENGINE_HEADROOM_TOKENS, EngineUse, NextJob, Rights, Room
 from worker import telemetry
 from worker.engine.base import Engine
-from worker.execution.generation import RunningJob
 from worker.execution.jobs import RunningJobs
+from worker.execution.running_job import RunningJob
 from worker.execution.sequence import SAFE_TOKENS
 from worker.execution.sequence import Sequence as EngineSequence
 from worker.execution.uses import Use, Uses, Victim

@@ -28,9 +28,9 @@ from worker.execution import tracing
 from worker.execution.adapters import Adapters
 from worker.execution.canary import Canary
 from worker.execution.claims import Claimer
-from worker.execution.generation import RunningJob
 from worker.execution.jobs import DEADLINE_MESSAGE, RunningJobs
 from worker.execution.preemption import Preemption
+from worker.execution.running_job import RunningJob
 from worker.execution.steps import Pace, StepLoop
 from worker.execution.submission import ParserThread, Submitter
 from worker.queue.link import GONE_SECONDS, GRACE_SECONDS, Link

@@ -8,8 +8,8 @@ from contract.messages import GenerationJob, ReturnReason
 from contract.outcomes import FailureCode
 from worker import telemetry
 from worker.engine.base import Engine, EngineDeadError, EngineStep, SequenceEnd, SequenceOutput
-from worker.execution.generation import RunningJob
 from worker.execution.jobs import RunningJobs
+from worker.execution.running_job import RunningJob
 from worker.execution.submission import ParserThread, Submitter
 from worker.queue.replies import ReplyWriter
 

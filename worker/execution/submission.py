@@ -18,8 +18,8 @@ from worker.engine.base import (
     SequenceOutput,
 )
 from worker.execution.adapters import AdapterLoadError, Adapters
-from worker.execution.generation import RunningJob, Stage
 from worker.execution.jobs import RunningJobs
+from worker.execution.running_job import RunningJob, Stage
 from worker.queue.replies import ReplyWriter
 
 

@@ -21,7 +21,7 @@ from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
 from common import tracing as names
 from common.tracing import Tracing, context_of, link_to
 from contract.outcomes import FailureCode
-from worker.execution.generation import RunningJob
+from worker.execution.running_job import RunningJob
 from worker.settings import WorkerSettings
 
 SERVICE: Final = "sluice-worker"

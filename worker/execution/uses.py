@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from contract.messages import WHOLE_MODEL
-from worker.execution.generation import RunningJob
+from worker.execution.running_job import RunningJob
 from worker.execution.sequence import SAFE_TOKENS, Sequence
 
 Victim = tuple[RunningJob, list[Sequence], int]

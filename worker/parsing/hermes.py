@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
-from common.present import present
+from common.not_none import not_none
 from contract.messages import TEXT_ARGUMENT, CallPiece
 
 CALL_START = "<tool_call>"
@@ -88,7 +88,7 @@ class HermesCalls:
 
     def _end_call(self) -> str:
         """Return the text that looked like a call but is none."""
-        call, self._call = present(self._call), None
+        call, self._call = not_none(self._call), None
         if not call.is_named:
             return self._content(call.written)
         self._calls += 1

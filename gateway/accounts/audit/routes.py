@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Query
 
 from gateway.accounts.audit.log import AuditEntryBody, AuditService
-from gateway.accounts.shared import PLAIN, CursorPage, PageSize, text_filter
+from gateway.accounts.routes_common import PLAIN, CursorPage, PageSize, text_filter
 from gateway.http.authorization import CanManageMembers, operators_router
 from gateway.http.services import made
 from gateway.platform.database.paging import Page

@@ -21,7 +21,7 @@ from gateway.accounts.keys.rules import (
     read_addresses,
 )
 from gateway.accounts.keys.service import CreatedKey, KeyService
-from gateway.accounts.shared import (
+from gateway.accounts.routes_common import (
     BodyWithLimits,
     ChangeBody,
     LimitsShown,

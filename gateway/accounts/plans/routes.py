@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 from gateway.accounts.plans.service import PlanService, ScopedLimits
 from gateway.accounts.plans.spending import MOST_OF_PLAN, read_spend_limits
-from gateway.accounts.shared import ChangeBody, ListBody, Name, RequestBody, limits_schema
+from gateway.accounts.routes_common import ChangeBody, ListBody, Name, RequestBody, limits_schema
 from gateway.http.authorization import Operator, operators_router
 from gateway.http.services import made
 from gateway.platform.database.paging import Page

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from fastapi import Path
 
 from gateway.accounts.projects.service import ProjectService
-from gateway.accounts.shared import (
+from gateway.accounts.routes_common import (
     BodyWithLimits,
     ChangeBody,
     DisplayName,

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from contract.dialect import Dialect
 from contract.tier import RequestTier, ServiceTier
-from gateway.accounts.shared import (
+from gateway.accounts.routes_common import (
     BodyWithLimits,
     ChangeBody,
     DisplayName,

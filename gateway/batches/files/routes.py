@@ -12,7 +12,14 @@ from urllib.parse import quote
 from fastapi import Depends, Path, Query, Request, Response
 from pydantic import BaseModel, BeforeValidator, Field
 
-from gateway.accounts.shared import PLAIN, Caller, OfTenant, PageBody, RecordBody, TenantRouter
+from gateway.accounts.routes_common import (
+    PLAIN,
+    Caller,
+    OfTenant,
+    PageBody,
+    RecordBody,
+    TenantRouter,
+)
 from gateway.batches.files.service import (
     MAX_RETENTION_SECONDS,
     MIN_RETENTION_SECONDS,

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import ColumnElement, and_, delete, exists, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from common.present import present
+from common.not_none import not_none
 from common.tasks import each_apart
 from gateway.platform.blobs import Blobs, MissingBlobError
 from gateway.platform.database.claims import lock_in_turns, lock_tenant
@@ -413,7 +413,7 @@ class FileService:
                 await also(transaction)
             uploaded = _visible(Owner(file.tenant_id), file.id)
             found = await find_record(transaction, FileRow, *uploaded)
-        return present(found)
+        return not_none(found)
 
     # -- removal and merging ---------------------------------------------------------------------
 

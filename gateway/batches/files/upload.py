@@ -10,7 +10,7 @@ from fastapi import Request
 
 from gateway.batches.files.service import Bound, FileService, Owner, read_retention
 from gateway.dialects.parameters import reject_ignored
-from gateway.http.allowances import Intake
+from gateway.http.allowances import BodyBytes
 from gateway.http.form import FileForm, boundary_of, file_pieces
 from gateway.platform.concurrency.large_work import INLINE_SIZE, LargeWork
 from gateway.platform.database.engine import Database
@@ -96,7 +96,7 @@ class Uploads:
     """Receives the forms of uploads."""
 
     def __init__(
-        self, settings: Settings, database: Database, intake: Intake, large_work: LargeWork
+        self, settings: Settings, database: Database, intake: BodyBytes, large_work: LargeWork
     ) -> None:
         self._settings = settings
         self._files = FileService(settings, database)

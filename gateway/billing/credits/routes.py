@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, Field
 
-from gateway.accounts.shared import ListBody, RecordBody, RequestBody, TenantId, WantedPage
+from gateway.accounts.routes_common import ListBody, RecordBody, RequestBody, TenantId, WantedPage
 from gateway.billing.credits.service import MAX_NOTE_CHARACTERS, CreditService
 from gateway.http.authorization import Operator, operators_router
 from gateway.http.services import made

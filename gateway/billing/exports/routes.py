@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, case, delete, select, update
 
 from gateway.accounts.audit.log import SYSTEM
 from gateway.accounts.changes import Change, changing
-from gateway.accounts.shared import PLAIN, ListBody, PageSize, RecordBody
+from gateway.accounts.routes_common import PLAIN, ListBody, PageSize, RecordBody
 from gateway.billing.exports.store import OLDEST_EVENT, ExportBody, ExportStore
 from gateway.http.authorization import Operator, operators_router
 from gateway.http.services import made

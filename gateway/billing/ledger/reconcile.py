@@ -23,8 +23,8 @@ from gateway.billing.credits.spending import correct
 from gateway.billing.ledger.drain import FIELD
 from gateway.billing.ledger.rollups import DAY, Rollups
 from gateway.billing.ledger.store import LedgerStore, read_balances
-from gateway.limits import accounts
-from gateway.limits.accounts import DAY_MS, AccountNumbers, Period, period_of
+from gateway.limits import counters
+from gateway.limits.counters import DAY_MS, AccountNumbers, Period, period_of
 from gateway.limits.store import QuotaStore
 from gateway.platform.database.engine import Database
 from gateway.platform.database.holders import spend_limits_of
@@ -258,7 +258,7 @@ class Reconciler:
         # Both keys are in one bucket: a transaction reads them at the same moment.
         pipeline = self._redis.pipeline(transaction=True)
         account = keys.account(bucket, holder.subject)
-        fields = "seeded", accounts.FIELD, accounts.AUDIO_FIELD
+        fields = "seeded", counters.FIELD, counters.AUDIO_FIELD
         pipeline.execute_command("HMGET", account, *fields)
         pipeline.execute_command("XRANGE", keys.usage(bucket), "-", "+", "COUNT", MOST_UNDRAINED)
         (seeded, packed, audio), entries = await pipeline.execute()

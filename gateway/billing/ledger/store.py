@@ -10,7 +10,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.billing.credits.service import balance_of
-from gateway.limits.accounts import Period
+from gateway.limits.counters import Period
 from gateway.limits.seeding import Balances, Recorded
 from gateway.platform.database.claims import lock_kind
 from gateway.platform.database.engine import Database

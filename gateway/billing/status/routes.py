@@ -4,7 +4,7 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Query, Response
 
-from gateway.accounts.shared import PLAIN
+from gateway.accounts.routes_common import PLAIN
 from gateway.billing.ledger.history import DAYS, FRESH_SECONDS, ServiceHistory
 from gateway.billing.status.schemas import ServiceStatus
 from gateway.billing.status.service import service_status

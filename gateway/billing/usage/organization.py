@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Path, Query
 from pydantic import BaseModel, Field
 
 from contract.tier import ServiceTier
-from gateway.accounts.shared import FLAG, MAX_TEXT_CHARACTERS, PLAIN, PRINTABLE
+from gateway.accounts.routes_common import FLAG, MAX_TEXT_CHARACTERS, PLAIN, PRINTABLE
 from gateway.billing.usage.parts import NOTHING, Dimension, UsageFilter, UsageSums, add
 from gateway.billing.usage.periods import DAY, HOUR, Bucket, Span
 from gateway.billing.usage.query import FIRST_YEAR, LAST_YEAR

@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from fastapi import Depends, Header, Query
 
-from gateway.accounts.shared import MAX_CURSOR_CHARACTERS, PLAIN, PRINTABLE, text_filter
+from gateway.accounts.routes_common import MAX_CURSOR_CHARACTERS, PLAIN, PRINTABLE, text_filter
 from gateway.billing.usage.parts import Dimension, UsageFilter
 from gateway.billing.usage.periods import DAY, Bucket, Span
 from gateway.records.errors import InvalidParameterError, must

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Depends, Path, Query
 from fastapi.responses import Response
 
-from gateway.accounts.shared import MAX_TEXT_CHARACTERS, PRINTABLE, CursorPage, text_filter
+from gateway.accounts.routes_common import MAX_TEXT_CHARACTERS, PRINTABLE, CursorPage, text_filter
 from gateway.billing.usage.pages import UsagePages
 from gateway.billing.usage.parts import Dimension, UsageFilter
 from gateway.billing.usage.query import (

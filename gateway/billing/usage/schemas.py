@@ -8,7 +8,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, Field
 
-from gateway.accounts.shared import PageBody
+from gateway.accounts.routes_common import PageBody
 from gateway.billing.usage.parts import Dimension
 from gateway.billing.usage.service import UsageSlice
 from gateway.records.times import to_time

@@ -22,7 +22,7 @@ from gateway.auth.authenticator import Authenticator
 from gateway.auth.sessions import KeyLogin, make_link
 from gateway.cli.launch.launch_plan import LOOPBACK, LaunchPlan
 from gateway.platform.changes import ChangeAnnouncer
-from gateway.platform.concurrency.tether import adopt_orphans
+from gateway.platform.concurrency.parent_death import adopt_orphans
 from gateway.platform.database import schema
 from gateway.platform.database.engine import Database
 from gateway.platform.env_file import EnvFile, LiveEnvFile

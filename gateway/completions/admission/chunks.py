@@ -13,7 +13,7 @@ from contract.messages import GenerationJob, WorkerCard
 from contract.prompts import CHUNK_BYTES, chunk_names
 from gateway.completions.queue.dispatcher import Dispatcher
 from gateway.completions.stored.store import DEADLINE_GRACE_MS
-from gateway.limits.storage import Holder, Storage, Use, allocated
+from gateway.limits.stored_bytes import Holder, Storage, Use, allocated
 from gateway.models.catalogue import Catalogue
 from gateway.platform import telemetry
 from gateway.platform.settings import Settings

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 from redis.exceptions import RedisError
 
-from common.present import present
+from common.not_none import not_none
 from contract import keys
 from contract.affinity import prefixes_of
 from contract.messages import GenerationJob
@@ -23,7 +23,7 @@ from contract.scripts import CommandExecutor
 from gateway.completions.admission.call import Call
 from gateway.completions.admission.check import CheckedRequest
 from gateway.dialects.request import CACHE_CHANGES, CacheDiagnosis, CacheMiss, CachePlace
-from gateway.limits.storage import Holder, Storage, Use, allocated
+from gateway.limits.stored_bytes import Holder, Storage, Use, allocated
 from gateway.records.errors import RateLimitError, StoreUnavailableError
 
 KEPT_MS: Final = 600_000
@@ -68,7 +68,7 @@ class CacheDiagnostics:
             request = msgspec.structs.replace(request, cache_diagnosis=shown)
             return msgspec.structs.replace(checked, request=request)
         with suppress(RedisError, StoreUnavailableError, RateLimitError, msgspec.MsgspecError):
-            stored = await execute("GET", _key(call, present(request.compared_id)))
+            stored = await execute("GET", _key(call, not_none(request.compared_id)))
             compare = partial(_compare, checked, job, salt, stored)
             prompt, diagnosis = await call.beside(compare, size=len(job.prompt_token_ids))
             if diagnosis.miss is CacheMiss.NONE:
@@ -111,7 +111,7 @@ def _key(call: Call, response_id: str) -> str:
 def _compare(
     checked: CheckedRequest, job: GenerationJob, salt: str, stored: bytes | None
 ) -> tuple[_Prompt, CacheDiagnosis]:
-    chat, ids = present(checked.request.chat), job.prompt_token_ids
+    chat, ids = not_none(checked.request.chat), job.prompt_token_ids
     before = None if stored is None else msgspec.msgpack.decode(stored, type=_Prompt)
     turns = list(dropwhile(lambda each: each["role"] in ("system", "developer"), chat.messages))
     system = chat.messages[: len(chat.messages) - len(turns)]

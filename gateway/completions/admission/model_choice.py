@@ -10,7 +10,7 @@ from gateway.dialects.bodies import read_models
 from gateway.dialects.profile import Profile
 from gateway.dialects.profile_choice import choose_model, choose_profile
 from gateway.models.access import allows_served, find_adapter
-from gateway.models.books import AdapterBook, AliasBook
+from gateway.models.alias_and_adapter_caches import AdapterBook, AliasBook
 from gateway.models.catalogue import Catalogue, ServedModel
 from gateway.platform.settings import Settings
 from gateway.records.adapters import Adapter

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 from tokenizers import AddedToken, Tokenizer
 
-from common.present import present
+from common.not_none import not_none
 from contract.messages import AUDIO_RATE, WorkerCard
 from contract.prompts import packed
 from gateway.completions.prompt.audio.decoder import AudioDecoder
@@ -126,7 +126,7 @@ class _Writer:
         return document(" ".join([*first, "segment*"]), f"segment: {time} TEXT {time}", _TEXT)
 
     def _id(self, text: str) -> int:
-        return present(self._tokenizer.token_to_id(text))
+        return not_none(self._tokenizer.token_to_id(text))
 
 
 def _added(tokenizer: Tokenizer) -> list[tuple[int, AddedToken]]:

@@ -57,7 +57,7 @@ from gateway.dialects.request import ResponseForm
 from gateway.limits.refusal_log import PeriodCounts, Refusals
 from gateway.limits.replies import Kept, RequestEnd, ReservationRequest
 from gateway.limits.reservations import Admission, Reservations
-from gateway.limits.storage import Holder, Storage, Use, allocated, names_of_counted
+from gateway.limits.stored_bytes import Holder, Storage, Use, allocated, names_of_counted
 from gateway.models.price_book import PriceBook
 from gateway.platform import telemetry, tracing
 from gateway.platform.concurrency.fair_turns import LoopTurns

@@ -31,7 +31,6 @@ from gateway.completions.sending.respond import Recipient, ResponseSender
 from gateway.completions.sending.subscription import InitialSubscription
 from gateway.completions.stored.service import Responses
 from gateway.completions.stored.store import StoredResponse
-from gateway.dialects.effective import effective_parameters
 from gateway.dialects.endpoint import (
     ANTHROPIC_PREFIX,
     COUNTED_MESSAGES,
@@ -44,6 +43,7 @@ from gateway.dialects.endpoint import (
     SPEECH_ENDPOINTS,
     Endpoint,
 )
+from gateway.dialects.estimate_parameters import effective_parameters
 from gateway.dialects.parameters import ignored_header
 from gateway.dialects.request import GenerationRequest, ResponseForm
 from gateway.dialects.stream_options import asked_tier

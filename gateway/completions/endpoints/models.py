@@ -21,6 +21,12 @@ from gateway.completions.prompt.tokenizers import TokenizerStore
 from gateway.completions.structure.tools import has_tool_calls
 from gateway.dialects.chat.request import ChatCompletionRequest
 from gateway.dialects.completions import CompletionRequest
+from gateway.dialects.embeddings import (
+    ClassificationRequest,
+    EmbeddingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from gateway.dialects.endpoint import BATCH_ENDPOINTS, served_endpoints
 from gateway.dialects.parameters import (
     REJECTED,
@@ -29,18 +35,12 @@ from gateway.dialects.parameters import (
     supported_chat_parameters,
     supported_parameters,
 )
-from gateway.dialects.pooling import (
-    ClassificationRequest,
-    EmbeddingRequest,
-    RerankRequest,
-    ScoreRequest,
-)
 from gateway.dialects.profile_choice import choose_profile
 from gateway.http.authorization import Authorizer
 from gateway.http.exchange import is_anthropic
 from gateway.http.services import services_of
 from gateway.models.access import allows_adapter, find_adapter, is_runnable
-from gateway.models.books import AdapterBook, AliasBook
+from gateway.models.alias_and_adapter_caches import AdapterBook, AliasBook
 from gateway.models.catalogue import Catalogue, ServedModel
 from gateway.models.price_book import PriceBook
 from gateway.platform.settings import Settings

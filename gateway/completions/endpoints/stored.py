@@ -9,14 +9,14 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from gateway.accounts.shared import PageSize
+from gateway.accounts.routes_common import PageSize
 from gateway.completions.endpoints.event_ids import (
     POSITION_QUERY,
     Position,
     read_position,
     read_stream,
 )
-from gateway.completions.rendering.forms import collect
+from gateway.completions.rendering.form_registry import collect
 from gateway.completions.rendering.responses import ResponseObjects
 from gateway.completions.sealing import Sealer
 from gateway.completions.sending.measuring import RequestMeasure

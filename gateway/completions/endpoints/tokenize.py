@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
 
-from common.present import present
+from common.not_none import not_none
 from contract.messages import WorkerCard
 from gateway.completions.admission.call import Call, RequestReader
 from gateway.completions.admission.model_choice import Models
@@ -165,7 +165,7 @@ class Tokenization:
         if call.body.get("add_generation_prompt"):
             fields["add_generation_prompt"] = True
         request = await call.beside(partial(CHATS.read, fields, call.profile, max_prompts=1))
-        chat = present(request.chat)
+        chat = not_none(request.chat)
         if chat.image_sources:
             raise unsupported(
                 "messages",

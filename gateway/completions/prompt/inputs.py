@@ -9,7 +9,7 @@ import msgspec
 from tokenizers import Encoding, Tokenizer
 
 from common.clock import now_seconds
-from common.present import present
+from common.not_none import not_none
 from contract.messages import PairForm, Pooling, PoolingSupport, WorkerCard
 from contract.prompts import packed
 from gateway.completions.prompt.chat import most_characters
@@ -59,7 +59,7 @@ async def prepare_inputs(
 
     Raises an ApiError that names the input or the parameter.
     """
-    pooling, support = present(request.pooling), present(card.pooling)
+    pooling, support = not_none(request.pooling), not_none(card.pooling)
     _check_dimensions(pooling.dimensions, support, card.model)
     encoder = PromptEncoder(
         tokenizer,
@@ -99,14 +99,14 @@ class _Preparation:
         template: ChatTemplate | None,
     ) -> None:
         self._request, self._pooling, self._card = request, pooling, card
-        self._support = present(card.pooling)
+        self._support = not_none(card.pooling)
         self._encoder, self._tokenizer = encoder, encoder.tokenizer
         self._window = card.context_window
         self._template, self._variables = template, dict[str, Any]()
         if template is not None:
             given = {} if pooling.instruction is None else {"instruction": pooling.instruction}
             self._variables = {
-                **present(card.chat).special_tokens,
+                **not_none(card.chat).special_tokens,
                 **protected(given | pooling.template_arguments, self._tokenizer),
                 "tools": None,
                 "documents": None,
@@ -318,7 +318,7 @@ def check_template_arguments(
 
     Raises UnsupportedParameterError for an instruction, without which scores have another meaning.
     """
-    pooling = present(request.pooling)
+    pooling = not_none(request.pooling)
     read = frozenset() if template is None else template.variables
     if pooling.instruction is not None and "instruction" not in read:
         raise UnsupportedParameterError(

@@ -11,9 +11,9 @@ from contract.messages import Delta, JobFailed, JobFinished, JobStarted, PromptS
 from gateway.completions.queue.generation import REPLIES_AT_ONCE, Reply, Turn
 from gateway.completions.rendering.choice import Choice
 from gateway.completions.rendering.completion import Completion, Usage
+from gateway.completions.rendering.content_parts import PartStream
 from gateway.completions.rendering.failures import to_api_error
 from gateway.completions.rendering.kinds import choice_type
-from gateway.completions.rendering.parts import PartStream
 from gateway.completions.rendering.prompt_logprobs import PromptLogprobs
 from gateway.completions.rendering.timings import Stopwatch, shown_timings
 

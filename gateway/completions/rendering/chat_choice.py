@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import msgspec
 from typing_extensions import override
 
-from common.present import present
+from common.not_none import not_none
 from contract.messages import CallPiece, Delta, TokenLogprob, decode_logprobs
 from contract.outcomes import FinishReason
 from gateway.completions.rendering.choice import FAILED, FUNCTION_CALL, TOOL_CALLS, Choice
@@ -65,7 +65,7 @@ class ChatChoice(Choice):
 
     def __init__(self, completion: Completion, index: int) -> None:
         request = completion.request
-        chat, use = present(request.chat), request.tool_use
+        chat, use = not_none(request.chat), request.tool_use
         self._index = index
         self._request: GenerationRequest = request
         self._request_id = completion.id

@@ -16,8 +16,8 @@ from contract.messages import Delta, JobFailed, JobFinished, JobStarted, PromptS
 from contract.outcomes import FailureCode
 from gateway.completions.queue.generation import Reply
 from gateway.completions.rendering.completion import Completion, Usage
+from gateway.completions.rendering.content_parts import Change, Part, PartStream
 from gateway.completions.rendering.failures import to_api_error
-from gateway.completions.rendering.parts import Change, Part, PartStream
 from gateway.completions.rendering.prompt_logprobs import PromptLogprobs
 from gateway.completions.rendering.timings import Stopwatch
 from gateway.records.errors import ApiError

@@ -10,8 +10,8 @@ from contract.outcomes import FinishReason
 from contract.tier import ServiceTier
 from gateway.completions.rendering.assembler import PartsAssembler
 from gateway.completions.rendering.completion import Completion, Usage
+from gateway.completions.rendering.content_parts import Part, PartKind, PartStream
 from gateway.completions.rendering.events import EVENT_END, PartsRenderer
-from gateway.completions.rendering.parts import Part, PartKind, PartStream
 from gateway.completions.rendering.tool_calls import decoded, derived_id
 from gateway.dialects.json_styles import style_of
 from gateway.dialects.request import CACHE_CHANGES, CacheDiagnosis, CacheMiss, MessagesOptions

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from common.present import present
+from common.not_none import not_none
 from contract.messages import Delta, JobFinished, decode_logprobs
 from contract.outcomes import FinishReason
 from gateway.completions.rendering.choice import Choice
@@ -72,7 +72,7 @@ class NativeChoice(Choice):
     @override
     def whole(self) -> dict[str, Any]:
         """Return the final result; in a stream, without the text and the tokens sent before."""
-        finished, end = present(self._finished), present(self._end)
+        finished, end = not_none(self._finished), not_none(self._end)
         stop_type = self._stop_type(end)
         used = finished.prompt_tokens + self._predicted
         window = self._completion.generation_settings.get("n_ctx", used + 1)

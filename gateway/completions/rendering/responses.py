@@ -15,8 +15,8 @@ from contract.tier import ServiceTier
 from gateway.completions.queue.generation import Turn
 from gateway.completions.rendering.assembler import PartsAssembler, WholeResponse, in_turn
 from gateway.completions.rendering.completion import Completion, Usage
+from gateway.completions.rendering.content_parts import Part, PartKind, PartStream
 from gateway.completions.rendering.events import PartsRenderer
-from gateway.completions.rendering.parts import Part, PartKind, PartStream
 from gateway.completions.rendering.tool_calls import (
     TextArgument,
     call_id,

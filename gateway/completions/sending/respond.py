@@ -8,7 +8,7 @@ from fastapi import Request, Response
 from starlette.requests import ClientDisconnect
 
 from gateway.completions.rendering.assembler import WholeResponse
-from gateway.completions.rendering.forms import collect
+from gateway.completions.rendering.form_registry import collect
 from gateway.completions.sending.measuring import RequestMeasure
 from gateway.completions.sending.streaming import DisconnectWatch, StreamedCompletion
 from gateway.completions.sending.subscription import Subscription

@@ -19,7 +19,7 @@ from contract.messages import Delta
 from gateway.completions.queue.generation import REPLIES_AT_ONCE, Generation, Take, in_slices
 from gateway.completions.queue.output import JobOutput
 from gateway.completions.rendering.events import EventRenderer
-from gateway.completions.rendering.forms import event_renderer
+from gateway.completions.rendering.form_registry import event_renderer
 from gateway.completions.rendering.sse import BEGINNING, KEEP_ALIVE
 from gateway.completions.sending.measuring import RequestMeasure
 from gateway.completions.sending.subscription import Subscription

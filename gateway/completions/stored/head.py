@@ -19,7 +19,7 @@ from gateway.dialects.parameters import shown_names
 from gateway.dialects.profile import PROFILES
 from gateway.dialects.request import ChatRequest, GenerationRequest
 from gateway.limits.replies import Kept
-from gateway.limits.storage import names_of_counted
+from gateway.limits.stored_bytes import names_of_counted
 from gateway.records.limits import SubjectLimits
 from gateway.records.usage_record import Counts, UsageRecord
 
@@ -92,7 +92,7 @@ class ResponseHead(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     retention_ms: int
     """How long it can be read after its end."""
     stored_bytes: int = 0
-    """Bytes of its jobs in the queue (`gateway.limits.storage`) until it ends."""
+    """Bytes of its jobs in the queue (`gateway.limits.stored_bytes`) until it ends."""
 
     @classmethod
     def of(

@@ -38,7 +38,7 @@ from gateway.completions.stored.store import (
 )
 from gateway.limits.replies import RequestState
 from gateway.limits.reservations import CONFIRMED_SECONDS
-from gateway.limits.storage import SMALL_BYTES, Holder, allocated
+from gateway.limits.stored_bytes import SMALL_BYTES, Holder, allocated
 from gateway.records.errors import RateLimitError, StoreUnavailableError
 from gateway.records.usage_record import Outcome
 
@@ -173,7 +173,7 @@ class OwnedResponses:
             self._outages = outages
             responses += self._ended.values()
             for response in responses:
-                response.doubt()
+                response.mark_unwritten()
         if self.dispatcher.presence.is_steady:  # If not, follow notices could not arrive.
             for response in responses:
                 response.end_if_abandoned(is_silent=True)
@@ -271,7 +271,7 @@ class OwnedResponse:
         """Return the seconds since it has ended; `now` is a time of `time.monotonic`."""
         return now - self._ended_at
 
-    def doubt(self) -> None:
+    def mark_unwritten(self) -> None:
         """Write again, and everything if Redis has lost it."""
         self._written_handles = None
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from common.present import present
+from common.not_none import not_none
 from common.tasks import each_apart, repeat
 from contract.messages import CancelResponse, JobFailed, ResponseGrown
 from contract.outcomes import FailureCode
@@ -301,7 +301,7 @@ class Responses:
                     for each in received:
                         assembler.add(Reply(*each))
         whole = await assembler.response(turn)
-        await present(self.kept.finish(completion, whole.content))
+        await not_none(self.kept.finish(completion, whole.content))
 
     # -- loops -----------------------------------------------------------------------------------
 

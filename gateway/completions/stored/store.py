@@ -19,8 +19,8 @@ from contract.scripts import CommandExecutor, LuaScript
 from gateway.completions.stored.head import ResponseHead, decode_head, encode_head
 from gateway.completions.stored.journal import compressed, is_compressed, restored
 from gateway.limits.replies import RequestState, RequestStatus
-from gateway.limits.storage import allocated
 from gateway.limits.store import QuotaStore
+from gateway.limits.stored_bytes import allocated
 from gateway.platform.concurrency.large_work import Beside
 from gateway.records.principal import Principal
 

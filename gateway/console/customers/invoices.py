@@ -18,7 +18,7 @@ from gateway.console.routing import TenantRoute, needs
 from gateway.console.tables import Cell, Column
 from gateway.console.visitor import Visitor
 from gateway.http.services import AllServices, Services
-from gateway.models.books import AdapterBook
+from gateway.models.alias_and_adapter_caches import AdapterBook
 from gateway.models.price_book import PriceBook
 from gateway.platform.settings import Settings
 from gateway.records.adapters import SEPARATOR

@@ -26,7 +26,7 @@ from gateway.console.tables import Action, Cell, Column, Field, pairs
 from gateway.console.usage import MOST_OPTIONS, options_of
 from gateway.console.visitor import Visitor
 from gateway.http.services import AllServices, Services
-from gateway.models.books import AdapterBook, AliasBook
+from gateway.models.alias_and_adapter_caches import AdapterBook, AliasBook
 from gateway.models.catalogue import Catalogue
 from gateway.platform.database.paging import PageRequest
 from gateway.platform.settings import Settings

@@ -11,7 +11,7 @@ from msgspec import json
 from starlette.types import Message
 
 from contract.messages import Feature
-from gateway.accounts.shared import MAX_TEXT_CHARACTERS
+from gateway.accounts.routes_common import MAX_TEXT_CHARACTERS
 from gateway.completions.endpoints.generation import COST_HEADER, Completions
 from gateway.completions.endpoints.models import ModelList
 from gateway.console.forms import Form, number

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Query, Response
 
 from gateway.accounts.aliases import AliasDefinition, Aliases
-from gateway.accounts.shared import MAX_TEXT_CHARACTERS
+from gateway.accounts.routes_common import MAX_TEXT_CHARACTERS
 from gateway.console.formats import show_time
 from gateway.console.forms import Form, checked, texts_of, values_of
 from gateway.console.routing import FORM, AnyVisitor, OperatorRoute, redirect

@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Response
 
-from gateway.accounts.shared import TenantId
+from gateway.accounts.routes_common import TenantId
 from gateway.billing.live import AfterPosition, Live, LiveRequestBody
 from gateway.billing.usage.routes import RequestId
 from gateway.console.formats import duration

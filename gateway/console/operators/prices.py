@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Query, Response
 
 from contract.tier import ServiceTier
-from gateway.accounts.shared import PLAIN
+from gateway.accounts.routes_common import PLAIN
 from gateway.adapters.routes import Adapters
 from gateway.billing.prices import PriceAddition, PriceTable
 from gateway.console.formats import show_time
@@ -17,7 +17,7 @@ from gateway.console.forms import checked, values_of
 from gateway.console.routing import FORM, AnyVisitor, OperatorRoute, redirect
 from gateway.console.tables import Action, Cell, Column, Field, Search, Step, pairs
 from gateway.http.services import AllServices, Services
-from gateway.models.books import AliasBook
+from gateway.models.alias_and_adapter_caches import AliasBook
 from gateway.models.catalogue import Catalogue
 from gateway.models.price_book import courses_of
 from gateway.platform.database.paging import PageRequest

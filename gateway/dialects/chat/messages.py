@@ -11,14 +11,14 @@ from typing import Any, Final
 
 from pydantic import Field
 
-from common.present import present
+from common.not_none import not_none
 from contract.messages import TEXT_ARGUMENT
 from gateway.dialects.fields import Parameters, agreed, one_of, read_boolean, read_list, required
 from gateway.dialects.images import MAX_IMAGES, decoded_image
 from gateway.dialects.json_types import schema_of
-from gateway.dialects.members import by_type, name_once
 from gateway.dialects.parameters import Endpoints, unread_file
 from gateway.dialects.request import ImageSource, Sealed
+from gateway.dialects.unknown_members import by_type, name_once
 from gateway.dialects.wire import parse_object, written_object
 from gateway.records.errors import (
     InvalidJsonError,
@@ -415,4 +415,4 @@ def read_text(
 def required_text(value: dict[str, Any], name: str, path: str, *, most: int | None = None) -> str:
     """Return a string from `value` as `read_text` does. Raises MissingParameterError if absent."""
     required(value, name, path)
-    return present(read_text(value, name, path, most=most))
+    return not_none(read_text(value, name, path, most=most))

@@ -32,11 +32,11 @@ from gateway.dialects.choices import read_chat_n, read_logprobs
 from gateway.dialects.fields import Parameters
 from gateway.dialects.json_types import schema_of
 from gateway.dialects.lengths import ChatLengthParameters, read_chat_max_tokens
-from gateway.dialects.members import unread_inside
 from gateway.dialects.parameters import REJECTED_BY_CHATS, Endpoints, unread
 from gateway.dialects.profile import Profile
 from gateway.dialects.request import ChatRequest, GenerationRequest
 from gateway.dialects.stream_options import MAX_LABEL_CHARACTERS
+from gateway.dialects.unknown_members import unread_inside
 from gateway.records.errors import invalid, must
 
 MAX_METADATA = 16

@@ -23,10 +23,10 @@ from gateway.dialects.chat.messages import (
 from gateway.dialects.fields import one_of, read_boolean, read_list, required
 from gateway.dialects.images import SIGNATURES
 from gateway.dialects.json_styles import restyled
-from gateway.dialects.members import by_type, name_once
 from gateway.dialects.messages.tools import ToolChange, read_changes, text_of_changes
 from gateway.dialects.parameters import Endpoints, unread_file
 from gateway.dialects.request import Sealed
+from gateway.dialects.unknown_members import by_type, name_once
 from gateway.records.errors import MissingParameterError, must, shown, unsupported
 
 ROLES: Final = ("user", "assistant", "system")

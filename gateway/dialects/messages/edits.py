@@ -13,8 +13,8 @@ from gateway.dialects.fields import (
     read_strings,
     within,
 )
-from gateway.dialects.members import name_once
 from gateway.dialects.request import ChatRequest, ToolClearing
+from gateway.dialects.unknown_members import name_once
 from gateway.records.errors import invalid, must
 
 CLEAR_TOOL_USES: Final = "clear_tool_uses_20250919"

@@ -26,7 +26,6 @@ from gateway.dialects.fields import (
     typed,
 )
 from gateway.dialects.json_types import schema_of
-from gateway.dialects.members import unread_inside
 from gateway.dialects.messages.conversation import (
     ROLES,
     MessagesConversation,
@@ -58,6 +57,7 @@ from gateway.dialects.request import (
 from gateway.dialects.stream_options import AUTO_TIER, TIERS
 from gateway.dialects.structured.structures import checked_schema
 from gateway.dialects.structured.tools import checked_use
+from gateway.dialects.unknown_members import unread_inside
 from gateway.dialects.wire import INTEGRAL, validate
 from gateway.records.errors import MissingParameterError, UnsupportedThreadError, must
 

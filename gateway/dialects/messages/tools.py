@@ -7,11 +7,11 @@ from typing import Any, Final, NamedTuple
 
 from gateway.dialects.chat.messages import MAX_NAME_CHARACTERS, read_object, required_text
 from gateway.dialects.fields import read_list, required
-from gateway.dialects.members import OBJECTS
 from gateway.dialects.parameters import Endpoints
 from gateway.dialects.request import Tool
 from gateway.dialects.structured.structures import checked_schema
 from gateway.dialects.structured.tools import check_members, check_names
+from gateway.dialects.unknown_members import OBJECTS
 from gateway.records.errors import must, shown, unsupported
 
 MAX_TOOLS: Final = 1024

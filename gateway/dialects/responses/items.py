@@ -28,10 +28,10 @@ from gateway.dialects.chat.messages import (
 )
 from gateway.dialects.fields import one_of, read_list, required
 from gateway.dialects.json_styles import restyled
-from gateway.dialects.members import by_type, name_once
 from gateway.dialects.parameters import Endpoints, unread_file
 from gateway.dialects.request import Sealed
 from gateway.dialects.responses.tools import Toolbox, flat_name
+from gateway.dialects.unknown_members import by_type, name_once
 from gateway.records.errors import MissingParameterError, invalid, must, unsupported
 
 MAX_ITEMS: Final = 100_000

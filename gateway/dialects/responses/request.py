@@ -23,7 +23,6 @@ from gateway.dialects.fields import (
 )
 from gateway.dialects.json_types import schema_of
 from gateway.dialects.lengths import read_chat_max_tokens
-from gateway.dialects.members import unread_inside
 from gateway.dialects.parameters import (
     REJECTED_BY_CHATS,
     Endpoints,
@@ -51,6 +50,7 @@ from gateway.dialects.responses.tools import (
 )
 from gateway.dialects.stream_options import AUTO_TIER
 from gateway.dialects.structured.structures import checked_schema
+from gateway.dialects.unknown_members import unread_inside
 from gateway.dialects.wire import INTEGRAL, validate
 from gateway.records.errors import invalid, must, unsupported
 

@@ -13,7 +13,6 @@ from gateway.dialects.chat.messages import read_object, read_text
 from gateway.dialects.chat.text_tools import read_text_tool
 from gateway.dialects.fields import read_boolean, read_list, required
 from gateway.dialects.json_types import schema_of
-from gateway.dialects.members import by_type, name_once
 from gateway.dialects.parameters import Endpoints
 from gateway.dialects.request import (
     CallForm,
@@ -24,6 +23,7 @@ from gateway.dialects.request import (
 )
 from gateway.dialects.structured.structures import checked_schema
 from gateway.dialects.structured.tools import check_names, checked_use
+from gateway.dialects.unknown_members import by_type, name_once
 from gateway.records.errors import MissingParameterError, must
 
 MAX_TOOLS: Final = 1024

@@ -1,6 +1,6 @@
 -- The account of a subject: its usage of a day and a month, packed into big-endian doubles in one
 -- field, because fields and texts of numbers cost Redis most of its time (see
--- `gateway.limits.accounts`). Held amounts are those of open requests.
+-- `gateway.limits.counters`). Held amounts are those of open requests.
 --
 -- A spend limit has an account too. Its month is the second at which its window begins.
 

@@ -3,7 +3,7 @@
 -- KEYS for each subject: window, running, account
 -- Output {ms, for each subject: requests, prompt and completion tokens of the last minute, ms until
 --   the oldest of them leave (-1: no usage), concurrent requests, then of the account as strings or
---   nothing: seeded, version, packed numbers, packed audio (see `gateway.limits.accounts`)}
+--   nothing: seeded, version, packed numbers, packed audio (see `gateway.limits.counters`)}
 -- @include server
 -- @include minute
 local now = now_ms()

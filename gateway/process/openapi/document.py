@@ -18,15 +18,15 @@ from gateway.completions.endpoints.tokenize import (
 )
 from gateway.dialects.chat.request import ChatCompletionRequest
 from gateway.dialects.completions import CompletionRequest
-from gateway.dialects.endpoint import MESSAGES
-from gateway.dialects.json_types import Schema, or_null, reference
-from gateway.dialects.messages.request import MessageRequest
-from gateway.dialects.pooling import (
+from gateway.dialects.embeddings import (
     ClassificationRequest,
     EmbeddingRequest,
     RerankRequest,
     ScoreRequest,
 )
+from gateway.dialects.endpoint import MESSAGES
+from gateway.dialects.json_types import Schema, or_null, reference
+from gateway.dialects.messages.request import MessageRequest
 from gateway.dialects.responses.request import ResponseRequest
 from gateway.dialects.speech import TranscriptionRequest, TranslationRequest
 from gateway.process.openapi.operations import (

@@ -14,7 +14,7 @@ import msgspec
 from msgspec.json import encode
 
 from common.tasks import unless
-from gateway.platform.concurrency.tether import adopt_orphans
+from gateway.platform.concurrency.parent_death import adopt_orphans
 from gateway.platform.settings import Settings
 from gateway.process.supervision.supervisor import ChildSpec, Supervisor
 from gateway.records.errors import StartupError

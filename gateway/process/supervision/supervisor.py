@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from common.tasks import Backoff, end_task
-from gateway.platform.concurrency.tether import tethered
+from gateway.platform.concurrency.parent_death import tethered
 from gateway.platform.settings import child_environment
 from gateway.records.errors import StartupError
 

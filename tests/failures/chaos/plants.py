@@ -277,7 +277,7 @@ def _end_unsettled() -> None:
 
 def _run_lines_twice() -> None:
     """The next gateway runs a line again, as another request."""
-    from gateway.batches.running import Line
+    from gateway.batches.line_runner import Line
 
     shared, shared_id = Line.__dict__["idempotent"].func, Line.__dict__["request_id"].fget
 

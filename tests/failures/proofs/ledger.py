@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from sqlalchemy import text
 
 from contract import keys
-from gateway.limits.accounts import AUDIO_FIELD, FIELD, AccountNumbers
+from gateway.limits.counters import AUDIO_FIELD, FIELD, AccountNumbers
 from gateway.platform.database.engine import Database
 from gateway.platform.redis_client import connect
 from tests.support.patience import PATIENCE_SECONDS

@@ -8,7 +8,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from gateway.accounts.shared import RequestBody
+from gateway.accounts.routes_common import RequestBody
 from gateway.platform.settings import Settings
 from gateway.process.app import create_app, create_operator_app
 

@@ -17,9 +17,9 @@ from contract.messages import JobFailed
 from contract.outcomes import FailureCode
 from contract.tier import Lane, ServiceTier
 from gateway.accounts.tenants.service import TenantService
+from gateway.batches.chunk_runner import BatchRunner, runs_again, tier_of
 from gateway.batches.feeding import LEAST_WAITING, STEP, Feeder
-from gateway.batches.runner import BatchRunner, runs_again, tier_of
-from gateway.batches.running import BatchState, Line, LineRunner
+from gateway.batches.line_runner import BatchState, Line, LineRunner
 from gateway.batches.store import BatchStore, Progress
 from gateway.completions.rendering.failures import to_api_error
 from gateway.models.catalogue import Catalogue

@@ -19,7 +19,7 @@ from gateway.billing.credits.service import GRACE, CreditService
 from gateway.billing.credits.spending import fold, prepaid_cost
 from gateway.billing.ledger.drain import row_of
 from gateway.billing.ledger.store import LedgerStore
-from gateway.limits.accounts import FIELD
+from gateway.limits.counters import FIELD
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
 from gateway.platform.database.paging import PageRequest

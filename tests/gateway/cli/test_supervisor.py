@@ -261,7 +261,7 @@ import asyncio, sys
 from pathlib import Path
 from gateway.process.supervision import supervisor as supervision
 from gateway.process.supervision.supervisor import ChildSpec, Supervisor
-from gateway.platform.concurrency.tether import adopt_orphans
+from gateway.platform.concurrency.parent_death import adopt_orphans
 
 supervision.ORPHAN_SECONDS = 0.3
 

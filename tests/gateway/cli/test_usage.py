@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 
 from contract import keys
 from gateway.accounts.audit.log import AuditLog, HeadSigner, SignedHead
-from gateway.limits.accounts import FIELD, AccountNumbers
+from gateway.limits.counters import FIELD, AccountNumbers
 from gateway.platform.database.engine import Database
 from gateway.records.money import show_dollars
 from gateway.records.usage_record import Outcome, UsageRecord, encode_usage

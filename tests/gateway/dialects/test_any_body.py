@@ -14,7 +14,7 @@ from gateway.dialects.bodies import require_model
 from gateway.dialects.chat.messages import ROLES
 from gateway.dialects.chat.request import ChatCompletionRequest
 from gateway.dialects.completions import CompletionRequest, read_completion, to_generation_request
-from gateway.dialects.effective import effective_parameters
+from gateway.dialects.estimate_parameters import effective_parameters
 from gateway.dialects.parameters import (
     REJECTED,
     REJECTED_BY_CHATS,

@@ -1,6 +1,6 @@
 """The effective parameters of a chat, as an estimate reports them."""
 
-from gateway.dialects.effective import effective_parameters
+from gateway.dialects.estimate_parameters import effective_parameters
 from tests.gateway.dialects.chat_reading import read_chat
 
 

@@ -12,16 +12,16 @@ from pydantic import BaseModel
 
 from gateway.dialects.chat.request import ChatCompletionRequest
 from gateway.dialects.completions import CompletionRequest
+from gateway.dialects.embeddings import EmbeddingRequest
 from gateway.dialects.lengths import RepetitionDetectionParameters
-from gateway.dialects.members import OBJECTS
 from gateway.dialects.messages.request import MessageRequest, read_message
 from gateway.dialects.native import read_native_infill
 from gateway.dialects.parameters import PARAMETERS, REJECTED_BY_MESSAGES, ROWS, Endpoints
-from gateway.dialects.pooling import EmbeddingRequest
 from gateway.dialects.request import GenerationRequest
 from gateway.dialects.responses.request import REJECTED, ResponseRequest, read_response
 from gateway.dialects.speech import REFUSED, SpeechParameters, TranscriptionRequest
 from gateway.dialects.stream_options import StreamOptions
+from gateway.dialects.unknown_members import OBJECTS
 from gateway.records.errors import BadRequestError
 from tests.clients.member_types import ROOTS, collect
 from tests.e2e.clients.environments import PROGRAMS, PYTHON

@@ -11,16 +11,7 @@ from pydantic import BaseModel
 
 from gateway.dialects.chat.request import ChatCompletionRequest
 from gateway.dialects.completions import CompletionRequest
-from gateway.dialects.messages.request import MessageRequest
-from gateway.dialects.parameters import (
-    PARAMETERS,
-    REJECTED,
-    REJECTED_BY_CHATS,
-    REJECTED_BY_POOLING,
-    ROWS,
-    Endpoints,
-)
-from gateway.dialects.pooling import (
+from gateway.dialects.embeddings import (
     ClassificationRequest,
     EmbeddingRequest,
     RerankRequest,
@@ -29,6 +20,15 @@ from gateway.dialects.pooling import (
     read_embedding,
     read_rerank,
     read_score,
+)
+from gateway.dialects.messages.request import MessageRequest
+from gateway.dialects.parameters import (
+    PARAMETERS,
+    REJECTED,
+    REJECTED_BY_CHATS,
+    REJECTED_BY_POOLING,
+    ROWS,
+    Endpoints,
 )
 from gateway.dialects.profile import Profile
 from gateway.dialects.responses.request import ResponseRequest

@@ -17,7 +17,7 @@ from typing_extensions import override
 from gateway.completions.prompt.preparation import prepare
 from gateway.completions.prompt.tokenizers import PromptEncoder
 from gateway.dialects.request import Prompt
-from gateway.http.allowances import Intake
+from gateway.http.allowances import BodyBytes
 from gateway.http.connection import Stream
 from gateway.platform.concurrency import fair_turns
 from gateway.platform.concurrency.fair_turns import (
@@ -284,7 +284,7 @@ async def test_thread_of_a_cancelled_request_keeps_its_slot_until_it_ends(
 
 
 async def test_bodies_of_a_client_are_bounded_together() -> None:
-    intake = Intake(most_bytes=10)
+    intake = BodyBytes(most_bytes=10)
     with intake.body_of(ONE) as first:
         first(6)
         with intake.body_of(ONE) as second, intake.body_of(OTHER) as others:
@@ -296,7 +296,7 @@ async def test_bodies_of_a_client_are_bounded_together() -> None:
 
 
 async def test_bodies_of_all_clients_are_bounded_and_another_one_always_finds_room() -> None:
-    intake = Intake(most_bytes=16)
+    intake = BodyBytes(most_bytes=16)
     with ExitStack() as stack:
         adds = [stack.enter_context(intake.body_of(str(number))) for number in range(20)]
         held = 0

@@ -23,7 +23,7 @@ from gateway.billing.ledger.drain import Drain
 from gateway.billing.ledger.reconcile import Reconciler, ReconcileReport, reconcile
 from gateway.billing.ledger.rollups import Rollups
 from gateway.billing.ledger.store import read_balances
-from gateway.limits.accounts import FIELD, AccountNumbers
+from gateway.limits.counters import FIELD, AccountNumbers
 from gateway.limits.seeding import Seeder
 from gateway.limits.store import QuotaStore
 from gateway.platform.changes import ChangeAnnouncer

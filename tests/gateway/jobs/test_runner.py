@@ -24,7 +24,7 @@ from gateway.accounts.tenants.service import TenantService
 from gateway.jobs import app as app_module
 from gateway.jobs import runner as runner_module
 from gateway.jobs.app import START, Intake, create_app, run_worker
-from gateway.jobs.observing import Observer
+from gateway.jobs.deployment_gauges import Observer
 from gateway.jobs.runner import TrackRunner, running, stop_all
 from gateway.jobs.schedule import TASKS, JobServices, Task, Track
 from gateway.platform.changes import ChangeAnnouncer

@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 from contract import keys
 from contract.scripts import CommandExecutor, LuaScript
 from gateway.limits import store as store_module
-from gateway.limits.accounts import AccountNumbers
+from gateway.limits.counters import AccountNumbers
 from gateway.limits.replies import (
     METERED,
     NO_LIMIT,

@@ -7,7 +7,7 @@ from msgspec import structs
 
 from contract import keys
 from contract.scripts import CommandExecutor
-from gateway.limits.accounts import Period
+from gateway.limits.counters import Period
 from gateway.limits.seeding import Balances, Recorded
 from gateway.records.errors import StoreUnavailableError
 from gateway.records.limits import SubjectLimits

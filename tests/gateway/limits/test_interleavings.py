@@ -22,11 +22,11 @@ from redis.exceptions import ResponseError
 
 from contract import keys
 from gateway.completions.stored.store import RESPONSE_BYTES, ResponseStore, WriteResult
-from gateway.limits import storage as storage_module
 from gateway.limits import store as store_module
+from gateway.limits import stored_bytes as storage_module
 from gateway.limits.replies import Admitted, Kept, RequestEnd, RequestState, ReservationRequest
-from gateway.limits.storage import Holder, Storage, names_of_counted
 from gateway.limits.store import QuotaStore
+from gateway.limits.stored_bytes import Holder, Storage, names_of_counted
 from gateway.records.limits import Window
 from gateway.records.usage_record import Counts, Outcome, UsageRecord, decode_usage
 from tests.gateway.limits.building import (

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from gateway.limits import store as store_module
-from gateway.limits.accounts import day_of, day_start_ms, month_of, month_start_ms
+from gateway.limits.counters import day_of, day_start_ms, month_of, month_start_ms
 from gateway.limits.store import QuotaStore
 from tests.gateway.limits.building import SCRIPTS, Desk, TestClock, key_of, project_of, tenant_of
 from tests.support.cases import all_cases

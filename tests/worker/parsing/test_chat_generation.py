@@ -22,8 +22,8 @@ from contract.sampling import SamplingSpec
 from tests.worker.conftest import make_job
 from tests.worker.parsing.cases import HERMES, PARSING, THINK, TOOLS, Whole, whole
 from worker.engine.base import SequenceEnd, SequenceOutput
-from worker.execution.generation import RunningJob
 from worker.execution.logprobs import TokenTexts
+from worker.execution.running_job import RunningJob
 from worker.parsing.base import Parsed
 from worker.parsing.own import OwnParsers
 from worker.parsing.reader import ParsedOutput, Reader

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from common.present import present
+from common.not_none import not_none
 from contract.messages import PairForm, PoolingSupport, PoolingTask
 from worker.engine.base import EngineRequest, SequenceEnd, SequenceOutput
 
@@ -45,7 +45,7 @@ def pooling_support(
 
 def pooling_arguments(request: EngineRequest, *, has_token_types: bool) -> dict[str, Any]:
     """Return the arguments of vLLM's `PoolingParams` for one input."""
-    pooling, second = present(request.pooling), request.second_text
+    pooling, second = not_none(request.pooling), request.second_text
     types = {"compressed_token_type_ids": second} if has_token_types and second else None
     return {
         "task": pooling.task.value,

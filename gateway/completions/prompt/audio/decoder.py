@@ -10,12 +10,12 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from common.present import present
+from common.not_none import not_none
 from common.tasks import kill
 from contract.messages import AUDIO_RATE, SAMPLE_BYTES
 from gateway.completions.prompt.audio import Outcome
 from gateway.platform.concurrency.fair_turns import FairTurns
-from gateway.platform.concurrency.tether import tethered
+from gateway.platform.concurrency.parent_death import tethered
 from gateway.platform.settings import Settings
 from gateway.records.errors import OverloadedError, invalid
 
@@ -99,7 +99,7 @@ class AudioDecoder:
 
 
 async def _clips(process: Process, content: bytes) -> Clips:
-    source, target = present(process.stdout), present(process.stdin)
+    source, target = not_none(process.stdout), not_none(process.stdin)
     with suppress(ConnectionError):  # What it wrote before it ended says why.
         target.write(content)
         await target.drain()

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from common.present import present
+from common.not_none import not_none
 from common.tasks import TaskSet, kill
 from gateway.completions.structure.sandbox import messages
 from gateway.completions.structure.sandbox.messages import (
@@ -23,7 +23,7 @@ from gateway.completions.structure.sandbox.messages import (
     Verdict,
 )
 from gateway.platform.concurrency.fair_turns import FairTurns
-from gateway.platform.concurrency.tether import tethered
+from gateway.platform.concurrency.parent_death import tethered
 
 _PROGRAM: Final = "gateway.completions.structure.sandbox.program"
 _START_SECONDS: Final = 20.0
@@ -218,13 +218,13 @@ class _Sandbox:
 
 
 async def _send(process: Process, message: bytes) -> None:
-    pipe = present(process.stdin)
+    pipe = not_none(process.stdin)
     pipe.write(messages.LENGTH.pack(len(message)) + message)
     await pipe.drain()
 
 
 async def _receive(process: Process) -> Verdict:
-    pipe = present(process.stdout)
+    pipe = not_none(process.stdout)
     header = await pipe.readexactly(messages.LENGTH.size)
     return messages.decode_verdict(await pipe.readexactly(*messages.LENGTH.unpack(header)))
 

@@ -11,7 +11,7 @@ from contract.messages import ChatFormat, PairForm, PoolingSupport, PoolingTask
 from gateway.completions.prompt.inputs import check_template_arguments, prepare_inputs
 from gateway.completions.prompt.templates.template import ChatTemplate
 from gateway.completions.prompt.tokenizers import _literal_copy
-from gateway.dialects.pooling import read_rerank
+from gateway.dialects.embeddings import read_rerank
 from gateway.dialects.request import GenerationRequest
 from gateway.records.errors import (
     BadRequestError,

@@ -13,7 +13,7 @@ from contract.messages import CallPiece, TokenLogprob
 from contract.outcomes import FinishReason
 from gateway.completions.queue.generation import Reply
 from gateway.completions.rendering.completion import Completion
-from gateway.completions.rendering.forms import collect
+from gateway.completions.rendering.form_registry import collect
 from gateway.completions.rendering.sse import DONE, ChunkRenderer
 from gateway.dialects.request import ChatRequest, Tool, ToolMode, ToolUse
 from tests.gateway.replies import completion, ended, failed, inbox, said

@@ -9,7 +9,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from contract.dialect import Dialect
 from contract.messages import CallPiece, TokenLogprob
 from gateway.completions.queue.generation import Reply
-from gateway.completions.rendering.forms import collect
+from gateway.completions.rendering.form_registry import collect
 from gateway.completions.rendering.sse import ChunkRenderer
 from gateway.dialects.request import ChatRequest, Tool, ToolMode, ToolUse
 from tests.gateway.replies import STOP, completion, ended, inbox, said

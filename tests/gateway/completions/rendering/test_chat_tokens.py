@@ -6,7 +6,7 @@ from typing import Any
 from contract.dialect import Dialect
 from contract.messages import CallPiece, TokenLogprob
 from gateway.completions.queue.generation import Reply
-from gateway.completions.rendering.forms import collect
+from gateway.completions.rendering.form_registry import collect
 from gateway.completions.rendering.sse import ChunkRenderer
 from gateway.dialects.request import ChatRequest, Tool, ToolMode, ToolUse
 from tests.gateway.replies import LENGTH, STOP, completion, ended, inbox, said

@@ -7,7 +7,7 @@ from contract.dialect import Dialect
 from contract.messages import CallPiece
 from gateway.completions.queue.generation import Reply
 from gateway.completions.rendering.completion import Completion
-from gateway.completions.rendering.forms import collect
+from gateway.completions.rendering.form_registry import collect
 from gateway.completions.rendering.tool_calls import call_id
 from gateway.dialects.request import ChatRequest, Tool, ToolMode, ToolUse
 from tests.gateway.replies import LENGTH, STOP, completion, ended, inbox, said

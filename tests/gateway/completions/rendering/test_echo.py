@@ -18,7 +18,7 @@ from contract.pieces import PieceReader
 from gateway.completions.prompt.preparation import echoed_text
 from gateway.completions.rendering import prompt_logprobs as prompt_logprobs_module
 from gateway.completions.rendering.assembler import ChoicesAssembler
-from gateway.completions.rendering.forms import collect
+from gateway.completions.rendering.form_registry import collect
 from gateway.completions.rendering.logprobs import (
     LOGPROB_FLOOR,
     LogprobLists,

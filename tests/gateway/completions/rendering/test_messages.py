@@ -18,7 +18,7 @@ from contract.messages import CallPiece
 from contract.outcomes import FailureCode
 from gateway.completions.queue.generation import Reply
 from gateway.completions.rendering.completion import Completion
-from gateway.completions.rendering.forms import collect, event_renderer
+from gateway.completions.rendering.form_registry import collect, event_renderer
 from gateway.completions.rendering.messages import PING
 from gateway.completions.sealing import Sealer
 from gateway.dialects.request import (

@@ -7,7 +7,7 @@ from contract.dialect import Dialect
 from contract.messages import JobStarted
 from contract.outcomes import FinishReason
 from gateway.completions.queue.generation import Reply
-from gateway.completions.rendering.forms import event_renderer
+from gateway.completions.rendering.form_registry import event_renderer
 from gateway.dialects.request import ChatRequest, ResponseForm
 from gateway.records.errors import ApiError
 from tests.gateway.replies import LENGTH, STOP, completion, ended, failed, said

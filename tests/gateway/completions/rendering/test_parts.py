@@ -6,7 +6,7 @@ import pytest
 
 from contract.messages import CallPiece, Delta
 from contract.outcomes import FinishReason
-from gateway.completions.rendering.parts import Change, PartKind, PartStream
+from gateway.completions.rendering.content_parts import Change, PartKind, PartStream
 from gateway.dialects.request import ChatRequest, Tool, ToolMode, ToolUse
 from tests.gateway.replies import completion
 

@@ -7,7 +7,7 @@ from contract.dialect import Dialect
 from contract.messages import TokenLogprob
 from gateway.completions.queue.generation import Reply
 from gateway.completions.rendering.completion import Completion
-from gateway.completions.rendering.forms import collect
+from gateway.completions.rendering.form_registry import collect
 from gateway.completions.rendering.sse import BLOCK_BYTES, ChunkRenderer
 from gateway.dialects.request import Tool, ToolMode, ToolUse
 from tests.gateway.replies import LENGTH, STOP, completion, ended, inbox, said

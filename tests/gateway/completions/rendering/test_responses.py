@@ -16,7 +16,7 @@ from contract.messages import CallPiece, TokenLogprob
 from contract.outcomes import FailureCode
 from gateway.completions.queue.generation import Reply
 from gateway.completions.rendering.completion import Completion
-from gateway.completions.rendering.forms import collect, event_renderer
+from gateway.completions.rendering.form_registry import collect, event_renderer
 from gateway.completions.sealing import Sealer
 from gateway.dialects.profile import PROFILES
 from gateway.dialects.request import (

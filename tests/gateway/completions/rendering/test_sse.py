@@ -12,7 +12,7 @@ from contract.messages import TokenLogprob
 from contract.outcomes import FailureCode
 from gateway.completions.queue.generation import Reply
 from gateway.completions.rendering.completion import Completion
-from gateway.completions.rendering.forms import collect
+from gateway.completions.rendering.form_registry import collect
 from gateway.completions.rendering.sse import DONE, ChunkRenderer
 from gateway.dialects.request import ChatRequest
 from gateway.records.errors import GenerationFailedError, OverloadedError

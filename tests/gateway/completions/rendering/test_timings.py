@@ -8,7 +8,7 @@ import pytest
 from contract.dialect import Dialect
 from gateway.completions.rendering.assembler import WholeResponse
 from gateway.completions.rendering.completion import Completion
-from gateway.completions.rendering.forms import collect
+from gateway.completions.rendering.form_registry import collect
 from gateway.completions.rendering.sse import ChunkRenderer
 from gateway.completions.rendering.timings import Stopwatch
 from tests.gateway.replies import STOP, completion, ended, inbox, said

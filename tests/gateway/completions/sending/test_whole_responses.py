@@ -10,7 +10,7 @@ from contract.messages import TokenLogprob
 from contract.outcomes import FailureCode
 from gateway.completions.queue.generation import Reply
 from gateway.completions.rendering.completion import Completion
-from gateway.completions.rendering.forms import collect
+from gateway.completions.rendering.form_registry import collect
 from gateway.records.errors import GenerationFailedError, GenerationTimeoutError
 from tests.gateway.replies import LENGTH, STOP, completion, ended, failed, inbox, said, scored
 from tests.support.cases import all_cases

@@ -13,7 +13,7 @@ import msgspec
 from redis.asyncio import Redis
 
 from common import clock
-from common.present import present
+from common.not_none import not_none
 from contract import keys
 from contract.messages import Delta, GenerationJob, JobFailed, JobFinished, Ranking
 from contract.prompts import names_of, packed
@@ -37,8 +37,8 @@ from gateway.dialects.wire import validate
 from gateway.limits.replies import Kept, RequestState, ReservationRequest
 from gateway.limits.reservations import Reservations
 from gateway.limits.seeding import Seeder
-from gateway.limits.storage import Storage
 from gateway.limits.store import QuotaStore
+from gateway.limits.stored_bytes import Storage
 from gateway.models.catalogue import Catalogue
 from gateway.platform.concurrency.fair_turns import LoopTurns
 from gateway.platform.concurrency.large_work import LargeWork
@@ -233,7 +233,7 @@ class House:
             )
             for index in range(prompts)
         ]
-        card = present(self.catalogue.known(MODEL)).card
+        card = not_none(self.catalogue.known(MODEL)).card
         is_long = len(prompt) > LONG_PROMPT_TOKENS
         names = [names_of("salt", packed(prompt)) if is_long else b""] * prompts
         jobs = await self.chunks.put(jobs, names, card, subjects)

@@ -6,7 +6,7 @@ import weakref
 import pytest
 from redis.asyncio import Redis
 
-from common.present import present
+from common.not_none import not_none
 from contract import keys
 from contract.messages import JobStarted
 from contract.outcomes import FailureCode
@@ -259,7 +259,7 @@ async def test_discarded_response_is_dropped(
     first: House, worker: FakeWorker, redis: "Redis"
 ) -> None:
     request = await first.submit()
-    await present(first.responses.discard(request.id))
+    await not_none(first.responses.discard(request.id))
 
     async def is_gone() -> bool:
         return not await redis.exists(keys.content(request.id), keys.journal(request.id))

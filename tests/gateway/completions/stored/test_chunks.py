@@ -7,7 +7,7 @@ from prometheus_client import REGISTRY
 from redis.asyncio import Redis
 from redis.exceptions import OutOfMemoryError
 
-from common.present import present
+from common.not_none import not_none
 from contract import keys
 from contract.messages import ReturnReason
 from contract.prompts import CHUNK_TOKENS
@@ -54,7 +54,7 @@ async def test_turn_writes_only_what_is_new(
         assert counts() == [before[0] + kept, before[1] + written]
         claim = await worker.claim_one()
         assert len(claim.job.prompt_token_ids) == len(prompt) % CHUNK_TOKENS
-        claim = present(await whole(worker, claim))
+        claim = not_none(await whole(worker, claim))
         assert claim.job.prompt_token_ids.tolist() == prompt
         await worker.conclude(claim, "a")
     longest = Settings().request_timeout + Settings().answer_retention

@@ -18,10 +18,10 @@ from common.tasks import end_task
 from contract import keys
 from gateway.dialects.chat.request import ChatCompletionRequest
 from gateway.dialects.completions import CompletionRequest
-from gateway.dialects.members import OBJECTS
 from gateway.dialects.messages.request import MessageRequest
 from gateway.dialects.parameters import Endpoints
 from gateway.dialects.responses.request import ResponseRequest
+from gateway.dialects.unknown_members import OBJECTS
 from gateway.records.scopes import Scope
 from tests.gateway.chats import FEATURES, PARSERS
 from tests.gateway.conftest import eventually, gateway_client

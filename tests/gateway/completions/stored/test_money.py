@@ -13,12 +13,12 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from common.present import present
+from common.not_none import not_none
 from common.tasks import end_task
 from contract.messages import JobFailed
 from contract.outcomes import FailureCode
 from contract.tier import ServiceTier
-from gateway.batches.running import BatchState, Line, LineRun, LineRunner
+from gateway.batches.line_runner import BatchState, Line, LineRun, LineRunner
 from gateway.completions.admission.idempotency import EarlierResponses
 from gateway.completions.admission.submit import Submission
 from gateway.completions.rendering.failures import to_api_error
@@ -250,7 +250,7 @@ async def test_line_that_runs_again_is_paid_once_although_its_first_gateway_dies
     assert await redis.ttl(entry) == await redis.ttl(request)
     await first.kill()
     serving = asyncio.create_task(serve())
-    delivered = present(present(await run(second)).head).request_id
+    delivered = not_none(not_none(await run(second)).head).request_id
     await second.responses.take_over_background()
     await eventually(lambda: not second.responses._owned.by_id, what="the ends")
     await end_task(serving)

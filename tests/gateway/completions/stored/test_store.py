@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
-from common.present import present
+from common.not_none import not_none
 from contract import keys
 from contract.messages import Delta
 from contract.prompts import packed
@@ -63,7 +63,7 @@ async def adopted(store: ResponseStore, *, term: int, packed: bytes = b"") -> bo
 
 
 async def page_of(store: ResponseStore) -> JournalPage:
-    return present(await store.read_page(ID, index=0))
+    return not_none(await store.read_page(ID, index=0))
 
 
 async def entries(store: ResponseStore) -> list[bytes]:

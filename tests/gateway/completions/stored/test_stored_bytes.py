@@ -14,7 +14,7 @@ from contract.queue import JobClaim
 from gateway.completions.stored import owned
 from gateway.completions.stored.store import bytes_of_head
 from gateway.limits.replies import RequestState
-from gateway.limits.storage import Storage, allocated
+from gateway.limits.stored_bytes import Storage, allocated
 from gateway.records.limits import Limits, LimitScope, SubjectLimits
 from tests.gateway.completions.stored.house import TENANT, House, Reader, begun, settled, state_is
 from tests.gateway.conftest import eventually

@@ -11,7 +11,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from common.present import present
+from common.not_none import not_none
 from common.tasks import end_task
 from contract import keys
 from contract.affinity import class_affinity
@@ -225,7 +225,7 @@ async def test_line_of_a_batch_ends_when_its_settlement_is_confirmed(
 
 async def paused_by_the_sweep(redis: "Redis", request_id: str) -> None:
     """End a request whose gateway is dead as the sweep ends a line: it holds and costs nothing."""
-    lease = present(await redis.zscore(keys.open_requests(keys.bucket_of(TENANT)), request_id))
+    lease = not_none(await redis.zscore(keys.open_requests(keys.bucket_of(TENANT)), request_id))
     paused = RequestEnd(
         tenant_id=TENANT,
         request_id=request_id,
@@ -768,7 +768,7 @@ async def test_response_that_is_deleted_while_it_ends_is_charged_and_leaves_noth
     await worker.drop(claim, tokens=1)
     assert await settled(redis, request.id) == [("cancelled", 3, 1)]
     assert (
-        present(await second.responses.store.status(TENANT, request.id)).state
+        not_none(await second.responses.store.status(TENANT, request.id)).state
         is RequestState.DELETED
     )
     await eventually(lambda: not first.responses._owned.by_id, what="the owner's noticing")

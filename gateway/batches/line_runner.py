@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from redis.exceptions import RedisError
 
 from common import logs
-from common.present import present
+from common.not_none import not_none
 from common.tasks import end_task
 from contract.tier import TIER_RANKS, ServiceTier
 from gateway.batches.finishing import end_code_of
@@ -33,7 +33,7 @@ from gateway.completions.admission.idempotency import EarlierResponses, Idempote
 from gateway.completions.admission.model_choice import Models
 from gateway.completions.admission.submit import RequestSubmitter, Submission
 from gateway.completions.rendering.assembler import WholeResponse
-from gateway.completions.rendering.forms import collect
+from gateway.completions.rendering.form_registry import collect
 from gateway.completions.stored.head import ResponseHead, cost_by
 from gateway.completions.stored.service import Responses
 from gateway.completions.stored.store import StoredResponse
@@ -248,7 +248,7 @@ class LineRunner:
 
     async def _follow(self, line: Line, submission: Submission) -> LineRun:
         """Return the result of a line that this gateway has just submitted."""
-        responses, response = self._responses, present(submission.response)
+        responses, response = self._responses, not_none(submission.response)
         model, jobs = submission.checked.card.model, submission.generation.jobs
         own = {(model, job.id) for job in jobs}
         line.state.jobs |= own

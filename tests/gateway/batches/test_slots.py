@@ -17,8 +17,7 @@ from sqlalchemy import select
 from gateway.accounts.keys.service import KeyService
 from gateway.accounts.tenants.service import TenantService
 from gateway.auth.authenticator import Authenticator
-from gateway.batches import checking, finishing
-from gateway.batches.checking import Validator
+from gateway.batches import finishing, validator
 from gateway.batches.files.service import REMOVAL, FileStore, Owner
 from gateway.batches.finishing import BATCHES_AT_ONCE, Finisher
 from gateway.batches.lines import EXPIRED, unfinished
@@ -26,6 +25,7 @@ from gateway.batches.messages import MessageBatchService, body_of
 from gateway.batches.results import ResultFiles
 from gateway.batches.routes import BatchService
 from gateway.batches.store import BatchStore
+from gateway.batches.validator import Validator
 from gateway.jobs.schedule import JobServices
 from gateway.platform.blobs import Blobs
 from gateway.platform.changes import ChangeAnnouncer
@@ -187,7 +187,7 @@ async def test_many_batches_of_another_tenant_delay_a_batch_by_a_turn(
         return rows
 
     # How many of the others end meanwhile depends on the machine.
-    monkeypatch.setattr("gateway.batches.claimed.lock_in_turns", recorded)
+    monkeypatch.setattr("gateway.batches.slots.lock_in_turns", recorded)
     await office.run_until(office.jobs[kind], batch, after, seconds=0.0)
     assert claimed.index(batch.id) < BATCHES_AT_ONCE
 
@@ -215,7 +215,7 @@ async def test_validation_fails_with_a_reason_after_some_attempts(
     batch = await office.create("many", file)
     office.break_file(monkeypatch, file, _fails)
     pauses = []
-    for _ in range(checking.MOST_ATTEMPTS):
+    for _ in range(validator.MOST_ATTEMPTS):
         await office.change(batch, due_at=utc_now())
         await office.validator.run()
         assert await office.validator.run() == 0
@@ -275,7 +275,7 @@ async def test_slow_work_keeps_its_claim_and_ends_with_the_process(
     batch = await office.create("many", file)
     office.break_file(monkeypatch, file, _hangs)
     # It is renewed after a third of this. A busy machine must not take as long as all of it.
-    for module in ("gateway.batches.claimed", "gateway.platform.database.claims"):
+    for module in ("gateway.batches.slots", "gateway.platform.database.claims"):
         monkeypatch.setattr(f"{module}.CLAIM", timedelta(seconds=3))
 
     async def claimed_until() -> Any:

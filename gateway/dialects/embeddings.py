@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from pydantic import Field
 
-from common.present import present
+from common.not_none import not_none
 from contract.sampling import Range, SamplingSpec
 from gateway.dialects.bodies import read_model
 from gateway.dialects.chat.request import ChatCompletionRequest, to_chat_generation_request
@@ -226,7 +226,7 @@ def _read_inputs(
     fields = {name: getattr(body, name) for name in (*_CHAT_FIELDS, "messages", "model")}
     wire = validate(ChatCompletionRequest, fields)
     read = to_chat_generation_request(wire, profile, max_prompts=max_prompts)
-    chat = replace(present(read.chat), opens_message=bool(body.add_generation_prompt))
+    chat = replace(not_none(read.chat), opens_message=bool(body.add_generation_prompt))
     request = _request(body, profile, [""], param="messages", **pooling)
     return msgspec.structs.replace(
         request,

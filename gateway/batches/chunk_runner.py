@@ -15,14 +15,14 @@ from sqlalchemy import update
 from common.tasks import Backoff, TaskSet, end_task, jittered, raise_if_cancelled
 from contract.tier import ServiceTier
 from gateway.auth.authenticator import Authenticator
+from gateway.batches.file_checker import CHUNK_LINES, error_of
 from gateway.batches.files.service import FileService
 from gateway.batches.finishing import joined, numbered
+from gateway.batches.line_runner import BatchState, Line, LineRun, LineRunner, refused
 from gateway.batches.lines import ENDPOINTS_BY_PATH
 from gateway.batches.principals import for_lines, principal_of
 from gateway.batches.results import ResultFiles
-from gateway.batches.running import BatchState, Line, LineRun, LineRunner, refused
 from gateway.batches.store import LEASE, BatchStore
-from gateway.batches.validation import CHUNK_LINES, error_of
 from gateway.completions.queue.dispatcher import Dispatcher
 from gateway.dialects.profile import PROFILES
 from gateway.http.draining import Draining

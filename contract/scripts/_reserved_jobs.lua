@@ -1,5 +1,5 @@
 -- Jobs that a worker leaves for others, for some time (see _affinity).
--- @include held
+-- @include cached_digests
 -- @include doorbell
 
 local most_others = 64

@@ -1,6 +1,6 @@
 """Run a program that ends when its parent process ends, whatever the reason.
 
-    python -P -m gateway.platform.concurrency.tether PARENT_PID PROGRAM ARGUMENT...
+    python -P -m gateway.platform.concurrency.parent_death PARENT_PID PROGRAM ARGUMENT...
 
 Linux can send a signal to a process when its parent dies. The process must request this itself, and
 the request survives exec. To Linux the parent is the thread that started the process, so that
@@ -41,7 +41,7 @@ def tethered(*program: str) -> tuple[str, ...]:
         sys.executable,
         "-P",
         "-m",
-        "gateway.platform.concurrency.tether",
+        "gateway.platform.concurrency.parent_death",
         str(os.getpid()),
         *program,
     )

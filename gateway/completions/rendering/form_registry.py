@@ -5,9 +5,9 @@ from collections.abc import Callable
 from gateway.completions.queue.generation import REPLIES_AT_ONCE, Generation, in_slices
 from gateway.completions.rendering.assembler import Assembler, ChoicesAssembler, WholeResponse
 from gateway.completions.rendering.completion import Completion
+from gateway.completions.rendering.embeddings import PooledAssembler
 from gateway.completions.rendering.events import EventRenderer
 from gateway.completions.rendering.messages import MessageAssembler, MessageRenderer
-from gateway.completions.rendering.pooled import PooledAssembler
 from gateway.completions.rendering.responses import ResponseAssembler, ResponseRenderer
 from gateway.completions.rendering.speech import SpeechAssembler, SpeechRenderer
 from gateway.completions.rendering.sse import ChunkRenderer, NativeRenderer

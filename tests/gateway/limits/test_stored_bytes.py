@@ -10,10 +10,11 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from contract import keys
-from gateway.limits import storage as storage_module
-from gateway.limits.accounts import AccountNumbers
+from gateway.limits import stored_bytes as storage_module
+from gateway.limits.counters import AccountNumbers
 from gateway.limits.replies import RequestState
-from gateway.limits.storage import (
+from gateway.limits.store import QuotaStore
+from gateway.limits.stored_bytes import (
     SMALL_BYTES,
     SMALL_STEP,
     USER_BYTES,
@@ -22,7 +23,6 @@ from gateway.limits.storage import (
     Use,
     names_of_counted,
 )
-from gateway.limits.store import QuotaStore
 from gateway.records.errors import RateLimitError, StoreUnavailableError
 from gateway.records.limits import (
     LimitName,

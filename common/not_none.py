@@ -5,7 +5,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def present(value: T | None) -> T:
+def not_none(value: T | None) -> T:
     """Return a value that is not None, as the caller knows. Raises AssertionError if it is."""
     if value is None:
         raise AssertionError("a value is missing that earlier steps provide")

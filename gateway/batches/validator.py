@@ -12,17 +12,17 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from contract.dialect import Dialect
 from gateway.auth.authenticator import Authenticator
-from gateway.batches.claimed import BatchSlots
+from gateway.batches.file_checker import UNREADABLE_CODE, FileChecker, ModelBounds, error_of
 from gateway.batches.files.service import FileService, Owner
 from gateway.batches.finishing import add_end_events
 from gateway.batches.principals import principal_of
+from gateway.batches.slots import BatchSlots
 from gateway.batches.store import BatchStore
-from gateway.batches.validation import UNREADABLE_CODE, FileChecker, ModelBounds, error_of
 from gateway.dialects.endpoint import COMPLETIONS, EMBEDDINGS
 from gateway.dialects.profile import ALL_THAT_FIT, PROFILES
 from gateway.dialects.profile_choice import DEFAULT_MODEL, dialect_of
 from gateway.models.access import find_allowed
-from gateway.models.books import AdapterBook, AliasBook
+from gateway.models.alias_and_adapter_caches import AdapterBook, AliasBook
 from gateway.models.catalogue import Catalogue
 from gateway.platform.concurrency.large_work import LargeWork
 from gateway.platform.database.claims import TURN_SECONDS, lock_tenant
