@@ -52,7 +52,9 @@ from gateway.records.spending import SpendLimit
 from gateway.records.times import hour_of, month_start, to_ms, to_time
 
 
-async def _costs(transaction: AsyncSession, tenant_id: str, since: datetime) -> Mapping[str, int]:
+async def costs_since(
+    transaction: AsyncSession, tenant_id: str, since: datetime
+) -> Mapping[str, int]:
     """Return what a tenant, its projects and its keys have cost, by subjects such as `t:acme`.
 
     The days of the ledger lag it by seconds, but have few rows.
@@ -193,7 +195,7 @@ async def _budget_events(
     transaction: AsyncSession, watched: Watched, now: datetime
 ) -> list[WebhookEvent]:
     tenant_id, month = watched.tenant.id, f"{now:%Y-%m}"
-    spent = await _costs(transaction, tenant_id, month_start(now))
+    spent = await costs_since(transaction, tenant_id, month_start(now))
     reached = [
         (name, holder)
         for holder in await _holders(transaction, watched)

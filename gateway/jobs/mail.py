@@ -38,8 +38,12 @@ class Mailer:
 
     async def send(self, webhook_url: str, event: str) -> None:
         """Send an event, in the form in which webhooks receive it. Raises DeliveryError."""
-        message = message_of(event)
-        message["From"], message["To"] = self._sender, webhook_url.removeprefix(MAILTO)
+        await self.deliver(message_of(event), webhook_url.removeprefix(MAILTO))
+
+    async def deliver(self, message: EmailMessage, *receivers: str) -> None:
+        """Send a message, which gets a date, a sender and receivers. Raises DeliveryError."""
+        message["From"], message["To"] = self._sender, ", ".join(receivers)
+        message["Date"] = format_datetime(utc_now())
         server = urlsplit(self._url)
         try:
             await aiosmtplib.send(
@@ -58,13 +62,12 @@ class Mailer:
 
 
 def message_of(event: str) -> EmailMessage:
-    """Return the mail for an event, without sender and receiver."""
+    """Return the mail for an event, without date, sender and receiver."""
     content = msgspec.json.decode(event)
     data: dict[str, Any] = content["data"]
     message = EmailMessage()
     share = f" at {data['threshold']} %" if "threshold" in data else ""
     message["Subject"] = f"{content['type']}{share}: {content['tenant']}"
-    message["Date"] = format_datetime(utc_now())
     message["Message-ID"] = f"<{content['id']}@sluice>"
     lines = [f"{name}: {text}" for name, text in _lines(data)]
     message.set_content("\n".join([content["type"], "", *lines, "", f"Event {content['id']}"]))

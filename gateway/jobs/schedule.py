@@ -29,6 +29,7 @@ from gateway.jobs.audit_heads import HeadKeeper
 from gateway.jobs.exports import Exporter
 from gateway.jobs.mail import Mailer
 from gateway.jobs.outbound import Outbound
+from gateway.jobs.spend_alerts import send_spend_alerts
 from gateway.jobs.webhooks import WebhookSender
 from gateway.limits.store import QuotaStore
 from gateway.models.catalogue import Catalogue
@@ -73,7 +74,8 @@ class JobServices:
         self.feeder = Feeder(redis, database, catalogue, announcer)
         self.finisher = Finisher(database, self.files)
         self.adapters = AdapterService.of(settings, database, announcer, catalogue)
-        self.webhooks = WebhookSender(database, outbound, self.box, Mailer.of(settings))
+        self.mailer = Mailer.of(settings)
+        self.webhooks = WebhookSender(database, outbound, self.box, self.mailer)
         self.exporter = Exporter(settings, database)
 
     async def aclose(self) -> None:
@@ -139,6 +141,11 @@ async def reconcile(services: JobServices) -> None:
             logger.warning("reconciliation found and healed differences: %s", report)
 
 
+async def mail_spend_alerts(services: JobServices) -> None:
+    """Mail the spend alerts whose amounts are spent."""
+    await send_spend_alerts(services.database, services.mailer, utc_now())
+
+
 async def alert(services: JobServices) -> None:
     """Add events of budgets, spend limits and credits that are almost used up."""
     await find_alerts(services.database, services.quotas, utc_now())
@@ -181,6 +188,7 @@ TASKS: Final = (
     Task("expire_credits", lambda services: services.credits.expire_due(utc_now()), 60.0),
     Task("sign_audit", lambda services: services.audit_heads.run(), 60.0),
     Task("alert", alert, 60.0),
+    Task("mail_spend_alerts", mail_spend_alerts, 60.0),
     Task("learn_limits", learn, 300.0),
     Task("reconcile", reconcile, 60.0),
     Task("encrypt", encrypt, crontab(minute="37")),

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 from typing_extensions import override
 
-from gateway.accounts import aliases, limits, members, spend_limits
+from gateway.accounts import aliases, limits, members, spend_alerts, spend_limits
 from gateway.accounts import models as served_models
 from gateway.accounts.audit import routes as audit
 from gateway.accounts.keys import routes as keys
@@ -65,6 +65,7 @@ CUSTOMER_ROUTERS = (
     *(each.router.customers for each in RESOURCES),
     *(each.router for each in (limits, usage, organization, audit)),
     spend_limits.organization,
+    spend_alerts.router,
     front_page.customer_router,
     health.customer_router,
     health.router,

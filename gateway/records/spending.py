@@ -56,6 +56,22 @@ _SHOWN_SCOPES: Final[Mapping[SpendScope, LimitScope]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpendAlert:
+    """Mail for each month in which a tenant or one of its projects has spent an amount."""
+
+    id: str
+    tenant_id: str
+    project_id: str | None
+    """None: all projects."""
+    amount_micros: int
+    recipients: list[str]
+    subject_prefix: str | None
+    sent_month: str = ""
+    """The last month for which it was sent, such as `2026-11`."""
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SpendLimit:
     """The most micro-dollars that a holder may spend in a window."""
 

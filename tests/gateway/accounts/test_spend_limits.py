@@ -9,10 +9,12 @@ from pydantic import SecretStr
 from redis.asyncio import Redis
 
 from gateway.accounts.members import MemberService
+from gateway.accounts.spend_alerts import SpendAlertService
 from gateway.accounts.tenants.service import TenantService
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
 from gateway.platform.settings import Settings
+from gateway.records.errors import InvalidParameterError
 from gateway.records.scopes import Role, Scope
 from gateway.records.times import utc_now
 from tests.gateway.management_api import Management, running_management
@@ -219,6 +221,40 @@ async def test_openai_form_sets_the_monthly_limit(management: Management, owner:
         deleted = await call(management, owner, "DELETE", path)
         assert deleted == {"object": f"{kind}.deleted", "deleted": True}
         await call(management, owner, "DELETE", path, status=404)
+
+
+async def test_openai_form_adds_spend_alerts(
+    management: Management, owner: str, database: Database
+) -> None:
+    project = (await call(management, owner, "POST", "/v1/projects", {"name": "shop"}))["id"]
+    channel = {"type": "email", "recipients": ["a@example.com"], "subject_prefix": None}
+    body = {"threshold_amount": 500, "currency": "USD", "interval": "month"}
+    body |= {"notification_channel": channel}
+    alerts = SpendAlertService(database, sends_mail=True)
+    options = {"amount_micros": 5_000_000, "recipients": ["a@example.com"], "subject_prefix": None}
+    for path, of, kind in (
+        ("/v1/organization/spend_alerts", None, "organization.spend_alert"),
+        (f"/v1/organization/projects/{project}/spend_alerts", project, "project.spend_alert"),
+    ):
+        refused = await call(management, owner, "POST", path, body, 400)
+        assert refused["error"]["param"] == "notification_channel"
+        wrong = {**body, "notification_channel": {**channel, "recipients": []}}
+        refused = await call(management, owner, "POST", path, wrong, 400)
+        assert refused["error"]["param"] == "notification_channel.recipients"
+        with pytest.raises(InvalidParameterError, match=r"recipients\[0\]' must be an address"):
+            await alerts.add("acme", of, {**options, "recipients": ["a"]})
+        first, second = [(await alerts.add("acme", of, options)).id for _ in range(2)]
+        found = await call(management, owner, "GET", f"{path}/{first}")
+        assert found == {"id": first, "object": kind, **body}
+        page = await call(management, owner, "GET", f"{path}?limit=1")
+        assert (page["data"], page["last_id"], page["has_more"]) == ([found], first, True)
+        [rest] = (await call(management, owner, "GET", f"{path}?after={first}"))["data"]
+        assert rest["id"] == second
+        deleted = await call(management, owner, "DELETE", f"{path}/{first}")
+        assert deleted == {"id": first, "object": f"{kind}.deleted", "deleted": True}
+        await call(management, owner, "GET", f"{path}/{first}", status=404)
+    # Each is listed where it belongs.
+    await call(management, owner, "GET", f"/v1/organization/spend_alerts/{second}", status=404)
 
 
 async def test_time_zone_of_a_tenant_is_known(management: Management, owner: str) -> None:

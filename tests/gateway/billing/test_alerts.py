@@ -108,7 +108,7 @@ async def test_failure_for_one_tenant_delays_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     costs = AsyncMock(side_effect=(ZeroDivisionError, {"t:quiet": 1}))
-    monkeypatch.setattr("gateway.billing.alerts._costs", costs)
+    monkeypatch.setattr("gateway.billing.alerts.costs_since", costs)
     await WebhookService(database, BOX).create("quiet", URL, thresholds=[100])
     with pytest.raises(ZeroDivisionError):
         await find_alerts(database, quotas, NOW)

@@ -18,6 +18,8 @@ from pydantic import SecretStr
 from redis.asyncio import Redis
 from sqlalchemy import select, update
 
+from gateway.accounts.projects.service import ProjectService
+from gateway.accounts.spend_alerts import SpendAlertService
 from gateway.accounts.tenants.service import TenantService
 from gateway.accounts.webhooks.secret_box import SecretBox
 from gateway.accounts.webhooks.service import EventName, WebhookService, add_events, make_event
@@ -25,6 +27,7 @@ from gateway.billing.alerts import SPEND_LIMIT_KIND
 from gateway.jobs import webhooks as webhooks_module
 from gateway.jobs.mail import Mailer
 from gateway.jobs.outbound import DeliveryError, Outbound
+from gateway.jobs.spend_alerts import send_spend_alerts
 from gateway.jobs.webhooks import WebhookSender, signature
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
@@ -35,6 +38,7 @@ from gateway.records.records import Webhook
 from gateway.records.times import utc_now
 from tests.support.certificates import self_signed
 from tests.support.kinds import every_database
+from tests.support.ledger import use
 from tests.support.names import resolve_to
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.secret_box import BOX, ENCRYPTION_KEY, OTHER_ENCRYPTION_KEY
@@ -421,6 +425,18 @@ class MailServer:
         writer.close()
 
 
+@asynccontextmanager
+async def mailing() -> AsyncIterator[tuple[MailServer, Mailer]]:
+    """A mail server, and a mailer that logs in there."""
+    server = MailServer()
+    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    async with listening:
+        url = f"smtp://me:p%40ss@127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+        mailer = Mailer.of(Settings(smtp_url=SecretStr(url), mail_from="s@example.com"))
+        assert mailer is not None
+        yield server, mailer
+
+
 async def test_events_are_mailed_to_an_address(
     database: Database, redis: Redis, outbound: Outbound
 ) -> None:
@@ -431,15 +447,7 @@ async def test_events_are_mailed_to_an_address(
     with pytest.raises(InvalidParameterError, match="'url' must be an address"):
         await service.create("acme", "mailto:a@example.com?bcc=b@example.com")
     webhook = await service.create("acme", "mailto:money@example.com")
-    server = MailServer()
-    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
-    async with listening:
-        port = listening.sockets[0].getsockname()[1]
-        mailer = Mailer.of(
-            Settings(
-                smtp_url=SecretStr(f"smtp://me:p%40ss@127.0.0.1:{port}"), mail_from="s@example.com"
-            )
-        )
+    async with mailing() as (server, mailer):
         data: dict[str, object] = {"scope": "key", "threshold": 80, "used_micros": 800_000}
         name = EventName(webhook.id, SPEND_LIMIT_KIND, "s:spl_1", "2026-11", 80)
         async with database.writing() as transaction:
@@ -462,3 +470,35 @@ async def test_events_are_mailed_to_an_address(
     assert await WebhookSender(database, outbound, BOX, mailer).run(seconds=40.0) == 0
     [event] = await service.events("acme", refused.id, limit=9)
     assert event.last_error.startswith("the mail server failed (")
+
+
+async def test_a_spend_alert_is_mailed_once_a_month(database: Database, redis: Redis) -> None:
+    announcer = ChangeAnnouncer(redis)
+    await TenantService(database, announcer).create("Acme", tenant_id="acme")
+    project = (await ProjectService(database, announcer).create("acme", name="shop")).id
+    alerts = SpendAlertService(database, sends_mail=True)
+    for holder, micros, receiver in (
+        (None, 5_000_000, "all@example.com"),
+        (project, 3_000_000, "nobody@example.com"),
+        (project, 2_000_000, "shop@example.com"),
+        (project, 9_000_000, "later@example.com"),
+    ):
+        options = {"amount_micros": micros, "recipients": [receiver], "subject_prefix": "[Acme]"}
+        last = await alerts.add("acme", holder, options)
+    now = datetime(2026, 11, 30, 12, tzinfo=UTC)
+    for of in (project, None):
+        await use(database, "acme", 3_000_000, at=now, is_prepaid=False, project_id=of)
+    async with mailing() as (server, mailer):
+        # The server refuses one address, which delays no other mail.
+        assert await send_spend_alerts(database, mailer, now) == 2
+        assert "RCPT TO:<all@example.com>" in server.said
+        assert "RCPT TO:<shop@example.com>" in server.said
+        assert "Subject: [Acme] $" in server.message
+        assert await send_spend_alerts(database, mailer, now) == 0
+        # It is sent again for another amount, and each one in the next month if that is spent.
+        changed = {"amount_micros": 1, "recipients": ["later@example.com"], "subject_prefix": None}
+        await alerts.update("acme", project, last.id, changed)
+        assert await send_spend_alerts(database, mailer, now) == 1
+        assert "RCPT TO:<later@example.com>" in server.said
+        assert await send_spend_alerts(database, mailer, now + timedelta(days=1)) == 0
+    assert await send_spend_alerts(database, None, now) == 0

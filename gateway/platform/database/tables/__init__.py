@@ -5,6 +5,7 @@ from gateway.platform.database.tables.accounts import AuditRow as AuditRow
 from gateway.platform.database.tables.accounts import MemberRow as MemberRow
 from gateway.platform.database.tables.accounts import PlanRow as PlanRow
 from gateway.platform.database.tables.accounts import ProjectRow as ProjectRow
+from gateway.platform.database.tables.accounts import SpendAlertRow as SpendAlertRow
 from gateway.platform.database.tables.accounts import SpendLimitRow as SpendLimitRow
 from gateway.platform.database.tables.accounts import TenantRow as TenantRow
 from gateway.platform.database.tables.accounts import WebhookEventRow as WebhookEventRow

@@ -45,7 +45,7 @@ from gateway.records.records import (
     Webhook,
 )
 from gateway.records.scopes import Role, Scope
-from gateway.records.spending import SpendLimit
+from gateway.records.spending import SpendAlert, SpendLimit
 
 
 class PlanRow(Table):
@@ -132,6 +132,26 @@ class SpendLimitRow(Recorded[SpendLimit], Table):
         columns = asdict(limit)
         del columns["time_zone"]
         return cls(**columns)
+
+
+class SpendAlertRow(Recorded[SpendAlert], Table):
+    """Mail for each month in which a tenant or a project has spent an amount."""
+
+    __tablename__ = "spend_alerts"
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    tenant_id: Mapped[TenantId] = mapped_column(index=True)
+    project_id: Mapped[str | None] = mapped_column(String(32))
+    amount_micros: Mapped[int]
+    recipients: Mapped[list[str]]
+    subject_prefix: Mapped[str | None] = mapped_column(String(200))
+    sent_month: Mapped[str] = mapped_column(String(7))
+    created_at: Mapped[datetime]
+
+    @classmethod
+    def of(cls, alert: SpendAlert) -> Self:
+        """Return the row of a new alert."""
+        return cls(**asdict(alert))
 
 
 class ProjectRow(Recorded[Project], Table):
