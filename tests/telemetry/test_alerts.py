@@ -130,6 +130,7 @@ def test_every_alert_and_runbook_has_a_cause() -> None:
     assert CASES.keys() == alerts().keys() == {path.stem for path in RUNBOOKS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", RUNBOOKS, ids=lambda path: path.stem)
 def test_alert_fires_by_its_cause_and_its_runbook_can_be_followed(
     path: Path, place: Place, tmp_path: Path
@@ -144,6 +145,7 @@ def test_alert_fires_by_its_cause_and_its_runbook_can_be_followed(
             execute(place, line)
 
 
+@pytest.mark.slow
 def test_no_alert_fires_without_a_cause(place: Place, tmp_path: Path) -> None:
     place.heal()
     before = place.observe()

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from gateway.billing.invoices import InvoiceService
 from gateway.platform.database import schema
+from gateway.records.limits import MAX_LIMIT, SpendScope
 from gateway.records.records import Billing
 from gateway.records.times import utc_now
 from tests.failures.chaos.batches import Batches
@@ -456,6 +457,8 @@ class Run:
         }
         if tenant == KEYED_TENANT:
             spent["credit"] = CREDIT - credits_["remaining_micros"]
+        limits = (await request(url, key, path="/v1/spend_limits")).json["data"]
+        spent |= {f"limit of the {each['scope']}": each["used_micros"] for each in limits}
         return spent
 
     async def _left(self, before: Mapping[str, Mapping[str, float]]) -> list[Violation]:
@@ -543,6 +546,8 @@ class Run:
 async def _open_accounts(accounts: Accounts) -> dict[str, str]:
     """Make tenants without limits, with limits that are never reached, and prepaid.
 
+    The limits of "limited" count all that it spends, those of spending too.
+
     Return their keys.
     """
     await accounts.price(**PRICES)
@@ -556,10 +561,13 @@ async def _open_accounts(accounts: Accounts) -> dict[str, str]:
     await accounts.tenant("limited", limits=limits)
     await accounts.tenant("prepaid", billing=Billing.PREPAID)
     await accounts.grant("prepaid", CREDIT)
-    return {
-        tenant: (await accounts.key(tenant, limits=limits if tenant == "limited" else None)).text
+    made = {
+        tenant: await accounts.key(tenant, limits=limits if tenant == "limited" else None)
         for tenant in ("free", "limited", "prepaid")
     }
+    for scope in (SpendScope.TENANT, SpendScope.KEY):
+        await accounts.limit_spending(made["limited"], scope, MAX_LIMIT)
+    return {tenant: key.text for tenant, key in made.items()}
 
 
 async def _known_recipes(deployment: Deployment, key: str, names: Collection[str]) -> list[Recipe]:
