@@ -188,7 +188,8 @@ SpendAlerts = Annotated[SpendAlertService, made(SpendAlertService.of)]
 AlertId = Annotated[str, Path(description="Id of the spend alert.")]
 ProjectId = Annotated[str, Path(description="Id of the project.")]
 After = Annotated[str | None, Query(description="`last_id` of the page before.")]
-Limit = Annotated[int, Query(ge=1, le=100)]
+Limit = Annotated[int, Query(ge=1, le=100, description="Maximum number of alerts.")]
+Order = Annotated[Literal["asc", "desc"], Query(description="`desc`: the newest first.")]
 
 
 def _kind(project: str | None) -> str:
@@ -230,7 +231,7 @@ def _add_routes(path: str, of: Callable[..., Awaitable[str | None]], name: str, 
         project: of_project,
         after: After = None,
         limit: Limit = 20,
-        order: Literal["asc", "desc"] = "asc",
+        order: Order = "asc",
     ) -> dict[str, Any]:
         """List spend alerts, by default the oldest first."""
         wanted = PageRequest(after, limit, is_newest_first=order == "desc")
