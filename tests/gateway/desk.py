@@ -123,13 +123,16 @@ async def cancel_unreachable(
     desk: Desk, generation: Generation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cancel a request while Redis cannot be reached."""
+    failed = []
 
     async def unreachable(*_arguments: Any) -> bool:
+        failed.append(True)
         raise RedisConnectionError
 
     with monkeypatch.context() as patched:
         patched.setattr(JobQueue, "cancel", unreachable)
         await desk.dispatcher.cancel(generation)
+    assert failed
 
 
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
