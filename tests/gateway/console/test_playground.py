@@ -43,7 +43,7 @@ async def test_two_settings_answer_side_by_side_and_stay_in_the_browser(
     sent: list[dict[str, object]] = []
 
     def note(request: Request) -> None:
-        if request.post_data and "/playground/" in request.url:
+        if request.post_data and "/console/try/" in request.url:
             sent.append(json.loads(request.post_data))
 
     page.on("request", note)
@@ -121,7 +121,7 @@ async def test_log_probabilities_end_with_the_text(stack: Stack, open_tab: OpenT
     scores |= {"token_logprobs": [-0.1, -0.2], "top_logprobs": [{"Hi": -0.1}, {"</s>": -0.2}]}
     choice = {"index": 0, "text": "Hi", "finish_reason": "stop", "logprobs": scores}
     await page.route(
-        "**/playground/completions", lambda route: route.fulfill(json={"choices": [choice]})
+        "**/console/try/v1/completions", lambda route: route.fulfill(json={"choices": [choice]})
     )
     await page.get_by_label("Endpoint").select_option("completions")
     await page.get_by_label("Prompt", exact=True).fill("Hello")
