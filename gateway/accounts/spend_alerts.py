@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.accounts.changes import By, changing
 from gateway.accounts.projects.service import find_project
-from gateway.accounts.routes_common import Name, OfTenant, RequestBody, own_tenant
+from gateway.accounts.routes_common import Name, OfTenant, PageSize, RequestBody, own_tenant
 from gateway.accounts.spend_limits import MICROS_OF_CENT
 from gateway.accounts.tenants.service import find_tenant
 from gateway.http.bounded_route import BoundedRoute
@@ -188,7 +188,6 @@ SpendAlerts = Annotated[SpendAlertService, made(SpendAlertService.of)]
 AlertId = Annotated[str, Path(description="Id of the spend alert.")]
 ProjectId = Annotated[str, Path(description="Id of the project.")]
 After = Annotated[str | None, Query(description="`last_id` of the page before.")]
-Limit = Annotated[int, Query(ge=1, le=100, description="Maximum number of alerts.")]
 Order = Annotated[Literal["asc", "desc"], Query(description="`desc`: the newest first.")]
 
 
@@ -230,7 +229,7 @@ def _add_routes(path: str, of: Callable[..., Awaitable[str | None]], name: str, 
         caller: OfTenant,
         project: of_project,
         after: After = None,
-        limit: Limit = 20,
+        limit: PageSize = 20,
         order: Order = "asc",
     ) -> dict[str, Any]:
         """List spend alerts, by default the oldest first."""

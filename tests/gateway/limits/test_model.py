@@ -609,5 +609,6 @@ async def test_unedited_scripts_run(
     (status,) = await store.status(TENANT, [tenant])
     assert status.cost_this_month == 50
     assert await store.unseed(TENANT, tenant.subject)
+    assert await store.repeat(TENANT, spend_limit(), b"digest") == 1
     scripts = [each for each in vars(store_module).values() if isinstance(each, LuaScript)]
     assert run == {script.digest for script in scripts}
