@@ -47,7 +47,7 @@ FOLLOWED_SECONDS: Final = 6.0
 GIVE_UP_SECONDS: Final = 600.0
 """How long writing the end of a response is retried."""
 WRITE_SECONDS: Final = 0.25
-"""How often the journal of a finished line is written until Redis has it."""
+"""How often the journal of a finished response in the background is written until Redis has it."""
 UNWRITTEN_SECONDS: Final = 12.0
 """How long a response with few new messages waits for its next write.
 
@@ -401,14 +401,17 @@ class OwnedResponse:
 
         So whoever finds it finished can read it to its end. It ends when its settlement is
         confirmed: until then, the gateway that takes the response over settles it. A line of a
-        batch waits for both; otherwise this waits for each as long as `Settlement.finish`.
+        batch waits for both, and another response in the background for its journal: if its
+        gateway died between the two, nothing would write the end. Otherwise this waits for each as
+        long as `Settlement.finish`: the client receives the response from this gateway.
         """
         async with self._finish_lock:
             is_line = bool(self.head.record.line)
+            waits_for_journal = is_line or self.head.is_background
             while self.needs_write and not self.settlement.has_ended:
                 writing = self._owned.tasks.task(self.write())
                 await wait_for_end(writing, timeout_seconds=WRITE_SECONDS)
-                if not is_line:
+                if not waits_for_journal:
                     break
                 if self.needs_write:
                     await asyncio.sleep(WRITE_SECONDS)

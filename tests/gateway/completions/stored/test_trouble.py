@@ -14,7 +14,7 @@ from contract.queue import JobQueue
 from gateway.billing.ledger.sweep import Sweep
 from gateway.completions.queue.generation import REPLIES_AT_ONCE, Generation
 from gateway.completions.stored import reader as reading
-from gateway.completions.stored.owned import OwnedState
+from gateway.completions.stored.owned import WRITE_SECONDS, OwnedState
 from gateway.completions.stored.store import ResponseStore
 from gateway.limits.replies import RequestEnd, RequestState
 from gateway.limits.store import QuotaStore
@@ -98,9 +98,6 @@ async def test_owned_response_never_returns_to_an_earlier_state(first: House) ->
 async def test_background_response_that_is_not_stored_runs_only_if_its_client_can_find_it(
     first: House, redis: "Redis", monkeypatch: pytest.MonkeyPatch, is_findable: bool
 ) -> None:
-    async def fail(*_: Any, **__: Any) -> None:
-        raise RedisConnectionError
-
     with monkeypatch.context() as patch:
         patch.setattr(ResponseStore, "open", fail)
         request = await first.submit(is_background=True)
@@ -298,19 +295,13 @@ async def test_reader_of_a_settled_response_waits_for_the_end_that_redis_lacks(
     first: House, second: House, worker: FakeWorker, redis: "Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its owner settles it while the server with its journal does not respond."""
-
-    async def fail(*_: Any, **__: Any) -> None:
-        raise RedisConnectionError
-
-    async def has_begun() -> bool:
-        return (await second.find(request.id)).has_begun
-
-    request, claim = await begun(first, worker, is_background=True)
-    await eventually(has_begun, what="the first token in the journal")
+    request, claim = await begun(first, worker)
+    await stores_the_first_token(second, request.id)
     with monkeypatch.context() as patch:
         patch.setattr(ResponseStore, "append", fail)
-        first.responses.of(request.settlement).leave()
         await worker.conclude(claim, "b")
+        await Reader(request.generation).to_the_end()
+        await first.responses.of(request.settlement).finish()
         await state_is(second, request.id, RequestState.FINISHED)
         reader = Reader((await second.attach(request.id)).generation)
         await reader.until_text("a")
@@ -318,6 +309,41 @@ async def test_reader_of_a_settled_response_waits_for_the_end_that_redis_lacks(
 
     assert (await reader.to_the_end()).text == "ab"
     assert await settled(redis, request.id) == [("finished", 3, 2)]
+
+
+async def test_background_response_is_settled_only_with_its_whole_journal(
+    first: House, second: House, worker: FakeWorker, redis: "Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its gateway dies while the server with its journal does not respond."""
+    request, claim = await begun(first, worker, is_background=True)
+    await stores_the_first_token(second, request.id)
+    with monkeypatch.context() as patch:
+        patch.setattr(ResponseStore, "append", fail)
+        first.responses.of(request.settlement).leave()
+        await worker.conclude(claim, "b")
+        await eventually(lambda: bool(request.generation.finished), what="the last reply")
+        await asyncio.sleep(2 * WRITE_SECONDS)
+        await state_is(second, request.id, RequestState.RUNNING)
+        await first.kill()
+    reader = await Reader((await second.attach(request.id)).generation).to_the_end()
+
+    assert reader.text == "ab"
+    await state_is(second, request.id, RequestState.FINISHED)
+    assert await settled(redis, request.id) == [("finished", 3, 2)]
+
+
+async def stores_the_first_token(other: House, request_id: str) -> None:
+    """Wait until another gateway finds the first token in the journal."""
+
+    async def has_begun() -> bool:
+        return (await other.find(request_id)).has_begun
+
+    await eventually(has_begun, what="the first token in the journal")
+
+
+async def fail(*_: Any, **__: Any) -> None:
+    """Take the place of a command whose server does not respond."""
+    raise RedisConnectionError
 
 
 async def test_prompt_of_a_lost_request_that_received_nothing_is_paid_once(
