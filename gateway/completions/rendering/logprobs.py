@@ -100,8 +100,9 @@ def named_by_id(logprobs: Sequence[TokenLogprob], token_ids: Sequence[int]) -> l
             entry.top
             and [
                 (token_name(other), logprob)
-                for other, (_, logprob) in zip(entry.top_ids, entry.top, strict=False)
+                for other, (_, logprob) in zip(entry.top_ids, entry.top, strict=True)
             ],
+            entry.top_ids,
         )
         for token_id, entry in zip(token_ids, logprobs, strict=True)
     ]
