@@ -390,8 +390,9 @@ async def latencies(
     return sorted(found)
 
 
-def _p99(seconds: Sequence[float]) -> float:
-    return seconds[int(0.99 * len(seconds))]
+def _p95(seconds: Sequence[float]) -> float:
+    """Of some hundred requests: the longest few show how often the machine stops."""
+    return seconds[int(0.95 * len(seconds))]
 
 
 @pytest.mark.slow
@@ -433,9 +434,9 @@ async def test_requests_that_need_only_other_masters_are_as_fast_as_before(
         """Tell those apart that wait for the last write of their journal to the stopped master."""
         return bool(slots.owner(slot_of_key(keys.journal(request_id)))[1] != stalled_port)
 
-    bound, after = 1.5 * _p99(before), [math.inf]
+    bound, after = 1.5 * _p95(before), [math.inf]
     for _ in range(SPELLS):
-        if _p99(after) >= bound:
+        if _p95(after) >= bound:
             after = await latencies(stack, seconds=12, counts=has_journal_elsewhere)
     ready = await asyncio.to_thread(http_status, f"{stack.url}/readyz")
     cluster.masters[stalled].thaw()
@@ -443,7 +444,8 @@ async def test_requests_that_need_only_other_masters_are_as_fast_as_before(
     for name, each in (("before", before), ("first 3 s", first), ("after", after)):
         print(  # noqa: T201
             f"{name}: {len(each)} requests, p50 {1e3 * each[len(each) // 2]:.0f} ms, "
-            f"p99 {1e3 * _p99(each):.0f} ms, longest {1e3 * each[-1]:.0f} ms"
+            f"p95 {1e3 * _p95(each):.0f} ms, longest {1e3 * each[-1]:.0f} ms"
         )
     assert ready == 200
-    assert _p99(after) < bound
+    # If one request waited each second for the stopped master, it would be a tenth of them.
+    assert _p95(after) < bound
