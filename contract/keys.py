@@ -249,7 +249,7 @@ repeats = _BucketKeys("repeats:")
 account = _BucketKeys("subject:")
 """Hash: the subject's usage of the minute, day and month, and its credits.
 
-See `quota_reserve.lua` and `gateway.limits.counters`.
+See `request_admit.lua` and `gateway.limits.counters`.
 """
 accounts = _BucketKeys("accounts")
 """Set: subjects whose accounts are seeded."""

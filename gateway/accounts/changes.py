@@ -15,7 +15,14 @@ from gateway.accounts.audit.log import SYSTEM, AuditLog
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.claims import lock_tenant
 from gateway.platform.database.engine import Database
-from gateway.platform.database.tables import ApiKeyRow, MemberRow, ProjectRow, Table
+from gateway.platform.database.tables import (
+    ApiKeyRow,
+    MemberRow,
+    ProjectRow,
+    SpendAlertRow,
+    SpendLimitRow,
+    Table,
+)
 from gateway.records.checks import check_known
 from gateway.records.errors import ConflictError, shown
 from gateway.records.grants import Bounds, Grant
@@ -130,15 +137,29 @@ class Service:
         self._announcer = announcer
 
 
-Holding = type[ApiKeyRow] | type[MemberRow] | type[ProjectRow]
+Holding = (
+    type[ApiKeyRow] | type[MemberRow] | type[ProjectRow] | type[SpendAlertRow] | type[SpendLimitRow]
+)
 
 MOST_OF_TENANT: Final[Mapping[Holding, int]] = MappingProxyType(
-    {ApiKeyRow: 10_000, MemberRow: 1_000, ProjectRow: 1_000}
+    {
+        ApiKeyRow: 10_000,
+        MemberRow: 1_000,
+        ProjectRow: 1_000,
+        SpendAlertRow: 100,
+        SpendLimitRow: 1_000,
+    }
 )
 """Maximum rows of one tenant, including revoked keys and archived projects, which are kept."""
 
 _NAMES: Final[Mapping[Holding, str]] = MappingProxyType(
-    {ApiKeyRow: "keys", MemberRow: "members", ProjectRow: "projects"}
+    {
+        ApiKeyRow: "keys",
+        MemberRow: "members",
+        ProjectRow: "projects",
+        SpendAlertRow: "spend alerts",
+        SpendLimitRow: "spend limits",
+    }
 )
 
 

@@ -5,18 +5,18 @@ They have OpenAI's form and paths, `/v1/organization/.../spend_alerts`.
 
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Annotated, Any, Final, Literal, Self, Unpack
 
 from fastapi import APIRouter, Depends, Path, Query
 from pydantic import Field
-from sqlalchemy import ColumnElement, and_, delete, func, select
+from sqlalchemy import ColumnElement, and_, delete
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from gateway.accounts.changes import By, changing
+from gateway.accounts.changes import By, changing, require_room
 from gateway.accounts.projects.service import find_project
 from gateway.accounts.routes_common import Name, OfTenant, PageSize, RequestBody, own_tenant
-from gateway.accounts.spend_limits import MICROS_OF_CENT
+from gateway.accounts.spend_limits import MICROS_OF_CENT, no_project, project_of_path
 from gateway.accounts.tenants.service import find_tenant
 from gateway.http.bounded_route import BoundedRoute
 from gateway.http.services import made
@@ -25,14 +25,12 @@ from gateway.platform.database.paging import Page, PageRequest, find_record, rea
 from gateway.platform.database.tables import SpendAlertRow
 from gateway.platform.settings import Settings
 from gateway.records.checks import check_known, checked_email
-from gateway.records.errors import ConflictError, InvalidParameterError, NotFoundError, shown
+from gateway.records.errors import InvalidParameterError, NotFoundError, shown
 from gateway.records.limits import MAX_LIMIT
 from gateway.records.scopes import Scope
 from gateway.records.spending import SpendAlert
 from gateway.records.times import utc_now
 
-MOST_SPEND_ALERTS: Final = 100
-"""Of a tenant."""
 MOST_RECIPIENTS: Final = 10
 
 
@@ -75,16 +73,8 @@ class SpendAlertService:
         )
         async with changing(self._database, tenant_id, **by, is_locked=True) as change:
             await _check_holder(change.transaction, tenant_id, project)
-            number = await change.transaction.scalar(
-                select(func.count())
-                .select_from(SpendAlertRow)
-                .where(SpendAlertRow.tenant_id == tenant_id)
-            )
-            if (number or 0) >= MOST_SPEND_ALERTS:
-                raise ConflictError(
-                    f"The tenant {shown(tenant_id)} already has {number} spend alerts, the maximum."
-                )
-            await change.insert(SpendAlertRow.of(alert))
+            await require_room(change.transaction, SpendAlertRow, tenant_id)
+            await change.insert(SpendAlertRow(**asdict(alert)))
             await change.audit("spend_alert.add", alert.id, dict(options))
         return alert
 
@@ -186,7 +176,6 @@ router = APIRouter(
 
 SpendAlerts = Annotated[SpendAlertService, made(SpendAlertService.of)]
 AlertId = Annotated[str, Path(description="Id of the spend alert.")]
-ProjectId = Annotated[str, Path(description="Id of the project.")]
 After = Annotated[str | None, Query(description="`last_id` of the page before.")]
 Order = Annotated[Literal["asc", "desc"], Query(description="`desc`: the newest first.")]
 
@@ -208,14 +197,6 @@ def _body(alert: SpendAlert) -> dict[str, Any]:
             "subject_prefix": alert.subject_prefix,
         },
     }
-
-
-async def _no_project() -> None:
-    """The whole account."""
-
-
-async def _project(project: ProjectId) -> str:
-    return project
 
 
 def _add_routes(path: str, of: Callable[..., Awaitable[str | None]], name: str, what: str) -> None:
@@ -276,5 +257,7 @@ def _add_routes(path: str, of: Callable[..., Awaitable[str | None]], name: str, 
         return {"id": alert_id, "object": f"{_kind(project)}.deleted", "deleted": True}
 
 
-_add_routes("/spend_alerts", _no_project, "spend_alert", "")
-_add_routes("/projects/{project}/spend_alerts", _project, "project_spend_alert", " of a project")
+_add_routes("/spend_alerts", no_project, "spend_alert", "")
+_add_routes(
+    "/projects/{project}/spend_alerts", project_of_path, "project_spend_alert", " of a project"
+)

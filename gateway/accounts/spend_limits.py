@@ -12,11 +12,12 @@ from typing import Annotated, Any, Final, Literal, Self, Unpack
 
 from fastapi import APIRouter, Depends, Path
 from pydantic import AwareDatetime, BaseModel, Field
-from sqlalchemy import Select, delete, func, or_, select
+from sqlalchemy import Select, delete, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.accounts.audit.log import SYSTEM
-from gateway.accounts.changes import By, Change, changing
+from gateway.accounts.changes import By, Change, changing, require_room
+from gateway.accounts.projects.routes import ProjectId
 from gateway.accounts.projects.service import find_project
 from gateway.accounts.routes_common import (
     MAX_TEXT_CHARACTERS,
@@ -42,7 +43,6 @@ from gateway.platform.database.paging import Page, PageRequest, read_page
 from gateway.platform.database.tables import ApiKeyRow, MemberRow, SpendLimitRow
 from gateway.records.checks import check_known, check_name, check_not_empty
 from gateway.records.errors import (
-    ConflictError,
     InvalidParameterError,
     NotFoundError,
     PermissionDeniedError,
@@ -64,7 +64,6 @@ from gateway.records.limits import (
 from gateway.records.scopes import Scope
 from gateway.records.spending import (
     LAST_START,
-    MOST_SPEND_LIMITS,
     USER_LIMITS,
     SpendLimit,
     new_limit_id,
@@ -166,15 +165,7 @@ class SpendLimitService:
             raise InvalidParameterError("'amount_micros' is missing.", param="amount_micros")
         async with changing(self._database, tenant_id, **by, is_locked=True) as change:
             limit = replace(limit, holder=await _find_holder(change.transaction, limit))
-            number = await change.transaction.scalar(
-                select(func.count())
-                .select_from(SpendLimitRow)
-                .where(SpendLimitRow.tenant_id == tenant_id)
-            )
-            if (number or 0) >= MOST_SPEND_LIMITS:
-                raise ConflictError(
-                    f"The tenant {shown(tenant_id)} already has {number} spend limits, the maximum."
-                )
+            await require_room(change.transaction, SpendLimitRow, tenant_id)
             await change.insert(SpendLimitRow.of(limit))
             await change.audit("spend_limit.add", limit.id, _details(limit))
             change.announce(self._announcer.tenant_changed, tenant_id)
@@ -505,7 +496,6 @@ router = TenantRouter("/spend_limits", "Spend limits", own_tenant(Scope.KEYS, of
 
 SpendLimits = Annotated[SpendLimitService, made(SpendLimitService)]
 SpendLimitId = Annotated[str, Path(description="Id of the spend limit.")]
-ProjectId = Annotated[str, Path(description="Id of the project.")]
 
 
 @router.get("", summary="List spend limits", response_model=ListBody[SpendLimitBody])
@@ -609,11 +599,12 @@ def _openai_body(use: SpendLimitUse, project: str | None) -> dict[str, Any]:
     }
 
 
-async def _no_project() -> None:
-    """The limit of the whole account."""
+async def no_project() -> None:
+    """Name no project, in the paths of the whole account."""
 
 
-async def _project(project: ProjectId) -> str:
+async def project_of_path(project: ProjectId) -> str:
+    """Return the project that a path names."""
     return project
 
 
@@ -662,5 +653,7 @@ def _add_routes(path: str, of: Callable[..., Awaitable[str | None]], name: str, 
         return {"object": f"{kind}.deleted", "deleted": True}
 
 
-_add_routes("/spend_limit", _no_project, "spend_limit", "")
-_add_routes("/projects/{project}/spend_limit", _project, "project_spend_limit", " of a project")
+_add_routes("/spend_limit", no_project, "spend_limit", "")
+_add_routes(
+    "/projects/{project}/spend_limit", project_of_path, "project_spend_limit", " of a project"
+)

@@ -149,7 +149,7 @@ HOLDERS_AT_ONCE: Final = 50
 """Holders of spend limits that one script reads: more would delay other commands."""
 
 
-class SpendLimitUse(NamedTuple):
+class Spent(NamedTuple):
     """What a holder of a spend limit has spent in the current window."""
 
     limit: SpendLimit
@@ -243,7 +243,7 @@ def _budget_data(
 
 async def _uses(
     database: Database, quotas: QuotaStore, watched: Watched, now: datetime
-) -> list[SpendLimitUse]:
+) -> list[Spent]:
     """Return what the holders of a tenant's spend limits have spent in the current windows.
 
     The accounts in Redis have it, so that no ledger row is read for a limit that is in use.
@@ -260,7 +260,7 @@ async def _uses(
         reported = [each for each in limits if not each.is_enforced]
         costs = await _costs_of_hour(transaction, tenant_id, now) if reported else {}
     uses = [
-        SpendLimitUse(each, "", each.bounds_at(now_ms), costs.get(each.holder or "", 0))
+        Spent(each, "", each.bounds_at(now_ms), costs.get(each.holder or "", 0))
         for each in reported
     ]
     seeder = Seeder(quotas, partial(read_balances, database))
@@ -275,7 +275,7 @@ async def _uses(
         subjects = [limit.subject_at(now_ms, user=user) for limit, user in some]
         statuses = await seeder.statuses(tenant_id, subjects)
         uses += (
-            SpendLimitUse(
+            Spent(
                 limit,
                 user if limit.scope is SpendScope.USER else "",
                 limit.bounds_at(status.now_ms),
@@ -288,7 +288,7 @@ async def _uses(
         repeated = repeating[start : start + HOLDERS_AT_ONCE]
         counts = await quotas.most_repeated(tenant_id, repeated)
         uses += (
-            SpendLimitUse(each, "", each.bounds_at(now_ms), count, is_repeats=True)
+            Spent(each, "", each.bounds_at(now_ms), count, is_repeats=True)
             for each, count in zip(repeated, counts, strict=True)
         )
     return uses
@@ -330,7 +330,7 @@ async def _costs_of_hour(
 
 
 async def _spend_limit_events(
-    transaction: AsyncSession, watched: Watched, uses: Iterable[SpendLimitUse], now: datetime
+    transaction: AsyncSession, watched: Watched, uses: Iterable[Spent], now: datetime
 ) -> list[WebhookEvent]:
     """Return an event for each threshold that a spend limit has reached in its current window."""
     reached = dict[EventName, dict[str, object]]()

@@ -23,8 +23,6 @@ from gateway.records.limits import (
 from gateway.records.usage_record import UsageRecord
 
 _DAY: Final = timedelta(days=1)
-MOST_SPEND_LIMITS: Final = 1_000
-"""Spend limits of one tenant."""
 LAST_START: Final = 28
 """The last day on which a month may begin: every month has it."""
 

@@ -48,11 +48,11 @@ from gateway.platform.redis_client import connect, observe_servers
 from gateway.platform.settings import load_settings
 from gateway.process.heartbeat import Heartbeat
 from gateway.records.adapters import AdapterState
-from gateway.records.batches import Batch, BatchStatus
 from gateway.records.errors import StoreUnavailableError
 from gateway.records.times import to_ms, utc_now
 from gateway.records.usage_record import encode_usage
 from tests.gateway.conftest import asking
+from tests.support.batches import running_batch
 from tests.support.fake_worker import FakeWorker
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.processes import free_port, wait_until
@@ -442,22 +442,13 @@ def _starved(place: Place) -> Iterator[Samples]:
 
 
 def _batch(place: Place, **values: Any) -> Iterator[Samples]:
-    batch = Batch(
-        id="batch_0",
-        tenant_id=TENANT,
-        project_id=None,
-        credential_id="key",
-        allowed_models=None,
-        dialect=None,
-        endpoint="/v1/completions",
-        input_file_id="file",
-        completion_window="24h",
-        labels=None,
-        output_seconds=None,
-        created_at=utc_now() - timedelta(hours=2),
-        expires_at=utc_now() + timedelta(hours=1),
-        in_progress_at=utc_now() - timedelta(hours=2),
-        status=BatchStatus.IN_PROGRESS,
+    began = utc_now() - timedelta(hours=2)
+    batch = running_batch(
+        TENANT,
+        "batch_0",
+        created_at=began,
+        expires_at=began + timedelta(hours=3),
+        in_progress_at=began,
         total=1000,
         **values,
     )

@@ -432,7 +432,7 @@ async def test_requests_that_need_only_other_masters_are_as_fast_as_before(
     first = await latencies(stack, seconds=3)
 
     def has_journal_elsewhere(request_id: str) -> bool:
-        """Tell those apart that wait for the last write of their journal to the stopped master."""
+        """Leave out requests that wait for a write of their journal to the stopped master."""
         return bool(slots.owner(slot_of_key(keys.journal(request_id)))[1] != stalled_port)
 
     # On a busy machine, some of them wait once for WRITE_SECONDS, too.

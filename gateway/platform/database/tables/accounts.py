@@ -148,11 +148,6 @@ class SpendAlertRow(Recorded[SpendAlert], Table):
     sent_month: Mapped[str] = mapped_column(String(7))
     created_at: Mapped[datetime]
 
-    @classmethod
-    def of(cls, alert: SpendAlert) -> Self:
-        """Return the row of a new alert."""
-        return cls(**asdict(alert))
-
 
 class ProjectRow(Recorded[Project], Table):
     """A part of a tenant; archived projects are kept, so that usage can be traced to them."""

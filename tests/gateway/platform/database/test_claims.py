@@ -30,8 +30,9 @@ from gateway.platform.database.tables import (
 )
 from gateway.platform.settings import load_settings
 from gateway.records.adapters import AdapterState
-from gateway.records.batches import Batch, BatchStatus, Chunk, File, FilePurpose
+from gateway.records.batches import Chunk, File, FilePurpose
 from gateway.records.times import EPOCH, utc_now
+from tests.support.batches import running_batch
 from tests.support.cases import case
 from tests.support.kinds import every_database
 from tests.support.patience import PATIENCE_SECONDS
@@ -114,22 +115,7 @@ async def _plant_event(services: JobServices, tenant: str, name: str) -> None:
 
 
 async def _plant_batch(services: JobServices, tenant: str, name: str) -> None:
-    batch = Batch(
-        id=name,
-        tenant_id=tenant,
-        project_id=None,
-        credential_id="key",
-        allowed_models=None,
-        dialect=None,
-        endpoint="/v1/completions",
-        input_file_id="file",
-        completion_window="24h",
-        labels=None,
-        output_seconds=None,
-        created_at=EPOCH,
-        expires_at=NOW + 99 * MINUTE,
-        status=BatchStatus.IN_PROGRESS,
-    )
+    batch = running_batch(tenant, name, created_at=EPOCH, expires_at=NOW + 99 * MINUTE)
     async with services.database.writing() as transaction:
         await BatchStore(transaction).add(batch)
 
