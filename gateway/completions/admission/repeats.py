@@ -34,7 +34,7 @@ class Repeats:
     async def counting(
         self, call: Call, checked: CheckedRequest, draft: Callable[[], UsageRecord]
     ) -> AsyncIterator[None]:
-        """Count a request, unless the block fails. Costs nothing for keys without a limit.
+        """Count a request, unless the block fails or the key's limit is lifted.
 
         `draft` returns its usage record, for the log of rejections.
 

@@ -132,11 +132,15 @@ class RequestSubmitter:
         Responses of streams, background and idempotent requests are stored, so that clients can
         read them again. Raises an ApiError after cleaning up.
         """
+        submit = partial(
+            self._submit, call, checked, request_id, shows_cost=shows_cost, idempotent=idempotent
+        )
+        # Most requests have no such limit: a context manager costs them microseconds.
+        if not any(each.repeats for each in call.principal.spend_limits):
+            return await submit()
         draft = partial(self.draft, call, checked, request_id)
         async with self._repeats.counting(call, checked, draft):
-            return await self._submit(
-                call, checked, request_id, shows_cost=shows_cost, idempotent=idempotent
-            )
+            return await submit()
 
     async def _submit(
         self,
