@@ -29,6 +29,7 @@ class FailureCode(StrEnum):
     POISONOUS = "poisonous"  # Engines died while running the job; no other one runs it.
     GATEWAY_STOPPING = "gateway_stopping"  # The gateway shuts down and its drain time is over.
     TAKEN_OVER = "taken_over"  # Another gateway resumed the job.
+    OUTPUT_LOST = "output_lost"  # A failover lost the stored output, and its gateway has died.
     STORED_BYTES = "stored_bytes"  # Redis would hold more of the tenant's output than allowed.
     RATE_LIMITED = "rate_limited"  # The tenant's limits allow no further tokens for now.
     OUT_OF_QUOTA = "out_of_quota"  # The tenant's money allows no further tokens.

@@ -405,6 +405,10 @@ class NotFoundError(ApiError, status=404, code="not_found"):
     """The route or resource does not exist."""
 
 
+class OutputLostError(NotFoundError, code="output_lost"):
+    """A failover of Redis lost the output of a stored response, and its gateway has died."""
+
+
 class ModelNotFoundError(NotFoundError, code="model_not_found"):
     """The model is unknown, or not visible to the principal; both return the same response."""
 

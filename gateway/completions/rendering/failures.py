@@ -75,6 +75,9 @@ _ERRORS: Final[Mapping[FailureCode, Callable[[JobFailed], errors.ApiError]]] = {
         "Another gateway continues this request. Retry the request.",
         retry_after_seconds=RETRY_AFTER_SECONDS,
     ),
+    FailureCode.OUTPUT_LOST: lambda _: errors.OutputLostError(
+        "The output of this response is lost. Send the request again."
+    ),
     FailureCode.WORKER_LOST: _generation_failed,
     FailureCode.ENGINE_ERROR: _generation_failed,
     FailureCode.REPLIES_LOST: _generation_failed,

@@ -144,7 +144,7 @@ class OwnedResponses:
             self.interrupted.put_nowait((head.tenant_id, head.request_id))
         elif head.is_background:
             self.background.remove(head.tenant_id, head.request_id)
-            if not head.record.line:
+            if not (head.record.line or response.is_lost):
                 self._ended[head.request_id] = response
                 if len(self._ended) > MOST_ENDED:
                     self._ended.popitem(last=False)
@@ -171,7 +171,10 @@ class OwnedResponses:
             self._ended.popitem(last=False)
         if (outages := self.dispatcher.presence.outages) != self._outages:
             self._outages = outages
-            responses += self._ended.values()
+            # Until they are written: the next server may be away again.
+            for request_id, ended in self._ended.items():
+                self.by_id.setdefault(request_id, ended)
+            responses = list(self.by_id.values())
             for response in responses:
                 response.mark_unwritten()
         if self.dispatcher.presence.is_steady:  # If not, follow notices could not arrive.
@@ -266,6 +269,11 @@ class OwnedResponse:
     def is_stored(self) -> bool:
         """Whether other gateways can find it in Redis, unless Redis has lost it since."""
         return self._written is not None or self._state is LOST
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether another gateway owns it, or it was deleted."""
+        return self._state is LOST
 
     def age(self, now: float) -> float:
         """Return the seconds since it has ended; `now` is a time of `time.monotonic`."""

@@ -34,7 +34,8 @@ PAUSE_SECONDS: Final = 0.2
 SETTLED_SECONDS: Final = 0.02
 """How often a whole response is checked until it is settled."""
 MISSING_SECONDS: Final = 10.0
-"""How long a response may be missing: after Redis loses it, its owner writes it again."""
+"""How long a response, its end or its record may be missing: after Redis loses one of them, the
+owner writes it again."""
 OVERDUE_SECONDS: Final = 60.0
 """How long after its deadline a response that does not end is still read."""
 
@@ -98,6 +99,8 @@ class ResponseReader:
         self._has_failed = False
         self._cannot_resume = False
         self._owner = ""
+        self._has_record = True
+        """Whether Redis had the record of the request when it was last read."""
         self._state: RequestState | None = None
         """Its end, once known."""
         self._is_settled = False
@@ -135,12 +138,14 @@ class ResponseReader:
         overdue_at = time.monotonic() + self._head.most_ms / 1000 + OVERDUE_SECONDS
         seen_at = time.monotonic()
         while not self._is_complete:
-            if time.monotonic() > min(seen_at + MISSING_SECONDS, overdue_at):
+            if time.monotonic() > overdue_at:
                 self._fail()
                 return
             self._grown.clear()
             try:
                 exists = await self._read_page()
+                if not exists and time.monotonic() > seen_at + MISSING_SECONDS:
+                    await self._give_up()
             except RedisError as error:
                 logger.warning("cannot read a response: %s", type(error).__name__)
                 exists = True  # Unknown.
@@ -154,13 +159,14 @@ class ResponseReader:
     async def _read_page(self) -> bool:
         """Read the available entries, and wait for more after the last one.
 
-        Returns False if Redis lacks the response, or the end of one that has ended.
+        Returns False if Redis lacks the response, its record, or the end of one that has ended.
         """
         # Before the journal, which is complete once the response has ended.
         state = self._state
         page = await self._store.read_page(self._head.request_id, index=self._index)
         if page is None:
             return False
+        self._owner = self._owner or page.gateway
         if not page.entries:
             # Its owner may have paused it, or ended it without a last entry.
             self._must_look.set()
@@ -177,7 +183,7 @@ class ResponseReader:
             with suppress(TimeoutError):
                 async with asyncio.timeout(REPEAT_SECONDS):
                     await self._grown.wait()
-        return True
+        return self._has_record
 
     async def _take(self, entry: bytes) -> None:
         self._index += 1
@@ -209,10 +215,20 @@ class ResponseReader:
             await asyncio.sleep(SETTLED_SECONDS)
         self._is_settled = True
 
-    def _fail(self) -> None:
-        """Stop reading. The response has not failed; a client can resume it later."""
+    async def _give_up(self) -> None:
+        """Stop reading what its owner does not write again, or cannot. Raises RedisError.
+
+        A live owner goes on without a record if the limits do not allow a new one.
+        """
+        if not await self._takeovers.is_written(self._head.request_id, self._owner):
+            self._fail(FailureCode.OUTPUT_LOST)
+        elif self._has_record:
+            self._fail()
+
+    def _fail(self, code: FailureCode = FailureCode.TAKEN_OVER) -> None:
+        """Stop reading. By default, the response has not failed; a client can resume it later."""
         self._has_failed = True
-        self.generation.push(0, JobFailed(0, 0, FailureCode.TAKEN_OVER, ""))
+        self.generation.push(0, JobFailed(0, 0, code, ""))
 
     # -- keeping it running ----------------------------------------------------------------------
 
@@ -223,11 +239,12 @@ class ResponseReader:
             try:
                 request_id, tenant_id = self._head.request_id, self._head.tenant_id
                 status = await self._store.status(tenant_id, request_id)
+                self._has_record = status is not None
                 if status is not None and not status.state.is_end:
                     self._owner = await self._takeovers.keep_running(tenant_id, request_id, status)
                     self._notify_owner()
                 elif status is not None and self._state is None:
-                    self._state = status.state
+                    self._owner, self._state = status.owner, status.state
                     self._grown.set()
             except RedisError as error:
                 logger.warning("cannot follow a response: %s", type(error).__name__)

@@ -93,6 +93,10 @@ class Takeovers:
         taken = await self._store.status(tenant_id, request_id)
         return status.owner if taken is None else taken.owner
 
+    async def is_written(self, request_id: str, owner: str) -> bool:
+        """Whether this gateway or a live owner may still write a response. Raises RedisError."""
+        return request_id in self._owned.by_id or await self._peers.is_alive(owner)
+
     async def resume(self, tenant_id: str, request_id: str) -> bool:
         """Keep a response running if it should run. Return False if this must be retried."""
         try:

@@ -10,6 +10,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from contract import keys
+from contract.outcomes import FailureCode
 from contract.queue import JobQueue
 from gateway.billing.ledger.sweep import Sweep
 from gateway.completions.queue.generation import REPLIES_AT_ONCE, Generation
@@ -57,7 +58,13 @@ async def test_response_that_redis_lost_is_restored(
 
 @pytest.mark.parametrize("has_ended", [False, True], ids=["running", "ended"])
 async def test_background_response_that_a_failover_lost_is_written_again(
-    first: House, second: House, worker: FakeWorker, redis: "Redis", *, has_ended: bool
+    first: House,
+    second: House,
+    worker: FakeWorker,
+    redis: "Redis",
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    has_ended: bool,
 ) -> None:
     request, claim = await begun(first, worker, "a", is_background=True)
     first.responses.of(request.settlement).leave()
@@ -74,7 +81,10 @@ async def test_background_response_that_a_failover_lost_is_written_again(
     with pytest.raises(StoreUnavailableError):
         await second.responses.require_intact()
 
-    first.dispatcher.presence.note_outage()
+    with monkeypatch.context() as patch:
+        patch.setattr(ResponseStore, "append", fail)  # The new server is away again.
+        first.dispatcher.presence.note_outage()
+        await asyncio.sleep(WRITE_SECONDS)
     state = RequestState.FINISHED if has_ended else RequestState.RUNNING
     await eventually(lambda: _is_stored(redis, request.id), what="the response")
     await state_is(second, request.id, state)
@@ -111,17 +121,47 @@ async def test_background_response_that_is_not_stored_runs_only_if_its_client_ca
         assert await settled(redis, request.id) == [("cancelled", 0, 0)]
 
 
+@pytest.mark.parametrize("lost", ["content", "record", "end"])
 async def test_reader_of_a_lost_response_gets_an_error(
-    first: House, second: House, worker: FakeWorker, redis: "Redis", monkeypatch: pytest.MonkeyPatch
+    first: House,
+    second: House,
+    worker: FakeWorker,
+    redis: "Redis",
+    monkeypatch: pytest.MonkeyPatch,
+    lost: str,
 ) -> None:
     monkeypatch.setattr(reading, "MISSING_SECONDS", 0.3)
-    request = await first.submit()
-    await worker.claim_one()
+    request, claim = await begun(first, worker, is_background=True)
+    if lost == "end":
+        first.responses.of(request.settlement).leave()
+        await worker.conclude(claim, "b")
+        await eventually(lambda: not first.responses._owned.by_id, what="the end")
+        await redis.rpop(keys.journal(request.id))
     attachment = await second.attach(request.id)
     await first.kill()
-    await redis.delete(keys.content(request.id), keys.journal(request.id))
+    if lost == "content":
+        await redis.delete(keys.content(request.id), keys.journal(request.id))
+    elif lost == "record":
+        await redis.delete(keys.request(BUCKET, request.id))
 
-    assert (await Reader(attachment.generation).to_the_end()).failure is not None
+    failure = (await Reader(attachment.generation).to_the_end()).failure
+    assert failure is not None
+    assert failure.code is FailureCode.OUTPUT_LOST
+
+
+async def test_live_owner_writes_a_response_without_a_record(
+    first: House, second: House, worker: FakeWorker, redis: "Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "MISSING_SECONDS", 0.1)
+    monkeypatch.setattr(reading, "REPEAT_SECONDS", 0.1)
+    request, claim = await begun(first, worker)
+    readers = [Reader((await house.attach(request.id)).generation) for house in (first, second)]
+    await redis.delete(keys.request(BUCKET, request.id))
+    await asyncio.sleep(0.6)
+
+    await worker.conclude(claim, "b")
+    for reader in readers:
+        assert (await reader.to_the_end()).text == "ab"
 
 
 async def test_response_continues_after_a_redis_outage(
