@@ -398,6 +398,7 @@ def _principal(tenant: Tenant, **others: Any) -> Principal:
         service_tier=tenant.service_tier,
         shows_cost=tenant.shows_cost,
         zero_retention=tenant.zero_retention,
+        prompt_log=tenant.prompt_log,
         cors_origins=tenant.cors_origins,
         **others,
     )

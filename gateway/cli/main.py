@@ -45,6 +45,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "credits": (".resources:credits_", "Grant, adjust and show prepaid credits."),
     "invoices": (".resources:invoices", "Show the statement of a tenant's month."),
     "webhooks": (".resources:webhooks", "Register, list, test and remove a tenant's webhooks."),
+    "prompt-log": (".resources:prompt_log", "Start, show and stop a tenant's prompt log."),
     "files": (".resources:files", "List and delete a tenant's files."),
     "batches": (".resources:batches", "List, show and cancel a tenant's batches."),
     "requests": (".resources:requests", "List and cancel a tenant's requests that wait or run."),

@@ -275,6 +275,17 @@ webhooks.add("create URL",
              secret_of("secret", "This is the secret of the webhook {id} of tenant {tenant_id}."))
 webhooks.add("test", "The event {id} will be sent within seconds.")
 
+prompt_log = Calls(
+    "prompt-log", "gateway.accounts.prompt_log", f"{_TENANT}/prompt_log",
+    "TENANT=tenant_id DAYS=days", "show",
+    """\
+  sluice prompt-log set --tenant acme --days 30 --public-key "$(cat public.pem)"
+  sluice prompt-log stop --tenant acme
+""")
+prompt_log.add("set", None, call="PUT /prompt_log")
+prompt_log.add("stop", "No further requests of tenant {tenant_id} are logged.",
+               call="DELETE /prompt_log")
+
 files = Calls(
     "files", "gateway.batches.files.routes", f"{_TENANT}/files/{{file_id}}",
     "ID=id NAME=filename PURPOSE=purpose BYTES=bytes LINES=lines EXPIRES=expires_at:-",

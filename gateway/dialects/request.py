@@ -11,6 +11,7 @@ import msgspec
 from contract.messages import AUDIO_RATE, Ranking
 from contract.sampling import SamplingSpec
 from gateway.dialects.profile import ContextLengthBehavior, Profile
+from gateway.records.records import PromptLog
 
 Prompt = str | list[str | int]
 """One prompt: text, or a list of token ids that may contain text pieces."""
@@ -428,6 +429,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The response with whose prompt the cache diagnostics compare this one; empty: none, but a
     later one may name this response; None: nothing is compared."""
     cache_diagnosis: CacheDiagnosis | None = None
+    prompt_log: PromptLog | None = None
+    """How the tenant's prompt log has the request; None: it does not."""
     sealed_for: str = ""
     """The model to which the reasoning of the response is sealed; empty if none is sealed."""
     response_fields: tuple[str, ...] = ()

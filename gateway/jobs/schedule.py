@@ -29,6 +29,7 @@ from gateway.jobs.audit_heads import HeadKeeper
 from gateway.jobs.exports import Exporter
 from gateway.jobs.mail import Mailer
 from gateway.jobs.outbound import Outbound
+from gateway.jobs.prompt_log import remove_expired_logs
 from gateway.jobs.spend_alerts import send_spend_alerts
 from gateway.jobs.webhooks import WebhookSender
 from gateway.limits.store import QuotaStore
@@ -49,6 +50,7 @@ class JobServices:
     """One database, one Redis client, and the services that use them, until it is closed."""
 
     def __init__(self, settings: Settings, *, most_connections: int = MOST_CONNECTIONS) -> None:
+        self.settings = settings
         self.redis = redis = connect(settings.redis_url, max_connections=REDIS_CONNECTIONS)
         self.database = database = Database(
             settings.database_url.get_secret_value(),
@@ -156,6 +158,11 @@ async def learn(services: JobServices) -> None:
     await learn_limits(services.database, services.announcer, utc_now())
 
 
+async def expire_logs(services: JobServices) -> None:
+    """Remove old entries of prompt logs."""
+    await remove_expired_logs(services.settings, services.database, utc_now())
+
+
 async def prepare_partitions(services: JobServices) -> None:
     """Create the ledger's partitions of the coming months."""
     async with services.database.writing() as transaction:
@@ -191,6 +198,7 @@ TASKS: Final = (
     Task("mail_spend_alerts", mail_spend_alerts, 60.0),
     Task("learn_limits", learn, 300.0),
     Task("reconcile", reconcile, 60.0),
+    Task("expire_prompt_logs", expire_logs, crontab(minute="17")),
     Task("encrypt", encrypt, crontab(minute="37")),
     Task("prepare_partitions", prepare_partitions, crontab(minute="7", hour="*/6")),
 )

@@ -22,6 +22,14 @@ class MissingBlobError(Exception):
     """An object does not exist: its file was deleted, or its part was merged into a larger one."""
 
 
+def log_of(place: str, tenant_id: str) -> "Blobs":
+    """Return the store of a tenant's prompt log, whose objects are in the folder of the tenant.
+
+    `place` is the setting `prompt_log_store`.
+    """
+    return Blobs(place.replace("{tenant}", tenant_id))
+
+
 class Blobs:
     """Objects by key. All methods raise StoreUnavailableError."""
 
@@ -92,6 +100,14 @@ class Blobs:
             for page in await to_thread(list, obstore.list(self._store(), f"{folder}/")):
                 keys = [meta["path"] for meta in page]
                 await to_thread(obstore.delete, self._store(), keys)
+
+    async def folders(self, folder: str) -> list[str]:
+        """Return the names of the folders in a folder."""
+        import obstore
+
+        with self._converting_errors():
+            found = await to_thread(obstore.list_with_delimiter, self._store(), f"{folder}/")
+        return [each.rstrip("/").rpartition("/")[2] for each in found["common_prefixes"]]
 
     def require(self) -> None:
         """Raise BadRequestError if the deployment has no file store."""

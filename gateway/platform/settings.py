@@ -421,6 +421,9 @@ class Settings(BaseSettings):
     file_store: Annotated[str, Field(min_length=1)] = str(LOCAL_FOLDER / "files")
     """Store of files and batch results: a folder that all gateways and `sluice jobs` share,
     `s3://BUCKET/PREFIX`, or `none`. The standard `AWS_` variables configure S3."""
+    prompt_log_store: Annotated[str, Field(min_length=1)] = NO_STORE
+    """Store of the prompt logs of tenants who opt in, as `file_store`. `{tenant}` in it is the
+    tenant's id: `s3://acme-{tenant}` gives each a bucket of its own. Default: nobody can opt in."""
     max_file_bytes: Annotated[int, Field(gt=0)] = 1024 * 1024 * KIBIBYTE
     max_file_lines: Annotated[int, Field(gt=0)] = 1_000_000
     max_file_bytes_of_tenant: Annotated[int, Field(gt=0)] = 10 * 1024 * 1024 * KIBIBYTE

@@ -51,6 +51,11 @@ REQUESTS: Final = LightCounter(
 REQUESTS_IN_PROGRESS = Gauge(
     "sluice_gateway_requests_in_progress", "Generation requests in progress."
 )
+OBJECTS_DROPPED: Final = Counter(
+    "sluice_gateway_objects_dropped_total",
+    "Kept responses and entries of prompt logs that could not be written.",
+    ["what"],
+)
 PROMPT_CACHE_BYTES: Final = Gauge(
     "sluice_gateway_prompt_cache_bytes", "Memory of token ids that later prompts can reuse."
 )

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 from typing_extensions import override
 
-from gateway.accounts import aliases, limits, members, spend_alerts, spend_limits
+from gateway.accounts import aliases, limits, members, prompt_log, spend_alerts, spend_limits
 from gateway.accounts import models as served_models
 from gateway.accounts.audit import routes as audit
 from gateway.accounts.keys import routes as keys
@@ -50,7 +50,7 @@ from gateway.process.openapi.schemas import RESPONSE_HEADERS
 from gateway.process.services import open_services
 
 _OPENAPI: Final = "/openapi.json"
-RESOURCES: Final = (keys, projects, members, spend_limits, webhooks, invoices)
+RESOURCES: Final = (keys, projects, members, spend_limits, webhooks, invoices, prompt_log)
 """Resources of tenants that are in both applications."""
 CUSTOMER_ROUTERS = (
     generation.router,

@@ -45,6 +45,7 @@ from gateway.completions.sealing import Sealer
 from gateway.completions.sending.respond import ResponseSender
 from gateway.completions.settlement import SettlementService
 from gateway.completions.stored.kept import KeptResponses
+from gateway.completions.stored.prompt_log import PromptLogs
 from gateway.completions.stored.service import Responses
 from gateway.completions.structure.checker import GrammarChecker
 from gateway.completions.structure.sandbox.pool import SandboxSettings
@@ -103,6 +104,7 @@ _MADE: Final[tuple[type[Any], ...]] = (
     ServiceHistory,
     SettlementService,
     KeptResponses,
+    PromptLogs,
     Responses,
     Authorizer,
     BodyReader,

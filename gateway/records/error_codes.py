@@ -27,6 +27,7 @@ insufficient_scope: Use a key with the scope that the message names.
 account_suspended: Ask your provider.
 ip_not_allowed: Send from an allowed address, or change the addresses of the key.
 not_found: Check the path and the id. Objects of other accounts do not exist for you.
+output_lost: Send the request again. A failover of Redis lost the response.
 previous_response_not_found:
   Send the whole conversation as `input`. Responses are kept for a limited time, unless `store` is
   false.

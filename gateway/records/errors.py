@@ -18,6 +18,7 @@
     │   ├── AccountSuspendedError
     │   └── AddressNotAllowedError
     ├── NotFoundError 404
+    │   ├── OutputLostError
     │   ├── ModelNotFoundError
     │   └── ModelRetiredError
     ├── MethodNotAllowedError 405

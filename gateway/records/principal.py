@@ -9,7 +9,7 @@ from contract.tier import ServiceTier
 from gateway.records.errors import AddressNotAllowedError, PermissionDeniedError
 from gateway.records.grants import BOUNDS, Grant
 from gateway.records.limits import JWT_PREFIX, Limits, LimitScope, SpendScope, SubjectLimits
-from gateway.records.records import Network
+from gateway.records.records import Network, PromptLog
 from gateway.records.scopes import TENANT_SCOPES, Scope
 from gateway.records.spending import SpendLimit
 
@@ -50,6 +50,8 @@ class Principal:
     """Whether responses contain their cost."""
     zero_retention: bool = False
     """Whether nothing of the tenant's requests is kept after their end, but usage records."""
+    prompt_log: PromptLog | None = None
+    """How the tenant's requests are logged; None if they are not."""
     cors_origins: tuple[str, ...] = ()
     """Origins of web pages that may use the tenant's keys, or `*`."""
     is_operator: bool = False

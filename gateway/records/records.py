@@ -7,6 +7,8 @@ from enum import StrEnum
 from ipaddress import IPv4Network, IPv6Network
 from typing import Final, NamedTuple, TypedDict
 
+import msgspec
+
 from contract.dialect import Dialect
 from contract.tier import ServiceTier
 from gateway.records.limits import LimitChanges, LimitScope, LimitValues
@@ -80,6 +82,24 @@ class Tenant:
     anomaly_repeats: int | None = None
     """A key that sends one request more often than this in an hour is an anomaly."""
     anomaly_action: AnomalyAction = AnomalyAction.STOP
+    prompt_log_key: str | None = None
+    """Public key in PEM by which its prompt log is encrypted; None: it never had a log."""
+    prompt_log_days: int | None = None
+    """How long an entry of its prompt log is kept; None: its requests are not logged."""
+
+    @property
+    def prompt_log(self) -> "PromptLog | None":
+        """How its requests are logged; None if they are not."""
+        if self.prompt_log_key is None or self.prompt_log_days is None:
+            return None
+        return PromptLog(self.prompt_log_key, self.prompt_log_days)
+
+
+class PromptLog(msgspec.Struct, frozen=True, array_like=True):
+    """How requests are logged for their tenant."""
+
+    key: str
+    days: int
 
 
 class TenantOptions(TypedDict, total=False):

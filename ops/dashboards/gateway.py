@@ -242,6 +242,12 @@ def build() -> Dashboard:
                 ),
             ),
             graph(
+                "Objects dropped",
+                "cps",
+                "Kept responses and entries of prompt logs that could not be written.",
+                Query(rate("sluice_gateway_objects_dropped_total", NAMESPACE, "what"), "{{what}}"),
+            ),
+            graph(
                 "Open files",
                 "percentunit",
                 "Share of the process's limit; each client connection is one open file.",

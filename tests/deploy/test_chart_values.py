@@ -66,6 +66,7 @@ MADE_BY_OTHER_VALUES = {
         "drain_delay",
         "drain_timeout",
         "file_store",
+        "prompt_log_store",
         "host",
         "console_key_login",
         "jwt_algorithms",

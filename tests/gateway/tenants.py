@@ -26,6 +26,7 @@ async def change_tenant(stack: Stack, tenant: str, **options: Unpack[TenantOptio
 
 async def all_have_received_changes(stack: Stack) -> None:
     """Wait until every gateway has received all changes so far: they arrive in order."""
+    await asyncio.to_thread(stack.key, "acme")  # So that the tenant exists.
     database, redis = Database(stack.database_url), connect(stack.redis.url, max_connections=1)
     try:
         service = KeyService(database, ChangeAnnouncer(redis))

@@ -266,6 +266,7 @@ def running_stack(
             "SLUICE_UNPAID_REQUESTS_PER_MINUTE": "0",
             "SLUICE_FAILED_LOGINS_PER_MINUTE": "0",
             "SLUICE_FILE_STORE": str(Path(folder) / "files"),
+            "SLUICE_PROMPT_LOG_STORE": str(Path(folder) / "logs-{tenant}"),
         }
         stack = Stack(Path(folder), redis, environment)
         try:

@@ -33,6 +33,7 @@ from gateway.records.errors import (
     invalid_header,
 )
 from gateway.records.principal import Principal
+from gateway.records.records import PromptLog
 from gateway.records.scopes import Scope
 
 RETENTION_HEADER: Final = "x-zero-retention"
@@ -123,6 +124,11 @@ class Call(msgspec.Struct, frozen=True):
     """What is tried in order if the chosen model cannot run the request."""
     is_kept: bool = True
     """Whether anything of the request may be kept after its end, besides its usage record."""
+
+    @property
+    def prompt_log(self) -> PromptLog | None:
+        """How the request is logged; None if it is not. Lines of batches are in files."""
+        return self.principal.prompt_log if self.is_kept and self.line is None else None
 
     @property
     def next(self) -> "Call | None":

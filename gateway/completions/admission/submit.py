@@ -132,6 +132,9 @@ class RequestSubmitter:
         Responses of streams, background and idempotent requests are stored, so that clients can
         read them again. Raises an ApiError after cleaning up.
         """
+        if call.prompt_log is not None:
+            request = msgspec.structs.replace(checked.request, prompt_log=call.prompt_log)
+            checked = msgspec.structs.replace(checked, request=request)
         submit = partial(
             self._submit, call, checked, request_id, shows_cost=shows_cost, idempotent=idempotent
         )

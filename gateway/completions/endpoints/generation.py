@@ -227,6 +227,7 @@ class Completions:
         )
         record, completion = submission.settlement.record, submission.completion
         self._responses.kept.begin(record, completion, call.body, call.beside)
+        self._responses.logs.begin(record, completion, call.body, call.beside)
         return submission
 
     async def _require_stored(self, submission: Submission) -> None:

@@ -35,6 +35,11 @@ def event_renderer(
     return _RENDERERS[completion.request.form](completion, skip=skip, has_ids=has_ids)
 
 
+def assembler_of(completion: Completion) -> Assembler:
+    """Return what makes a whole response of its replies."""
+    return _ASSEMBLERS.get(completion.request.form, ChoicesAssembler)(completion)
+
+
 async def collect(
     completion: Completion, generation: Generation, *, check: Callable[[], None] = lambda: None
 ) -> WholeResponse:
@@ -42,7 +47,7 @@ async def collect(
 
     `check` may raise to end this. Wake the generation when it would.
     """
-    assembler = _ASSEMBLERS.get(completion.request.form, ChoicesAssembler)(completion)
+    assembler = assembler_of(completion)
     while assembler.unfinished_jobs:
         check()
         replies = await generation.replies()

@@ -10,6 +10,7 @@ from gateway.completions.rendering.completion import Completion
 from gateway.completions.settlement import Settlement
 from gateway.completions.stored.reader import ResponseReader
 from gateway.completions.stored.service import Responses
+from gateway.records.usage_record import Outcome
 
 
 @dataclass(eq=False)
@@ -53,7 +54,12 @@ class InitialSubscription(Subscription):
     async def finish(self, whole: bytes) -> None:
         # Settling does not wait for the file store.
         keeping = self._responses.kept.finish(self.completion, whole)
-        ending = self._responses.of(self._settlement).finish()
+        settlement, ended = self._settlement, self._responses.of(self._settlement)
+        if ended is settlement:
+            # Stored responses are logged by whoever ends them.
+            logs, record = self._responses.logs, settlement.record
+            logs.end(record, self.completion, Outcome.FINISHED, response=whole)
+        ending = ended.finish()
         await (ending if keeping is None else asyncio.gather(ending, keeping))
 
     @override

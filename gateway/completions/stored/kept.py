@@ -10,7 +10,7 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -22,6 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from common.tasks import each_apart, wait_for_end
 from gateway.completions.rendering.completion import Completion
 from gateway.completions.settlement import SettlementService
+from gateway.completions.stored.object_writer import ObjectWriter
 from gateway.dialects.responses.items import as_items, listed_items
 from gateway.dialects.responses.request import kept_options
 from gateway.platform.blobs import Blobs, MissingBlobError
@@ -31,7 +32,6 @@ from gateway.platform.database.tables import FileRow
 from gateway.platform.settings import Settings
 from gateway.records.batches import FilePurpose
 from gateway.records.errors import (
-    ApiError,
     PayloadTooLargeError,
     StateConflictError,
     StoreUnavailableError,
@@ -42,10 +42,7 @@ from gateway.records.usage_record import UsageRecord
 
 KEEP_SECONDS: Final = 1.0
 """How long the end of a response waits until it is kept. Writing continues after that."""
-WRITES_AT_ONCE: Final = 8
 READS_AT_ONCE: Final = 16
-MOST_UNWRITTEN_BYTES: Final = 67_108_864
-"""Bytes that wait to be written. While the store is slow, further responses are not kept."""
 SUM_SECONDS: Final = 10.0
 """How long the size of a tenant's files is remembered: there is a row for each kept response."""
 MOST_SIZES: Final = 10_000
@@ -72,9 +69,7 @@ class KeptResponses:
 
     def __post_init__(self) -> None:
         self._blobs = Blobs(self._settings.file_store)
-        self._tasks = self._settlements.tasks
-        self._turns = asyncio.Semaphore(WRITES_AT_ONCE)
-        self._unwritten_bytes = 0
+        self._writer = ObjectWriter(self._settlements.tasks, "kept_response")
         self._begun: dict[str, asyncio.Task[None]] = {}
         """Tasks that write the inputs of responses."""
         self._sizes: dict[str, tuple[float, int]] = {}
@@ -93,7 +88,7 @@ class KeptResponses:
             return msgspec.json.encode({"items": items, "echo": msgspec.Raw(options.echo)})
 
         put = partial(self._put_input, record, completion.model)
-        task = self._begun[request_id] = self._tasks.task(self._write(beside(encoded), put))
+        task = self._begun[request_id] = self._writer.write(beside(encoded), put)
         task.add_done_callback(lambda _: self._begun.pop(request_id, None))
 
     def finish(self, completion: Completion, whole: bytes) -> Awaitable[None] | None:
@@ -113,26 +108,8 @@ class KeptResponses:
             return whole[: -len(options.echo)] + b"}"
 
         put = partial(self._put_response, request_id)
-        writing = self._tasks.task(self._write(made(), put))
+        writing = self._writer.write(made(), put)
         return wait_for_end(writing, timeout_seconds=KEEP_SECONDS)
-
-    async def _write(
-        self, making: Awaitable[bytes], put: Callable[[bytes], Awaitable[None]]
-    ) -> None:
-        """Write an object that is being made, or log why that fails."""
-        size = 0
-        try:
-            content = await making
-            if self._unwritten_bytes + len(content) > MOST_UNWRITTEN_BYTES:
-                raise StoreUnavailableError("Too many responses wait to be kept.")
-            size = len(content)
-            self._unwritten_bytes += size
-            async with self._turns:
-                await put(content)
-        except ApiError as error:
-            logger.warning("cannot keep a response: %s", error)
-        finally:
-            self._unwritten_bytes -= size
 
     async def _put_input(self, record: UsageRecord, model: str, content: bytes) -> None:
         now = utc_now()

@@ -5,7 +5,7 @@ import logging
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum, auto
 from typing import Any, Final
@@ -110,6 +110,8 @@ class OwnedResponses:
     settlements: SettlementService
     keep: Callable[["OwnedResponse"], Awaitable[None]]
     """Keeps a finished response for later requests, if its request wants that."""
+    log: Callable[[ResponseHead, Sequence[bytes], Outcome], Coroutine[Any, Any, None]]
+    """Logs the end of a response whose request has a `prompt_log`, with its whole journal."""
 
     def __post_init__(self) -> None:
         self.tasks = self.settlements.tasks
@@ -428,6 +430,7 @@ class OwnedResponse:
             if not (self.has_consumer or is_line):
                 await self._owned.keep(self)
             await self.settlement.finish(RequestState.FINISHED, stored_bytes=self._bytes_at_end)
+            self._log(Outcome.FINISHED)
             if is_line or self.settlement.is_confirmed:
                 await self._end_when_confirmed()
             else:
@@ -479,6 +482,7 @@ class OwnedResponse:
             # The gateway that has taken it over settles it.
             self.settlement.hand_over()
             return
+        self._log(ending.outcome)
         # If a client that has left resumes it, the engine reads the prompts again and the tenant
         # pays.
         is_left = not (self._is_silent or ending.is_our_fault)
@@ -486,6 +490,11 @@ class OwnedResponse:
             ending, state, stored_bytes=self._bytes_at_end, reads_again=is_left
         )
         self._end(state)
+
+    def _log(self, outcome: Outcome) -> None:
+        if "prompt_log" in self.head.request:
+            entries = [*self.entries, *encode_entries(self._pending, "")]
+            self._owned.tasks.start(self._owned.log(self.head, entries, outcome))
 
     async def _show(self, state: RequestState) -> None:
         """Show it as ended before it is settled: a worker may not report its counts for a while."""

@@ -8,9 +8,11 @@ gateway that attaches a reader takes the response over.
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, Final
 
 from common.not_none import not_none
@@ -21,7 +23,9 @@ from contract.queue import LostJob
 from contract.scripts import CommandExecutor
 from gateway.completions.queue.dispatcher import Dispatcher
 from gateway.completions.queue.generation import Reply
-from gateway.completions.rendering.responses import ResponseAssembler
+from gateway.completions.rendering.assembler import WholeResponse
+from gateway.completions.rendering.completion import Completion
+from gateway.completions.rendering.form_registry import assembler_of
 from gateway.completions.sealing import Sealer
 from gateway.completions.settlement import CLOSE_SECONDS, Settlement, SettlementService
 from gateway.completions.stored.head import ResponseHead
@@ -29,6 +33,7 @@ from gateway.completions.stored.journal import decode_slices, encode_entries, en
 from gateway.completions.stored.kept import KeptResponses
 from gateway.completions.stored.owned import OwnedResponse, OwnedResponses
 from gateway.completions.stored.peers import BackgroundIndex, Peers
+from gateway.completions.stored.prompt_log import PromptLogs, texts_of
 from gateway.completions.stored.reader import ResponseReader
 from gateway.completions.stored.store import (
     ResponseStore,
@@ -44,7 +49,7 @@ from gateway.platform.concurrency.fair_turns import LoopTurns
 from gateway.platform.concurrency.large_work import LargeWork
 from gateway.platform.settings import Settings
 from gateway.records.errors import queue_unavailable
-from gateway.records.usage_record import Counts
+from gateway.records.usage_record import Counts, Outcome
 
 BACKGROUND_SECONDS: Final = 3.0
 """How often background responses of dead gateways are taken over."""
@@ -74,6 +79,7 @@ class Responses:
     _sealer: Sealer
     _settings: Settings
     kept: KeptResponses
+    logs: PromptLogs
 
     def __post_init__(self) -> None:
         executor, dispatcher, settlements = self._executor, self.dispatcher, self._settlements
@@ -81,7 +87,13 @@ class Responses:
         self._peers = Peers(executor, dispatcher, settlements.tasks)
         self._background = BackgroundIndex(executor, dispatcher.gateway)
         self._owned = OwnedResponses(
-            self.store, self._peers, self._background, dispatcher, settlements, self._keep
+            self.store,
+            self._peers,
+            self._background,
+            dispatcher,
+            settlements,
+            self._keep,
+            self._log,
         )
         most_unread = self._settings.max_unread_bytes
         self._takeovers = Takeovers(executor, self._owned, max_unread_bytes=most_unread)
@@ -291,17 +303,31 @@ class Responses:
     async def _keep(self, response: OwnedResponse) -> None:
         """Keep a response that ends without a client here, if its request wants that."""
         completion = response.head.completion(self._sealer)
-        if kept_options(completion.request) is None:
-            return
-        assembler = ResponseAssembler(completion)
-        turn = partial(self._loop_turns.slice_of, response.head.tenant_id)
-        for entry in response.entries:
+        if kept_options(completion.request) is not None:
+            whole = await self._whole(response.head, completion, response.entries)
+            await not_none(self.kept.finish(completion, whole.content))
+
+    async def _whole(
+        self, head: ResponseHead, completion: Completion, entries: Sequence[bytes]
+    ) -> WholeResponse:
+        assembler = assembler_of(completion)
+        turn = partial(self._loop_turns.slice_of, head.tenant_id)
+        for entry in entries:
             for received in decode_slices(entry):
                 async with turn():
                     for each in received:
                         assembler.add(Reply(*each))
-        whole = await assembler.response(turn)
-        await not_none(self.kept.finish(completion, whole.content))
+        return await assembler.response(turn)
+
+    async def _log(self, head: ResponseHead, entries: Sequence[bytes], outcome: Outcome) -> None:
+        completion = head.completion(self._sealer)
+        if outcome is Outcome.FINISHED:
+            whole = await self._whole(head, completion, entries)
+            self.logs.end(head.record, completion, outcome, response=whole.content)
+        else:
+            slices = (each for entry in entries for each in decode_slices(entry))
+            texts = texts_of(chain.from_iterable(slices))
+            self.logs.end(head.record, completion, outcome, texts=texts)
 
     # -- loops -----------------------------------------------------------------------------------
 

@@ -98,6 +98,14 @@ _BODIES: Final[Mapping[str, dict[str, Any]]] = {
         "logprobs": 2,
         **_GREEDY,
     },
+    "fallback": {
+        "model": "nobody-serves-this",
+        "models": ["nor-this", MODEL],
+        "prompt": "A long walk",
+        "max_tokens": 120,
+        "seed": 22,
+        **_SEEDED,
+    },
     "bytes": {
         "prompt": "Zoë",
         "max_tokens": 150,

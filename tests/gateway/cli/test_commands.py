@@ -387,7 +387,7 @@ def test_names_are_completed() -> None:
         shell = ShellComplete(main, {}, "sluice", "_SLUICE_COMPLETE")
         return [item.value for item in shell.get_completions(list(given), start)]
 
-    assert complete(start="pr") == ["projects", "prices"]
+    assert complete(start="pr") == ["projects", "prices", "prompt-log"]
     assert complete("keys", start="r") == ["revoke", "rotate"]
     assert complete("keys", "create", start="--ten") == ["--tenant"]
 

@@ -206,7 +206,12 @@ root.
 {{- $files := .Values.files -}}
 - name: SLUICE_FILE_STORE
   value: {{ ternary (include "sluice.filesFolder" .) $files.store (not (empty (include "sluice.filesClaim" .))) | quote }}
-{{- if not (include "sluice.filesClaim" .) }}
+{{- $isLogged := ne $files.promptLogStore "none" }}
+{{- if $isLogged }}
+- name: SLUICE_PROMPT_LOG_STORE
+  value: {{ $files.promptLogStore | quote }}
+{{- end }}
+{{- if or $isLogged (not (include "sluice.filesClaim" .)) }}
 {{- with $files.s3.endpointUrl }}
 - name: AWS_ENDPOINT_URL
   value: {{ . | quote }}

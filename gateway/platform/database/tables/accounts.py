@@ -16,6 +16,7 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     String,
+    Text,
     UniqueConstraint,
     false,
 )
@@ -96,6 +97,8 @@ class TenantRow(Recorded[Tenant], Table):
     anomaly_action: Mapped[AnomalyAction] = mapped_column(
         enum_column(AnomalyAction, "anomaly_action"), server_default=AnomalyAction.STOP.value
     )
+    prompt_log_key: Mapped[str | None] = mapped_column(Text)
+    prompt_log_days: Mapped[int | None] = mapped_column(Integer)
 
 
 class SpendLimitRow(Recorded[SpendLimit], Table):

@@ -28,6 +28,7 @@ from gateway.completions.sealing import Sealer
 from gateway.completions.settlement import Settlement, SettlementService, Slices
 from gateway.completions.stored.head import ResponseHead
 from gateway.completions.stored.kept import KeptResponses
+from gateway.completions.stored.prompt_log import PromptLogs
 from gateway.completions.stored.reader import ResponseReader
 from gateway.completions.stored.service import Responses
 from gateway.completions.stored.store import StoredResponse, packed_head
@@ -111,6 +112,7 @@ class House:
             Sealer(["secret"]),
             Settings(journal_interval=timedelta(seconds=journal_seconds)),
             Mock(spec=KeptResponses),
+            Mock(spec=PromptLogs),
         )
         self.has_handed_over = asyncio.Event()
         """Set while it stops, when other gateways may take its responses over."""

@@ -16,6 +16,7 @@ from common.tasks import TaskSet
 from gateway.accounts.tenants.service import TenantService
 from gateway.batches.files.service import FileService, FileStore
 from gateway.completions.stored import kept as keeping
+from gateway.completions.stored import object_writer
 from gateway.completions.stored.kept import Kept, KeptResponses
 from gateway.dialects.profile import PROFILES, Dialect
 from gateway.dialects.responses.request import kept_options, read_response
@@ -193,15 +194,15 @@ async def test_slow_store_delays_no_response_and_holds_few_bytes(
 ) -> None:
     await store.begin()
     monkeypatch.setattr(keeping, "KEEP_SECONDS", 0.01)
-    turns = [store.kept._turns.acquire() for _ in range(keeping.WRITES_AT_ONCE)]
+    turns = [store.kept._writer._turns.acquire() for _ in range(object_writer.WRITES_AT_ONCE)]
     await asyncio.gather(*turns)
     await store.finish()
     assert await store.find() is None
-    monkeypatch.setattr(keeping, "MOST_UNWRITTEN_BYTES", len(msgspec.json.encode(OUTPUT)))
+    monkeypatch.setattr(object_writer, "MOST_UNWRITTEN_BYTES", len(msgspec.json.encode(OUTPUT)))
     await store.finish()
     for _ in turns:
-        store.kept._turns.release()
+        store.kept._writer._turns.release()
     await store.tasks.finish(10)
     # The first one was written when the store could, the second one was not.
     assert await store.find() is not None
-    assert store.kept._unwritten_bytes == 0
+    assert store.kept._writer._unwritten_bytes == 0

@@ -64,8 +64,9 @@ OURS: Final = frozenset(FailureCode) - {
     FailureCode.STORED_BYTES,
     FailureCode.RATE_LIMITED,
     FailureCode.OUT_OF_QUOTA,
-    # These end no request: another gateway settles it, or its client has ended it.
+    # These end no request: another gateway settles it, its client has ended it, or it is settled.
     FailureCode.TAKEN_OVER,
+    FailureCode.OUTPUT_LOST,
     FailureCode.CANCELLED,
 }
 
