@@ -12,6 +12,8 @@ COMPLETIONS = "/v1/completions"
 CHATS = "/v1/chat/completions"
 MESSAGES = "/v1/messages"
 RESPONSES = "/v1/responses"
+UNSERVED = "sluice-unserved"
+"""A model that no worker serves any more."""
 STOP_AT = 0.6
 """Position of the stop string in the text."""
 
@@ -99,8 +101,8 @@ _BODIES: Final[Mapping[str, dict[str, Any]]] = {
         **_GREEDY,
     },
     "fallback": {
-        "model": "nobody-serves-this",
-        "models": ["nor-this", MODEL],
+        "model": UNSERVED,
+        "models": [MODEL],
         "prompt": "A long walk",
         "max_tokens": 120,
         "seed": 22,

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
 
+from contract.messages import WorkerState
 from gateway.billing.invoices import InvoiceService
 from gateway.platform.database import schema
 from gateway.records.limits import MAX_LIMIT, SpendScope
@@ -50,10 +51,11 @@ from tests.failures.chaos.load import (
 from tests.failures.chaos.machine import Standstill, watched_machine
 from tests.failures.chaos.plants import Plant, arm
 from tests.failures.chaos.proxy import ANNOUNCED
-from tests.failures.chaos.recipes import Recipe, first_recipes, stopped_recipes
+from tests.failures.chaos.recipes import UNSERVED, Recipe, first_recipes, stopped_recipes
 from tests.failures.proofs.accounts import Accounts, open_accounts
 from tests.failures.proofs.client import request
 from tests.failures.proofs.ledger import Books, open_books
+from tests.support.fake_worker import FakeWorker
 from tests.support.postgres_server import PostgresServer
 from tests.support.redis_cluster import RedisClusterServers
 from tests.support.redis_server import BUNDLED, SYSTEM, RedisServer
@@ -299,6 +301,8 @@ class Run:
         """
         async with open_accounts(self.deployment.stack) as accounts:
             self._keys = await _open_accounts(accounts)
+        gone = FakeWorker(self.books.redis, UNSERVED, name="unserved")
+        await gone.announce(WorkerState.DRAINING, ttl_ms=1_000)
         names = self._options.recipes
         self._recipes = await _known_recipes(self.deployment, self._keys["free"], names)
         urls = self.deployment.gateway_urls
