@@ -316,9 +316,12 @@ def _logs(
             "severityText": "INFO",
             "eventName": sink.event,
             "body": {"stringValue": row.request_id},
-            "attributes": _attributes(
-                {"request_id": row.request_id, "tenant": row.tenant_id, **event["data"]}
-            ),
+            "attributes": [
+                _attribute("log.record.uid", row.request_id),
+                *_attributes(
+                    {"request_id": row.request_id, "tenant": row.tenant_id, **event["data"]}
+                ),
+            ],
         }
         for row, event in zip(rows, events, strict=True)
     ]

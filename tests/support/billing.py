@@ -155,7 +155,7 @@ def _log_records(body: bytes) -> list[dict[str, Any]]:
     for each in scope["logRecords"]:
         data = {one["key"]: one["value"] for one in each.pop("attributes")}
         texts = {key: str(*value.values()) for key, value in data.items()}
-        more = {"id": texts["sluice.request_id"], "cost": texts["sluice.cost_micros"]}
+        more = {"id": texts["log.record.uid"], "cost": texts["sluice.cost_micros"]}
         events.append(each | texts | more)
     return events
 
