@@ -7,8 +7,8 @@ Sessions have the published shape (Codex on SWE-bench Pro, and production sessio
 Parts, each in rounds in which systems take turns:
 
 - `turns`: the CPU of one turn and its first token, with the scripted engine; then of a short
-  request. Sluice, an earlier checkout of it, smg and LiteLLM's proxy; the latter two forward to a
-  simulated engine.
+  request. Sluice, also with fast tokenizers, an earlier checkout of it, smg and LiteLLM's proxy; the
+  latter two forward to a simulated engine.
 - `vllm`: the same with a real engine, a tiny model with a long window: Sluice, vLLM's server.
 - `beside`: short requests of another tenant, alone and beside 16 sessions.
 - `flood`: turns of a session before and after another tenant filled the caches with its prompts,
@@ -50,6 +50,7 @@ from bench.vllm_server import running_vllm_server
 NAME: Final = "agents"
 PARTS: Final = ("turns", "vllm", "beside", "flood", "workers")
 BEFORE: Final = "Sluice, earlier checkout"
+FAST: Final = "Sluice, SLUICE_FAST_TOKENIZERS"
 ON_VLLM: Final = "Sluice on vLLM"
 SIZES: Final = (5_830, 40_643, 116_428, 232_163)
 LONG: Final = SIZES[2]
@@ -336,7 +337,9 @@ class _Run:
         with ExitStack() as stack:
             now = stack.enter_context(self._sluice("now"))
             systems: list[System] = [now]
-            engines = {now.name: self._engine_ms(REPOSITORY)}
+            engines = dict.fromkeys((now.name, FAST), self._engine_ms(REPOSITORY))
+            fast = self._sluice("fast", name=FAST, settings={"SLUICE_FAST_TOKENIZERS": "true"})
+            systems.append(stack.enter_context(fast))
             if self._options.before is not None:
                 before = self._options.before
                 systems.append(stack.enter_context(self._sluice("before", before, name=BEFORE)))

@@ -12,7 +12,7 @@ from tests.support.patience import PROCESS_PATIENCE_SECONDS
 from tests.support.processes import free_port
 from tests.support.stack import REPOSITORY
 
-MOST_DIRECT = 35
+MOST_DIRECT = 36
 """Direct dependencies of the gateway."""
 
 HAS_NO_HASH = "torch-cpu.txt"

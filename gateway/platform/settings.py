@@ -307,6 +307,8 @@ class Settings(BaseSettings):
     """Memory for the token ids of prompts, so that the next turn of a session encodes only what is
     new in it. The tenant that has most loses segments first."""
     prompt_cache_bytes_of_tenant: Annotated[int, Field(ge=0)] = 32 * 1024 * KIBIBYTE
+    fast_tokenizers: bool = False
+    """Whether fastokens encodes long prompts, of models for which its ids are the tokenizer's."""
     max_prompts: Annotated[int, Field(gt=0)] = 1024
     """Maximum prompts in one request, and maximum sequences (prompts times best_of)."""
     header_timeout: Duration = timedelta(seconds=10)

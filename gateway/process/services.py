@@ -211,7 +211,11 @@ async def _open(settings: Settings, stack: AsyncExitStack) -> Services:
         catalogue,
         adapters,
         aliases,
-        TokenizerStore(lambda digest: catalogue.file(keys.tokenizer(digest)), segments),
+        TokenizerStore(
+            lambda digest: catalogue.file(keys.tokenizer(digest)),
+            segments,
+            is_fast=settings.fast_tokenizers,
+        ),
         ChatTemplates(
             lambda digest: catalogue.file(keys.chat_template(digest)), grammars.try_template
         ),

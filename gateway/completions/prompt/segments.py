@@ -22,6 +22,7 @@ import msgspec
 from tokenizers import AddedToken, Tokenizer
 
 from gateway.completions.prompt import literal_text
+from gateway.completions.prompt.fast_tokenizers import FastTokenizer
 
 LEAST_CHARACTERS: Final = 4_096
 """A shorter text is encoded as a whole."""
@@ -170,6 +171,8 @@ class KnownSegments(NamedTuple):
     tenant_id: str
     isolation_key: str = ""
     """Separates what is known within the tenant, as the engine's caches are."""
+    fast: FastTokenizer | None = None
+    """Encodes long texts as the tokenizer does; None: the tokenizer encodes them."""
 
     def encode(self, text: str, tokenizer: Tokenizer, inner: Tokenizer | None) -> "array[int]":
         """Return the ids of a text, without the tokenizer's own special tokens around it.
@@ -188,11 +191,29 @@ class KnownSegments(NamedTuple):
         known = self.cache.get(self.tenant_id, names)
         named = zip(names, segments, strict=True)
         if new := {name: segment for name, segment in named if name not in known}:
-            encoded = _encoded([*new.values()], tokenizer, inner)
+            encoded = self._encoded([*new.values()], tokenizer, inner)
             added = dict(zip(new, encoded, strict=True))
             self.cache.put(self.tenant_id, added)
             known |= added
         return array("I", b"".join([known[name] for name in names]))
+
+    def _encoded(
+        self, segments: Sequence[str], tokenizer: Tokenizer, inner: Tokenizer | None
+    ) -> list[bytes]:
+        found: list[bytes] = []
+        for start in range(0, len(segments), _SEGMENTS_AT_ONCE):
+            several = segments[start : start + _SEGMENTS_AT_ONCE]
+            encodings = (
+                tokenizer.encode_batch_fast(several, add_special_tokens=False)
+                if self.fast is None
+                else self.fast.encode_batch(several)
+            )
+            for segment, encoding in zip(several, encodings, strict=True):
+                ids: list[int] = encoding.ids
+                if inner is not None and literal_text.MARK in segment:
+                    ids = literal_text.token_ids(segment, tokenizer, inner)
+                found.append(array("I", ids).tobytes())
+        return found
 
 
 def _opens(token: AddedToken) -> bool:
@@ -200,16 +221,3 @@ def _opens(token: AddedToken) -> bool:
     first = token.content[0]
     is_word = first not in string.punctuation or first == "_"
     return not (token.lstrip or token.single_word or is_word)
-
-
-def _encoded(segments: Sequence[str], tokenizer: Tokenizer, inner: Tokenizer | None) -> list[bytes]:
-    found: list[bytes] = []
-    for start in range(0, len(segments), _SEGMENTS_AT_ONCE):
-        several = segments[start : start + _SEGMENTS_AT_ONCE]
-        encodings = tokenizer.encode_batch_fast(several, add_special_tokens=False)
-        for segment, encoding in zip(several, encodings, strict=True):
-            ids: list[int] = encoding.ids
-            if inner is not None and literal_text.MARK in segment:
-                ids = literal_text.token_ids(segment, tokenizer, inner)
-            found.append(array("I", ids).tobytes())
-    return found

@@ -9,7 +9,9 @@ from typing import Final, cast
 import msgspec
 from tokenizers import Encoding, Tokenizer
 
+from common.tasks import in_background
 from gateway.completions.prompt import literal_text
+from gateway.completions.prompt.fast_tokenizers import FastTokenizer
 from gateway.completions.prompt.segments import (
     LEAST_CHARACTERS,
     KnownSegments,
@@ -69,6 +71,10 @@ class PromptEncoder:
         """Return the token ids of a text; empty if the text is empty and no token is added."""
         if self.inner is not None and literal_text.MARK in text:
             ids = literal_text.token_ids(text, self.tokenizer, self.inner)
+            return self._with_added(ids) if adds_special_tokens else ids
+        fast = None if self.known is None else self.known.fast
+        if fast is not None and len(text) >= LEAST_CHARACTERS:
+            ids = list(fast.encode_batch([text])[0].ids)
             return self._with_added(ids) if adds_special_tokens else ids
         [encoding] = self._encode_batch([text], adds_special_tokens=adds_special_tokens)
         return list(encoding.ids)
@@ -240,10 +246,19 @@ class TokenizerStore:
     """The tokenizers of all served models; each digest is fetched once."""
 
     def __init__(
-        self, fetch: Callable[[str], Awaitable[bytes | None]], segments: SegmentCache | None = None
+        self,
+        fetch: Callable[[str], Awaitable[bytes | None]],
+        segments: SegmentCache | None = None,
+        *,
+        is_fast: bool = False,
     ) -> None:
-        """Create an empty store; without a cache of segments, all texts are encoded as a whole."""
+        """Create an empty store; without a cache of segments, all texts are encoded as a whole.
+
+        If it `is_fast`, fastokens encodes long texts of models for which it is exact.
+        """
         self._fetch = fetch
+        self._is_fast = is_fast
+        self._fast: dict[str, FastTokenizer | None] = {}
         self._segments = segments
         self._tokenizers: dict[str, Tokenizer] = {}
         self._segmenters: dict[str, Segmenter | None] = {}
@@ -264,7 +279,13 @@ class TokenizerStore:
                 self._tokenizers[digest], self._segmenters[digest] = await asyncio.to_thread(
                     _build, file
                 )
+                if self._is_fast:
+                    in_background(self._speed_up(digest))
             return self._tokenizers[digest]
+
+    async def _speed_up(self, digest: str) -> None:
+        tokenizer = self._tokenizers[digest]
+        self._fast[digest] = await asyncio.to_thread(FastTokenizer.of, tokenizer, digest[:12])
 
     def known(self, digest: str, tenant_id: str, isolation_key: str) -> KnownSegments | None:
         """Return what encodes a tenant's texts with a tokenizer of `get`, each segment once.
@@ -274,7 +295,8 @@ class TokenizerStore:
         segmenter = self._segmenters.get(digest)
         if segmenter is None or self._segments is None:
             return None
-        return KnownSegments(self._segments, segmenter, digest, tenant_id, isolation_key)
+        fast = self._fast.get(digest)
+        return KnownSegments(self._segments, segmenter, digest, tenant_id, isolation_key, fast)
 
     async def get_literal(self, digest: str, *, is_inner: bool = False) -> Tokenizer:
         """Return a copy of a tokenizer that treats the text of an added token as ordinary text.
