@@ -7,8 +7,8 @@ Sessions have the published shape (Codex on SWE-bench Pro, and production sessio
 Parts, each in rounds in which systems take turns:
 
 - `turns`: the CPU of one turn and its first token, with the scripted engine; then of a short
-  request. Sluice, also with fast tokenizers, an earlier checkout of it, smg and LiteLLM's proxy; the
-  latter two forward to a simulated engine.
+  request. Sluice, also with fast tokenizers, an earlier checkout of it, smg and LiteLLM's proxy;
+  the latter two forward to a simulated engine.
 - `vllm`: the same with a real engine, a tiny model with a long window: Sluice, vLLM's server.
 - `beside`: short requests of another tenant, alone and beside 16 sessions.
 - `flood`: turns of a session before and after another tenant filled the caches with its prompts,
