@@ -284,6 +284,7 @@ async def test_workers_sleep_within_the_bound_and_a_job_resumes_in_the_same_proc
         assert not (await one.status()).ready_workers
 
 
+@pytest.mark.slow
 async def test_host_survives_failed_starts_and_cards_that_it_cannot_decode(
     redis: Redis, redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

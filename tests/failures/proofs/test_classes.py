@@ -48,6 +48,7 @@ async def next_worker(stack: Stack, names: Iterable[str]) -> str:
     return found[0]
 
 
+@pytest.mark.slow
 async def test_receipt_and_fingerprint_name_the_classes_through_kills(
     stack: Stack, accounts: Accounts, books: Books, name: Callable[[], str]
 ) -> None:

@@ -228,6 +228,7 @@ def test_scheduler_sleeps_between_runs(scheduler: BoundedScheduler) -> None:
     assert ticks <= 3 * runs + 5
 
 
+@pytest.mark.slow
 def test_full_and_stopped_redis_are_logged_once_and_sigterm_drains_all_usage(
     deployment: Deployment,
 ) -> None:
@@ -271,6 +272,7 @@ def test_full_and_stopped_redis_are_logged_once_and_sigterm_drains_all_usage(
     assert "Traceback" not in logs
 
 
+@pytest.mark.slow
 def test_restarts_of_redis_at_random_moments_leave_the_ledger_complete(
     deployment: Deployment, request: pytest.FixtureRequest
 ) -> None:

@@ -226,6 +226,7 @@ async def used_of(client: httpx.AsyncClient) -> int:
     return int(tenant["limits"]["stored_bytes"]["used"])
 
 
+@pytest.mark.slow
 async def test_tenants_at_their_limits_leave_memory_for_others(alone: Stack) -> None:
     async with AsyncExitStack() as stack:
         redis = await stack.enter_async_context(Redis.from_url(alone.redis.url))
