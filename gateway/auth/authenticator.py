@@ -28,7 +28,7 @@ from gateway.records.errors import (
     PermissionDeniedError,
     shown,
 )
-from gateway.records.limits import JWT_PREFIX, Limits, LimitScope, SubjectLimits
+from gateway.records.limits import JWT_PREFIX, Limits, LimitScope, SubjectLimits, Subjects
 from gateway.records.principal import Principal
 from gateway.records.records import (
     Billing,
@@ -412,7 +412,7 @@ def _limits(
         (LimitScope.PROJECT, project),
         (LimitScope.TENANT, tenant),
     )
-    return tuple(
+    return Subjects(
         SubjectLimits(
             scope, holder.id, Limits.from_values(holder.limits, plan.limits[scope] if plan else {})
         )

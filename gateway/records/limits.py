@@ -7,6 +7,8 @@ from hashlib import blake2b
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
+from typing_extensions import override
+
 from contract.messages import WHOLE_MODEL
 from gateway.records.errors import InvalidParameterError, must, shown
 
@@ -230,6 +232,20 @@ class SubjectLimits:
     def has_credit(self) -> bool:
         """Whether it pays for prepaid requests."""
         return self.scope is LimitScope.TENANT and self.spending is None
+
+
+class Subjects(tuple[SubjectLimits, ...]):  # noqa: SLOT001 - it has its hash
+    """Holders of limits, whose hash is computed once: several caches look for them in a request."""
+
+    _hash: int
+
+    @override
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            self._hash = super().__hash__()
+            return self._hash
 
 
 def model_share_of(subjects: Iterable[SubjectLimits]) -> int:

@@ -118,18 +118,19 @@ class SpendLimit:
 
     def amount_at(self, unix_ms: int) -> int | None:
         """Return the amount in force: a raise ends by itself."""
-        is_raised = self.amount_micros is not None and self._is_raised_at(unix_ms)
+        is_raised = self.amount_micros is not None and self.is_raised_at(unix_ms)
         return self.raised_micros if is_raised else self.amount_micros
 
     def repeats_at(self, unix_ms: int) -> int | None:
         """Return how many equal requests are allowed at most; None: any number."""
-        return None if self._is_raised_at(unix_ms) else self.repeats
+        return None if self.is_raised_at(unix_ms) else self.repeats
 
     def reserves_at(self, unix_ms: int) -> bool:
         """Return whether requests reserve in it."""
         return bool(self.limits) or self.amount_at(unix_ms) is not None
 
-    def _is_raised_at(self, unix_ms: int) -> bool:
+    def is_raised_at(self, unix_ms: int) -> bool:
+        """Return whether a raise is in force."""
         until = self.raised_until
         return until is not None and unix_ms < until.timestamp() * 1000
 

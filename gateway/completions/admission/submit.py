@@ -13,6 +13,7 @@ from functools import lru_cache, partial
 from typing import Any, Final
 
 import msgspec
+from typing_extensions import override
 
 from common import clock, logs
 from common.tasks import wait_for_end
@@ -71,10 +72,10 @@ from gateway.records.errors import (
     RateLimitError,
     TenantQueueFullError,
 )
-from gateway.records.limits import SubjectLimits, model_share_of
+from gateway.records.limits import SubjectLimits, Subjects, model_share_of
 from gateway.records.principal import Principal
 from gateway.records.records import Price
-from gateway.records.spending import applied
+from gateway.records.spending import QUARTER_SECONDS, applied
 from gateway.records.times import utc_now
 from gateway.records.usage_record import Counts, UsageRecord
 
@@ -259,7 +260,7 @@ class RequestSubmitter:
             jobs=len(checked.prepared.prompts),
             job_seconds=request.speech.seconds_of_clips if request.audio else [],
             end_user=end_user_of(call.body) if principal.limits_users else "",
-            spend_limits=tuple(each.subject for each in subjects if each.spending is not None),
+            spend_limits=_names_of_spend_limits(subjects),
         )
         return record if price is None else _priced(record, price)
 
@@ -503,10 +504,51 @@ def _subjects(call: Call, checked: CheckedRequest) -> tuple[SubjectLimits, ...]:
     if not principal.spend_limits:
         return principal.limits
     name = model if adapter is None else f"{model}{SEPARATOR}{adapter.name}"
-    spending = applied(
-        principal.spend_limits, clock.now_ms(), model=name, user=end_user_of(call.body)
-    )
-    return (*principal.limits, *spending)
+    user = end_user_of(call.body) if principal.limits_users else None
+    now = _Moment(principal, clock.now_ms())
+    return _subjects_at(now, now.constant_ms, name, user)
+
+
+class _Moment:
+    """A principal at a time, equal to the same object at any time: see `_subjects_at`."""
+
+    __slots__ = ("principal", "unix_ms")
+
+    def __init__(self, principal: Principal, unix_ms: int) -> None:
+        self.principal = principal
+        self.unix_ms = unix_ms
+
+    @property
+    def constant_ms(self) -> tuple[int, int]:
+        """What is equal as long as the principal's spend limits have the same windows and amounts:
+        the quarter of an hour, and the number of raises that are in force.
+        """
+        limits = self.principal.spend_limits
+        raised = sum(each.is_raised_at(self.unix_ms) for each in limits)
+        return self.unix_ms // (QUARTER_SECONDS * 1000), raised
+
+    @override
+    def __hash__(self) -> int:
+        return id(self.principal)
+
+    @override
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Moment) and other.principal is self.principal
+
+
+@lru_cache(maxsize=1_000)
+def _subjects_at(
+    now: _Moment, _constant: tuple[int, int], model: str, user: str | None
+) -> Subjects:
+    """Return the holders of limits and the spend limits that count a request."""
+    principal = now.principal
+    spending = applied(principal.spend_limits, now.unix_ms, model=model, user=user)
+    return Subjects((*principal.limits, *spending))
+
+
+@lru_cache(maxsize=10_000)
+def _names_of_spend_limits(subjects: tuple[SubjectLimits, ...]) -> tuple[str, ...]:
+    return tuple(each.subject for each in subjects if each.spending is not None)
 
 
 def _priced(record: UsageRecord, price: Price) -> UsageRecord:
