@@ -78,6 +78,7 @@ _LIVE = LuaScript("request_live", _PACKAGE)
 _STATUS_WIDTH = 6
 _ADMITTED, _NEEDS_SEED, _REFUSED = 1, 0, -1
 _STATUS_FIELDS = ("ends_as", "state", "owner", "term", "background", "settled")
+_decode_numbers = msgspec.msgpack.Decoder(list[int]).decode
 _decode_counts = msgspec.msgpack.Decoder(Counts).decode
 
 
@@ -582,12 +583,12 @@ def _flags(values: Iterable[bool]) -> str:
 
 
 def _reserve_reply(
-    request: ReservationRequest, reply: list[int], *, is_extension: bool
+    request: ReservationRequest, reply: list[Any], *, is_extension: bool
 ) -> ReserveReply:
     code, *rest = reply
     subjects = request.subjects
     if code == _ADMITTED:
-        return Admitted(rest[0], Remaining(subjects, rest[1:]))
+        return Admitted(rest[0], Remaining(subjects, _decode_numbers(rest[1])))
     if code == _NEEDS_SEED:
         return NeedsSeed(tuple(subjects[number - 1] for number in rest))
     if code == _REFUSED:
@@ -597,8 +598,8 @@ def _reserve_reply(
     return Withdrawn()
 
 
-def _refused(request: ReservationRequest, reply: list[int]) -> Refused:
-    _, number, subject, value, used, wait, *remaining = reply
+def _refused(request: ReservationRequest, reply: list[Any]) -> Refused:
+    _, number, subject, value, used, wait, remaining = reply
     holder = request.subjects[subject - 1]
     limit = RESERVED_LIMITS[number - 1] if number <= len(RESERVED_LIMITS) else None
     if limit is None and holder.spending is not None:
@@ -610,7 +611,7 @@ def _refused(request: ReservationRequest, reply: list[int]) -> Refused:
         used,
         request.wanted(limit),
         None if wait == -1 else wait,
-        Remaining(request.subjects, remaining),
+        Remaining(request.subjects, _decode_numbers(remaining)),
     )
 
 

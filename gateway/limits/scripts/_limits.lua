@@ -107,12 +107,12 @@ local function reserve(s, wanted, is_same_day, is_same_month)
 end
 
 -- Append what is left of the metered limits.
-local function append_remaining(out, s)
-  local at, limits, used = #out, s.limits, s.used
+local function append_remaining(remaining, s)
+  local at, limits, used = #remaining, s.limits, s.used
   for i = 1, #METERED do
     local limit = METERED[i]
     local left = limits[limit] - used[limit]
-    out[at + i] = (left == math.huge or s.is_unseeded) and -1 or left > 0 and left or 0
+    remaining[at + i] = (left == math.huge or s.is_unseeded) and -1 or left > 0 and left or 0
   end
 end
 

@@ -17,13 +17,13 @@
 --     per day; concurrent requests; budget, or the amount of a spend limit
 --   then for each request: id, prompt tokens, completion tokens, seconds of audio, cost in
 --     micro-dollars, draft of the usage record, msgpack of `Kept` (gateway.limits.replies) or empty
--- Output for each request {1, ms, remaining...} admitted;
+-- Output for each request {1, ms, remaining} admitted;
 --   {-1, ms, limit (1 to 9, or 10: credit), subject, its value, used, ms until it allows the request
---   or -1, remaining...} rejected;
+--   or -1, remaining} rejected;
 --   {0, subject...} must be seeded first;
 --   {-2} not a transition: nothing to extend, released before, ended, or of another term
---   `ms` is Unix time; `remaining` has for each subject the four per-minute values, budget and
---   credit, -1 where there is no limit
+--   `ms` is Unix time; `remaining` is msgpack: for each subject the four per-minute values, budget
+--   and credit, -1 where there is no limit
 -- @include records
 -- @include limits
 -- @include slices
@@ -139,7 +139,10 @@ local function decide(i)
         not is_extended and kept, state, index or false, id, bytes}
     end
   end
-  for number = 1, #subjects do append_remaining(out, subjects[number]) end
+  local remaining = {}
+  for number = 1, #subjects do append_remaining(remaining, subjects[number]) end
+  -- One text: Redis and the gateway would spend more on a reply with so many numbers.
+  out[#out + 1] = cmsgpack.pack(remaining)
   return out
 end
 
