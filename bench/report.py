@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import sysconfig
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -133,7 +134,7 @@ def machine() -> list[str]:
     packages = ", ".join(f"{name} {found}" for name in _PACKAGES if (found := _version(name)))
     return [
         f"{os.cpu_count()} cores, {_cpu_model()}, Linux {platform.release()}",
-        f"Python {platform.python_version()}; {packages}",
+        f"{_interpreter()}; {packages}",
         f"as of {datetime.now(UTC):%Y-%m-%d}",
     ]
 
@@ -339,6 +340,14 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return ""
+
+
+def _interpreter() -> str:
+    """Return the version of Python, and how it was built: the images' has PGO and LTO."""
+    flags = str(sysconfig.get_config_var("CONFIG_ARGS"))
+    used = {"PGO": "--enable-optimizations", "LTO": "--with-lto"}
+    built = " and ".join(name for name, flag in used.items() if flag in flags)
+    return f"Python {platform.python_version()} ({f'with {built}' if built else 'without PGO'})"
 
 
 def _cpu_model() -> str:
