@@ -343,11 +343,14 @@ def _version(package: str) -> str:
 
 
 def _interpreter() -> str:
-    """Return the version of Python, and how it was built: the images' has PGO and LTO."""
+    """Return the version of Python, and how it was configured: that of the images has PGO and LTO.
+
+    Debian's has them without saying so.
+    """
     flags = str(sysconfig.get_config_var("CONFIG_ARGS"))
     used = {"PGO": "--enable-optimizations", "LTO": "--with-lto"}
     built = " and ".join(name for name, flag in used.items() if flag in flags)
-    return f"Python {platform.python_version()} ({f'with {built}' if built else 'without PGO'})"
+    return f"Python {platform.python_version()} ({f'with {built}' if built else 'not configured with PGO'})"
 
 
 def _cpu_model() -> str:
