@@ -350,7 +350,8 @@ def _interpreter() -> str:
     flags = str(sysconfig.get_config_var("CONFIG_ARGS"))
     used = {"PGO": "--enable-optimizations", "LTO": "--with-lto"}
     built = " and ".join(name for name, flag in used.items() if flag in flags)
-    return f"Python {platform.python_version()} ({f'with {built}' if built else 'not configured with PGO'})"
+    how = f"with {built}" if built else "not configured with PGO"
+    return f"Python {platform.python_version()} ({how})"
 
 
 def _cpu_model() -> str:
