@@ -34,7 +34,7 @@ from tests.support.stack import REPOSITORY
 
 MANAGEMENT = re.compile(
     r"/v1/(keys|projects|members|spend_limits|organization|webhooks|adapters|invoices|limits|usage"
-    r"|audit)\b|/admin/"
+    r"|audit|prompt_log)\b|/admin/"
 )
 ROW = re.compile(r"^\| (other )?`(GET )?(/[^`]+)` \| ([^|]+(?:\| [^|]+){6}) \|$", re.MULTILINE)
 COLUMNS = ("completions", "usage", "keys", "members", "admin:read", "admin", "project")
