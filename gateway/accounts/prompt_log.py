@@ -3,6 +3,7 @@
 Tenants have these routes at `/v1/prompt_log`, operators at `/admin/tenants/{tenant_id}/prompt_log`.
 """
 
+from dataclasses import replace
 from typing import Annotated, Any, Final, Literal, Unpack
 
 from pydantic import Field
@@ -16,7 +17,7 @@ from gateway.accounts.routes_common import (
     TenantRouter,
     own_tenant,
 )
-from gateway.accounts.tenants.service import find_tenant
+from gateway.accounts.tenants.service import TenantService, find_tenant
 from gateway.http.services import made
 from gateway.platform.changes import ChangeAnnouncer
 from gateway.platform.database.engine import Database
@@ -39,12 +40,7 @@ class PromptLogService:
         self._database = database
         self._announcer = announcer
 
-    async def get(self, tenant_id: str) -> Tenant:
-        """Return the tenant of a log."""
-        async with self._database.reading() as transaction:
-            return await find_tenant(transaction, tenant_id)
-
-    async def set(self, tenant_id: str, key: str, days: int, **by: Unpack[By]) -> None:
+    async def set(self, tenant_id: str, key: str, days: int, **by: Unpack[By]) -> Tenant:
         """Log the tenant's requests from now on."""
         if not self._has_store:
             raise BadRequestError("This deployment has no prompt log (SLUICE_PROMPT_LOG_STORE).")
@@ -55,13 +51,14 @@ class PromptLogService:
             raise InvalidParameterError(
                 f"'public_key' must {rule}. {error}", param="public_key"
             ) from None
-        await self._change(tenant_id, {"prompt_log_key": key, "prompt_log_days": days}, **by)
+        columns = {"prompt_log_key": key, "prompt_log_days": days}
+        return await self._change(tenant_id, columns, **by)
 
-    async def stop(self, tenant_id: str, **by: Unpack[By]) -> None:
+    async def stop(self, tenant_id: str, **by: Unpack[By]) -> Tenant:
         """Log no further requests. What is logged still expires."""
-        await self._change(tenant_id, {"prompt_log_days": None}, **by)
+        return await self._change(tenant_id, {"prompt_log_days": None}, **by)
 
-    async def _change(self, tenant_id: str, columns: dict[str, Any], **by: Unpack[By]) -> None:
+    async def _change(self, tenant_id: str, columns: dict[str, Any], **by: Unpack[By]) -> Tenant:
         async with changing(self._database, tenant_id, **by) as change:
             tenant = await find_tenant(change.transaction, tenant_id, is_locked=True)
             if tenant.zero_retention and columns["prompt_log_days"] is not None:
@@ -69,6 +66,7 @@ class PromptLogService:
             await change.set(TenantRow, TenantRow.id == tenant_id, columns)
             await change.audit("prompt_log.change", tenant_id, columns)
             change.announce(self._announcer.tenant_changed, tenant_id)
+        return replace(tenant, **columns)
 
 
 class PromptLogChange(RequestBody):
@@ -98,15 +96,16 @@ class PromptLogBody(RecordBody):
 router = TenantRouter("/prompt_log", "Prompt log", own_tenant(Scope.KEYS, of_tenant=True))
 
 Logs = Annotated[PromptLogService, made(PromptLogService)]
+Tenants = Annotated[TenantService, made(TenantService)]
 
 
 @router.get("", summary="Get the prompt log", response_model=PromptLogBody)
-async def get_prompt_log(logs: Logs, caller: OfTenant) -> Tenant:
+async def get_prompt_log(tenants: Tenants, caller: OfTenant) -> Tenant:
     """Show whether the account's requests are logged, and for how long.
 
     These routes need the scope `keys` and a credential of the whole account.
     """
-    return await logs.get(caller.tenant_id)
+    return await tenants.get(caller.tenant_id)
 
 
 @router.put("", summary="Opt in to a prompt log", response_model=PromptLogBody)
@@ -115,12 +114,10 @@ async def set_prompt_log(logs: Logs, caller: OfTenant, body: PromptLogChange) ->
 
     Gateways apply the change within a second. Requests with zero retention are not logged.
     """
-    await logs.set(caller.tenant_id, body.public_key, body.days, **caller.by)
-    return await logs.get(caller.tenant_id)
+    return await logs.set(caller.tenant_id, body.public_key, body.days, **caller.by)
 
 
 @router.delete("", summary="Opt out of the prompt log", response_model=PromptLogBody)
 async def stop_prompt_log(logs: Logs, caller: OfTenant) -> Tenant:
     """Log no further requests. Entries expire as they would have."""
-    await logs.stop(caller.tenant_id, **caller.by)
-    return await logs.get(caller.tenant_id)
+    return await logs.stop(caller.tenant_id, **caller.by)

@@ -168,7 +168,7 @@ class OwnedResponses:
 
         If Redis was replaced, it may have lost any of them: all are written.
         """
-        responses, now = list(self.by_id.values()), time.monotonic()
+        now = time.monotonic()
         while self._ended and next(iter(self._ended.values())).age(now) > CONFIRMED_SECONDS:
             self._ended.popitem(last=False)
         if (outages := self.dispatcher.presence.outages) != self._outages:
@@ -176,9 +176,9 @@ class OwnedResponses:
             # Until they are written: the next server may be away again.
             for request_id, ended in self._ended.items():
                 self.by_id.setdefault(request_id, ended)
-            responses = list(self.by_id.values())
-            for response in responses:
+            for response in self.by_id.values():
                 response.mark_unwritten()
+        responses = list(self.by_id.values())
         if self.dispatcher.presence.is_steady:  # If not, follow notices could not arrive.
             for response in responses:
                 response.end_if_abandoned(is_silent=True)

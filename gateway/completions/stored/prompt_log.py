@@ -5,8 +5,7 @@ An entry has two objects: `DAY/ID.request.jwe`, written when the request is admi
 remove the entry (`gateway.jobs.prompt_log`), so that removing needs no other record of it.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
@@ -14,10 +13,8 @@ from typing import Any
 
 import msgspec
 
-from contract.messages import Delta
 from gateway.completions.rendering.completion import Completion
 from gateway.completions.settlement import SettlementService
-from gateway.completions.stored.journal import Received
 from gateway.completions.stored.object_writer import ObjectWriter
 from gateway.platform.blobs import log_of
 from gateway.platform.concurrency.large_work import Beside, LargeWork
@@ -103,12 +100,3 @@ class PromptLogs:
         key = f"{record.tenant_id}/{day}/{record.admitted_id}.{name}.jwe"
         put = partial(log_of(self._settings.prompt_log_store, record.tenant_id).put, key)
         _ = self._writer.write(beside(made), put)
-
-
-def texts_of(received: Iterable[Received]) -> list[str]:
-    """Return the text of each choice of a response that did not finish."""
-    texts: defaultdict[tuple[int, int], str] = defaultdict(str)
-    for index, message in received:
-        if isinstance(message, Delta):
-            texts[index, message.choice] += message.text
-    return [text for _, text in sorted(texts.items())]

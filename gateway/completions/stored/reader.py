@@ -218,7 +218,7 @@ class ResponseReader:
     async def _give_up(self) -> None:
         """Stop reading what its owner does not write again, or cannot. Raises RedisError.
 
-        A live owner goes on without a record if the limits do not allow a new one.
+        The owner may continue a response without a record: the limits may not allow a new one.
         """
         if not await self._takeovers.is_written(self._head.request_id, self._owner):
             self._fail(FailureCode.OUTPUT_LOST)

@@ -8,6 +8,7 @@ gateway that attaches a reader takes the response over.
 import asyncio
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any, Final
 
 from common.not_none import not_none
 from common.tasks import each_apart, repeat
-from contract.messages import CancelResponse, JobFailed, ResponseGrown
+from contract.messages import CancelResponse, Delta, JobFailed, ResponseGrown
 from contract.outcomes import FailureCode
 from contract.queue import LostJob
 from contract.scripts import CommandExecutor
@@ -33,7 +34,7 @@ from gateway.completions.stored.journal import decode_slices, encode_entries, en
 from gateway.completions.stored.kept import KeptResponses
 from gateway.completions.stored.owned import OwnedResponse, OwnedResponses
 from gateway.completions.stored.peers import BackgroundIndex, Peers
-from gateway.completions.stored.prompt_log import PromptLogs, texts_of
+from gateway.completions.stored.prompt_log import PromptLogs
 from gateway.completions.stored.reader import ResponseReader
 from gateway.completions.stored.store import (
     ResponseStore,
@@ -312,11 +313,12 @@ class Responses:
     ) -> WholeResponse:
         assembler = assembler_of(completion)
         turn = partial(self._loop_turns.slice_of, head.tenant_id)
-        for entry in entries:
-            for received in decode_slices(entry):
-                async with turn():
-                    for each in received:
-                        assembler.add(Reply(*each))
+        for received in chain.from_iterable(map(decode_slices, entries)):
+            replies = [Reply(*each) for each in received]
+            await assembler.prompt_logprobs.prepare(replies, turn)
+            async with turn():
+                for reply in replies:
+                    assembler.add(reply)
         return await assembler.response(turn)
 
     async def _log(self, head: ResponseHead, entries: Sequence[bytes], outcome: Outcome) -> None:
@@ -324,10 +326,15 @@ class Responses:
         if outcome is Outcome.FINISHED:
             whole = await self._whole(head, completion, entries)
             self.logs.end(head.record, completion, outcome, response=whole.content)
-        else:
-            slices = (each for entry in entries for each in decode_slices(entry))
-            texts = texts_of(chain.from_iterable(slices))
-            self.logs.end(head.record, completion, outcome, texts=texts)
+            return
+        texts = defaultdict[tuple[int, int], str](str)
+        for received in chain.from_iterable(map(decode_slices, entries)):
+            async with self._loop_turns.slice_of(head.tenant_id):
+                for index, message in received:
+                    if isinstance(message, Delta):
+                        texts[index, message.choice] += message.text
+        in_order = [text for _, text in sorted(texts.items())]
+        self.logs.end(head.record, completion, outcome, texts=in_order)
 
     # -- loops -----------------------------------------------------------------------------------
 
